@@ -53,7 +53,7 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.parallel.launch import launch, mpirun
-from mlvm.show.memory import show_plan, show_program, show_script
+from mlvm.show.memory import plan_of, show_plan, show_script
 from mlvm.show.page import Step, check_writable, session_page, step_page, write_page
 from mlvm.show.script import INTERRUPTED, ScriptFailed, run_script
 from mlvm.show.session import all_recorded
@@ -460,7 +460,7 @@ def memory(options: argparse.Namespace) -> None:
     _check_count(nargs_of(program), len(options.arg), "--arg")
     arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
     out.mkdir(parents=True, exist_ok=True)
-    show_program(program, arguments, file, out)
+    show_plan(*plan_of(program, arguments), file, out)
 
 
 def show(options: argparse.Namespace) -> int:

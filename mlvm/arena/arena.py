@@ -261,8 +261,7 @@ _vms: Final = weakref.WeakValueDictionary[int, VMProtocol]()
 
 def vms() -> list[VMProtocol]:
     """Return the VMs that have arenas."""
-    alive = [reference() for reference in _vms.valuerefs()]  # others may add some
-    return [vm for vm in alive if vm is not None]
+    return _alive(_vms)
 
 
 def regions(vm: VMProtocol) -> Regions:
@@ -392,8 +391,7 @@ class Arena(ArenaFields):
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0
         # A weak reference: this arena may be attached to the VM, and must not keep it alive.
-        chunks = self._placement.chunks
-        self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), chunks)
+        self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), self._placement.chunks)
         self._close.atexit = False
         if capacity is not None:
             self.note_lines()

@@ -9,14 +9,14 @@ writes only to new memory, which has no watch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation, Region, regions
 from mlvm.core.machine.callee import OUT, Fused
 from mlvm.core.observe import observe, of_updates
-from mlvm.core.op import OPS
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program, Variant
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.program.program import STAR, Function, Opcode, Program, Variant
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.machines import residuals
@@ -162,7 +162,7 @@ def leave_out(program: Program, numbers: Iterable[int]) -> None:
 def _written_in(function: Function, program: Program) -> set[int]:
     """Return the numbers of the arguments that one function may write to. Its code is read once,
     from first to last, with a stack of names and of the arguments that each value may be."""
-    labels = {pc for each in function.code for pc in _labels(each)}
+    targets = function.targets
     stack: list[str | set[int]] = []
     lower: set[int] = set()  # what may lie below
     numbers: set[int] = set()
@@ -175,7 +175,7 @@ def _written_in(function: Function, program: Program) -> set[int]:
         return [each if isinstance(each, set) else set() for each in row]
 
     for pc, (opcode, immediates) in enumerate(function.code):
-        if pc in labels:
+        if pc in targets:
             lower = anything()
             stack.clear()
         match opcode, immediates:
@@ -201,7 +201,7 @@ def _written_in(function: Function, program: Program) -> set[int]:
             case Opcode.cfunc, (nparams, nresults, *rest):
                 top = stack.pop() if stack else lower
                 row = [anything()] if nparams == STAR else popped(nparams)
-                first = _count_written(top, rest) if isinstance(top, str) else None
+                first = count_written(top, *rest) if isinstance(top, str) else None
                 numbers.update(*(row if nparams == STAR else row[:first]))
                 stack += [set().union(*row)] * (1 if nresults == STAR else nresults)
             case Opcode.call, (str() as name,):
@@ -212,15 +212,10 @@ def _written_in(function: Function, program: Program) -> set[int]:
     return numbers
 
 
-def _labels(instruction: Instruction) -> Iterator[int]:
-    if "label" in instruction.opcode.immediates:
-        yield instruction.immediates[0]
-
-
-def _count_written(name: str, rest: Sequence[Any]) -> int | None:
+def count_written(name: str, attributes: Attributes = NO_ATTRIBUTES) -> int | None:
     """Return the number of first parameters that a host function may write to; None for all."""
     if name == Fused.name:
-        return int(rest[0]["outputs"])
+        return int(attributes["outputs"])
     if name.removesuffix(OUT) in OPS:
         return int(name.endswith(OUT))
     return 0 if name in _READS_ONLY else None

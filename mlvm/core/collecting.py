@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Final
 
-from mlvm.core.locks import new_lock
+from mlvm.core.locks import after_fork, new_lock
 
 _lock: Final = new_lock()
 _inside: Final[list[int]] = []  # the thread of each block that is open
@@ -41,11 +40,8 @@ def _collect_again() -> None:
         gc.enable()
 
 
+@after_fork
 def _forget_others() -> None:
     """In a forked process: other threads' blocks end never."""
     _inside[:] = [each for each in _inside if each == get_ident()]
     _collect_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_others)

@@ -242,7 +242,9 @@ class PositionRefused(OperandValueError, IndexError):
     take(f32[2], i64[1]): index 5 at position [0] is out of range for length 2
     """
 
-    position: Sequence[int] = ()
+    def __init__(self, reason: str, position: Sequence[int] = ()) -> None:
+        super().__init__(reason)
+        self.position = position
 
 
 class ProgramError(MlvmError, ValueError):

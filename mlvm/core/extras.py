@@ -15,7 +15,6 @@ def extra(module: str, name: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-            text = f'{module} is not installed: pip install "mlvm[{name}]"'
-            raise MissingExtra(text) from None
+            raise MissingExtra(f'{module} is not installed: pip install "mlvm[{name}]"') from None
         why = " ".join(str(error.__cause__ or error).split())
         raise MissingExtra(f"{module} is installed, but cannot be imported: {why}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 _locks: Final = weakref.WeakSet[Any]()
@@ -25,11 +26,15 @@ def is_mine(lock: Any) -> bool:
     return bool(lock._is_owned())
 
 
+def after_fork(function: Callable[[], None]) -> Callable[[], None]:
+    """Decorate what a forked process calls first, in the order of decoration."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+    return function
+
+
+@after_fork
 def _free_others() -> None:
     for lock in _locks:
         if not is_mine(lock):
             lock._at_fork_reinit()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_others)

@@ -89,8 +89,7 @@ def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callab
         if dtype is bool_ and allowed in ("numeric", "real") and result is None:
             raise DTypeError("dtype bool is not allowed; use & | ^ ~, or astype(x, 'int64')")
         require(allowed, TensorType(dtype))
-        shape = broadcast_shapes(*[x.shape for x in operands])
-        return TensorType(result or dtype, shape)
+        return TensorType(result or dtype, broadcast_shapes(*[x.shape for x in operands]))
 
     return infer
 

@@ -154,17 +154,9 @@ f16 = DType("f16", "float", np.float16)
 bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and does no more
 c64 = DType("c64", "complex", np.complex64)
 c128 = DType("c128", "complex", np.complex128)
+_PER_BYTE = {"i4": 2, "u4": 2, "i2": 4, "u2": 4, "f8e4m3": 1, "f8e5m2": 1, "f4e2m1": 2}
 i4, u4, i2, u2, f8e4m3, f8e5m2, f4e2m1 = (
-    DType(name, "storage", [(name, np.uint8)], per_byte)
-    for name, per_byte in {
-        "i4": 2,
-        "u4": 2,
-        "i2": 4,
-        "u2": 4,
-        "f8e4m3": 1,
-        "f8e5m2": 1,
-        "f4e2m1": 2,
-    }.items()
+    DType(name, "storage", [(name, np.uint8)], n) for name, n in _PER_BYTE.items()
 )
 
 _OF_NUMPY = {dtype.numpy: dtype for dtype in (*DType.all.values(), *DType.storage.values())}
@@ -231,9 +223,7 @@ class TensorType:
     """
 
     __slots__ = ("__weakref__", "array_shape", "dtype", "nbytes", "ndim", "shape", "size")
-    _interned: ClassVar[WeakValueDictionary[tuple[DType, Shape], TensorType]] = (
-        WeakValueDictionary()
-    )
+    _interned: ClassVar = WeakValueDictionary[tuple[DType, Shape], "TensorType"]()
 
     dtype: DType
     shape: Shape
@@ -293,6 +283,11 @@ class TensorType:
         self.size, self.array_shape = math.prod(shape), shape
         self.nbytes = TensorType(dtype, sizes).nbytes
         return self
+
+    def over(self, memory: Array) -> Array:
+        """The first bytes of a contiguous array, as an array of this type."""
+        data = memory.reshape(-1).view(np.uint8)[: self.nbytes]
+        return data.view(self.dtype.numpy).reshape(self.array_shape)
 
     @property
     def is_open(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,7 +22,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
-from mlvm.core.locks import is_mine, new_lock
+from mlvm.core.locks import after_fork, is_mine, new_lock
 from mlvm.core.machine import run as machine
 from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value, is_tensor
 from mlvm.core.machine.frame import HostFunction, PythonFunction
@@ -514,15 +513,12 @@ class VM(Identity):
             linked.bound.clear()
 
 
+@after_fork
 def _leave_others() -> None:
     """In a forked process: what other threads ran is over."""
     for vm in _vms:
         if vm.depth and not is_mine(vm._lock):
             vm.depth, vm._context = 0, vm._context.copy()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_others)
 
 
 @dataclass(slots=True)

@@ -219,14 +219,11 @@ class Recipe:
         if self.padding is not None:
             names = getattr(arrays, "_fields", (None,) * len(arrays))
             sizes = lengths or (None,) * len(arrays)
-            columns = enumerate(zip(arrays, names, sizes, strict=True))
-            arrays = with_parts(
-                arrays, [self.padding.padded(x, i, *rest) for i, (x, *rest) in columns]
-            )
+            padded = map(self.padding.padded, arrays, range(len(arrays)), names, sizes)
+            arrays = with_parts(arrays, [*padded])
         arrays = _checked(arrays, len(indices), "dataset")
         if self.transform is not None:
-            random = SampleRandom(self.seed, epoch, indices)
-            changed = parts_of(self.transform(arrays, random))
+            changed = parts_of(self.transform(arrays, SampleRandom(self.seed, epoch, indices)))
             if type(changed) is tuple and len(changed) == len(arrays):
                 changed = with_parts(arrays, changed)
             arrays = _checked(changed, len(indices), "transform")

@@ -61,12 +61,8 @@ def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
         return _Columns(source, getattr(source, "_fields", ()), ragged)
     if _is_in_memory(source):
         return _Columns([source], ragged=ragged)
-    if (
-        ragged
-        and isinstance(source, list)
-        and source
-        and not isinstance(source[0], (tuple, Mapping))
-    ):
+    first = source[0] if ragged and isinstance(source, list) and source else ()
+    if not isinstance(first, (tuple, Mapping)):
         return _Columns([source], ragged=True)
     if not isinstance(source, Dataset):
         raise PipelineError(
@@ -196,11 +192,9 @@ def _takes_arrays(dataset: Any, ragged: bool) -> bool:
     except Exception as failure:
         if together is None and isinstance(error, TypeError) and not isinstance(failure, TypeError):
             raise
-    if one_by_one is None:
-        return True
-    if any(isinstance(x, list) or x.dtype.hasobject for x in one_by_one):
-        return together is not None
-    return together is not None and (
+    if one_by_one is None or together is None:
+        return one_by_one is None
+    return any(isinstance(x, list) or x.dtype.hasobject for x in one_by_one) or (
         len(together) == len(one_by_one)
         and all(isinstance(x, np.ndarray) for x in together)
         and all(map(_is_same, together, one_by_one))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -39,11 +40,9 @@ class Padding:
         self.powers = to == "powers of two"
         self.lengths: tuple[int, ...] = ()
         if not isinstance(to, str) or to not in _OPEN:
-            try:
+            with suppress(TypeError):
                 bounds = [operator.index(to)] if not isinstance(to, (tuple, list)) else to  # type: ignore[arg-type]
                 self.lengths = tuple(sorted(map(operator.index, bounds)))
-            except TypeError:
-                pass
             if not self.lengths or self.lengths[0] < 1:
                 raise PipelineError(
                     f"pad_to: expected 'longest', 'powers of two', or lengths >= 1, got {brief(to)}"

@@ -241,10 +241,7 @@ class Pipeline(Closing, Generic[A]):
     def state(self) -> PipelineState:
         """Return the state with which `restore` continues after the last batch that was got."""
         self._settle_seed()
-        if self._next is not None:
-            epoch, start = self._next.epoch, self._next.start
-        else:
-            epoch, start = self._schedule.epochs or 0, 0
+        epoch, start, _ = self._next or (self._schedule.epochs or 0, 0, 0)
         return PipelineState(epoch=epoch, next_index=start, seed=self._recipe.seed)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -261,8 +258,7 @@ class Pipeline(Closing, Generic[A]):
             names = ", ".join(PipelineState.__annotations__)
             raise PipelineError(f"{self.name}: expected a state with {names}, got {brief(state)}")
         epochs = self._schedule.epochs
-        below = None if epochs is None else epochs + 1
-        epoch = self._integer("epoch", state["epoch"], 0, below)
+        epoch = self._integer("epoch", state["epoch"], 0, None if epochs is None else epochs + 1)
         start = self._integer("next_index", state["next_index"], 0, self._recipe.length)
         seed = self._integer("seed", state["seed"], 0, _SEEDS)
         self._stop()
@@ -352,11 +348,10 @@ class Pipeline(Closing, Generic[A]):
         self._settle_seed()
         queues = {}
         for size in sorted(self._schedule.sizes(first)):
-            whole = size == self._schedule.batch_size
             queues[size] = QueueTensor(
                 self._vm,
                 [type.with_shape((size, *type.shape[1:])) for type in self._types],
-                self._prefetch + _IN_USE if whole else _IN_USE,
+                self._prefetch + _IN_USE if size == self._schedule.batch_size else _IN_USE,
                 name=f"{self.name} of {size}",
                 single_threaded=not self._workers,
                 shared=self._processes and self._workers > 0,

@@ -94,8 +94,7 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
 
 
 def _get(queues: Queues, frame: Frame) -> None:
-    options = {"raises": False, "wait": True, **frame.attributes}
-    raises, wait, *others = options.values()
+    raises, wait, *others = {"raises": False, "wait": True, **frame.attributes}.values()
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
         raise ArgumentError("the attributes are raises and wait, true or false").at(NAME, ())
     queue = _named(frame.param(0), queues)

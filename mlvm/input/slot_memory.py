@@ -74,11 +74,9 @@ class SlotMemory:
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def _slot(self, start: int) -> tuple[Array, ...]:
+        data = self.data[start:]
         return tuple(
-            self.data[start + offset : start + offset + type.nbytes]
-            .view(type.dtype.numpy)
-            .reshape(type.shape)
-            for type, offset in zip(self.types, self.offsets, strict=True)
+            type.over(data[at:]) for type, at in zip(self.types, self.offsets, strict=True)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

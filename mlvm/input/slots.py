@@ -261,8 +261,7 @@ class SlotArena(Arena):
             arrays = self._memory.slots[slot.index]
             for (region, type), array in zip(self._parts(claim, slot), arrays, strict=True):
                 handle = region.handles.get(type) or self._view(region, type)
-                beginning = array.reshape(-1)[: type.size].reshape(type.shape)
-                self.vm.write(handle, beginning)
+                self.vm.write(handle, array.reshape(-1)[: type.size].reshape(type.shape))
             if self.local is None:
                 self.vm.synchronize()
 
@@ -292,8 +291,7 @@ class SlotArena(Arena):
         """Return the regions of a slot, with the types of its element."""
         if not claim.types:
             return slot.parts
-        regions = [region for region, _ in slot.parts]
-        return list(zip(regions, claim.types, strict=True))
+        return list(zip([region for region, _ in slot.parts], claim.types, strict=True))
 
     def _name(self, tensors: Sequence[Allocation], kind: str) -> None:
         for tensor in tensors if self._watchers else ():
@@ -305,8 +303,7 @@ class SlotArena(Arena):
         ends = [*memory.offsets[1:], memory.slot_nbytes]
         for type, offset, end in zip(memory.types, memory.offsets, ends, strict=True):
             at = slot.index * memory.slot_nbytes + offset
-            region = self._placement._make(chunk, at, end - offset, bin)
-            slot.parts.append((region, type))
+            slot.parts.append((self._placement._make(chunk, at, end - offset, bin), type))
         self.handles(slot)
 
     def _add_chunk(self, nbytes: int) -> None:

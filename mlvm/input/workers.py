@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -103,16 +103,14 @@ class Crew:
     # --- inside ---
 
     def _work(self, processes: bool) -> None:
-        if not processes:
-            while self._step(self._fill_in_thread):
+        with ExitStack() as stack:
+            fill = self._fill_in_thread
+            if processes:
+                process = _WorkerProcess(self._recipe, self.queues, lambda: self.closing)
+                stack.callback(process.end)
+                fill = process.fill
+            while self._step(fill):
                 pass
-            return
-        process = _WorkerProcess(self._recipe, self.queues, lambda: self.closing)
-        try:
-            while self._step(process.fill):
-                pass
-        finally:
-            process.end()
 
     def _fill_here(self, batch: Batch, slot: Reservation) -> None:
         slot.resize(self._recipe.fill(batch, slot.arrays))

@@ -244,7 +244,6 @@ class Linked:
         self.sites = [name for name, each in self.segments.items() if each.sum >= 0]
         self.steps: list[Step] = []
         self.width = 0
-        self.params: list[tuple[int, int]] = []
         self.returned: list[tuple[int, int]] = []
         self._entries: dict[str, int] = {}
         self._results: dict[str, list[int]] = {}
@@ -289,7 +288,7 @@ class Linked:
         self.awaited: set[int] = set()
         self.constants: dict[int, int] = {}  # registers of shared operands
         entry = self._entries[function.name] = len(self.steps)
-        self.labels = {i.immediates[0]: -1 for i in function.code if "label" in i.opcode.immediates}
+        self.labels = dict.fromkeys(function.targets, -1)
         jumps: list[tuple[Step, int]] = []
         for pc, (opcode, immediates) in enumerate(function.code[2:], 2):
             if pc in self.labels:
@@ -341,8 +340,7 @@ class Linked:
         if kind == "read":
             return [], [(rest[1], 8)]
         if kind == "add":
-            ins = self.segments[self.sites[rest[0]]].ins
-            return [], list(zip(rest[1], ins, strict=True))
+            return [], list(zip(rest[1], self.segments[self.sites[rest[0]]].ins, strict=True))
         return [], []
 
     def _register(self, type: TensorType) -> int:
@@ -415,8 +413,7 @@ class Linked:
         return self._place(self._pop(1)[0])
 
     def _operands(self, count: int) -> list[int]:
-        popped = self._pop(count)
-        return [self._place(each) for each in popped]
+        return [self._place(each) for each in self._pop(count)]
 
     def _set_result(self, step: Step, at: int, to: int) -> None:
         """Set the register of a step's result of that number."""

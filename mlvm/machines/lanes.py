@@ -66,12 +66,6 @@ def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
     return partial(vm._run, code, operands, vm._store, vm.functions)
 
 
-def _as_type(x: Array, type: TensorType) -> Array:
-    """Reinterpret the first bytes of an array as a tensor of that type."""
-    raw = x.reshape(-1).view(np.uint8)[: type.nbytes]
-    return raw.view(type.dtype.numpy).reshape(type.array_shape)
-
-
 class _Memory:
     """Memory of the programs of one function at all lengths, which run one after the other.
 
@@ -85,9 +79,7 @@ class _Memory:
         self.vm = vm
         self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
         self._retired: list[int] = []
-        self._bindings: weakref.WeakKeyDictionary[Part, dict[Any, Bound]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._bindings = weakref.WeakKeyDictionary[Part, dict[Any, Bound]]()
         self.users = self.version = 0
         self.last: Lanes | None = None
 
@@ -133,7 +125,7 @@ class _Memory:
         if binding is None:
             of_role = {"input": operands, "output": results}
             arrays = [
-                _as_type(scratch[place:] if role == "scratch" else of_role[role][place], type)
+                type.over(scratch[place:] if role == "scratch" else of_role[role][place])
                 for role, place, type in arguments
             ]
             binding = _prepared(self.vm, program, tuple(arrays))
@@ -259,16 +251,16 @@ class Lanes:
         if self._code is None:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)
         self.calls, self.contributions = 0, [[] for _ in self.sites]
-        shared = [_as_type(x, type) for x, type in zip(self.shared, self.types.shared, strict=True)]
+        shared = [*map(TensorType.over, self.types.shared, self.shared)]
         vm.depth += 1  # as of a launch: a row has residuals of its own
         try:
             for i in range(count):
-                rows = [_as_type(x[i : i + 1], t) for x, t in zip(xs, self.types.args, strict=True)]
+                rows = [t.over(x[i : i + 1]) for x, t in zip(xs, self.types.args, strict=True)]
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
                 for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
                         raise MachineError("results have other bytes than the program leaves")
-                    _as_type(y[i : i + 1], TensorType.of(row))[...] = row
+                    TensorType.of(row).over(y[i : i + 1])[...] = row
         finally:
             vm.depth -= 1
         for (name, site), entries in zip(self.sites, self.contributions, strict=True):
@@ -377,11 +369,10 @@ def register(vm: VM) -> None:
         entries = _running(running).contributions[frame.attributes["site"]]
         entries.append((int(number), operands))
 
-    callees = {RUN: run, FRAME: begin, ADD: add}
     vm.register_callees(
         {
             name: PythonFunction(name, function, None, 0 if name != FRAME else None)
-            for name, function in callees.items()
+            for name, function in {RUN: run, FRAME: begin, ADD: add}.items()
         }
     )
 

@@ -106,8 +106,7 @@ class Stack:
             self._chunks.append(self._more(size))
             self.nbytes += size
         self._top = chunk, used + nbytes
-        memory = self._chunks[chunk][used : used + type.nbytes]
-        return memory.view(type.dtype.numpy).reshape(type.array_shape)
+        return type.over(self._chunks[chunk][used:])
 
 
 class Residuals:
@@ -261,6 +260,5 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or TensorType.of(number).dtype is not i64
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
-        expected = "takes tensors, and an i64[] for the record's number"
-        raise HostFunctionError(f"{name}: {expected}")
+        raise HostFunctionError(f"{name}: takes tensors, and an i64[] for the record's number")
     return arrays

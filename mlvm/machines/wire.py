@@ -89,11 +89,9 @@ def _read_limit(reader: Reader) -> int | None:
 
 
 def _read_estimate(reader: Reader) -> Estimate:
-    numbers = reader.sequence(Reader.integer)
-    if len(numbers) != len(Estimate._fields):
-        raise reader.error(
-            f"an estimate: expected {len(Estimate._fields)} numbers, got {len(numbers)}"
-        )
+    numbers, count = reader.sequence(Reader.integer), len(Estimate._fields)
+    if len(numbers) != count:
+        raise reader.error(f"an estimate: expected {count} numbers, got {len(numbers)}")
     return Estimate(*numbers)
 
 
@@ -254,8 +252,7 @@ def encode_error(error: Exception) -> bytes:
     try:
         return _encode_error(error)
     except Exception:
-        message = f"an error that has no encoding: {brief(error)}"
-        return _encode_error(errors.MachineError(message))
+        return _encode_error(errors.MachineError(f"an error that has no encoding: {brief(error)}"))
 
 
 def _encode_error(error: Exception) -> bytes:
@@ -311,8 +308,7 @@ def read_error(reader: Reader) -> Exception:
         vars(error).pop("__notes__", None)  # of where it is read
         str(error)
     except Exception as refused:  # each class has arguments and parts of its own
-        spelled = brief((*args, parts))
-        raise reader.error(f"{name} is not made of {spelled}: {refused}") from None
+        raise reader.error(f"{name} is not made of {brief((*args, parts))}: {refused}") from None
     for note in notes:
         error.add_note(note)
     return error
@@ -467,8 +463,7 @@ class WireVM(Identity):
             handles = tuple(args)
         except TypeError:
             raise HandleError(f"launch: expected tensor handles, got {brief(args)}") from None
-        number = self.loaded(program).number
-        return list(self._call("launch", number, handles, max_steps))
+        return list(self._call("launch", self.loaded(program).number, handles, max_steps))
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         return Estimate(*self._call("estimate", self.loaded(program).number, arg_types))

@@ -144,10 +144,9 @@ class Body:
                 for i, x in enumerate(inputs)
             ]
             results = self.several(count, op, *cast, **attributes)
-            dtypes = self._results(op, dtype, count)
             return [
                 y if self._dtypes[y] is each else self.cast(y, each)
-                for y, each in zip(results, dtypes, strict=True)
+                for y, each in zip(results, self._results(op, dtype, count), strict=True)
             ]
         outputs = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
         self._add(op, inputs, outputs, **attributes)
@@ -244,6 +243,11 @@ class Body:
         rows = starts, ends, list(range(len(starts))), list(step)
         return self("Slice", x, *[self.array(list(row)) for row in rows]) if rows[0] else x
 
+    def turned(self, x: str, shape: Sequence[int], axes: Sequence[int]) -> str:
+        """x, of that shape, from the end to the beginning along these axes."""
+        start = [n - 1 if i in axes else 0 for i, n in enumerate(shape)]
+        return self.sliced(x, start, shape, [-1 if i in axes else 1 for i in range(len(shape))])
+
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
         return self("Reshape", x, self.array(list(shape)), allowzero=1)
 
@@ -259,12 +263,7 @@ class Body:
         `start` and `step` reads."""
         turned = [i for i, s in enumerate(step) if s < 0]
         if turned:
-            x = self.sliced(
-                x,
-                [n - 1 if i in turned else 0 for i, n in enumerate(within)],
-                within,
-                [-1 if i in turned else 1 for i in range(len(within))],
-            )
+            x = self.turned(x, within, turned)
         first = [
             a + s * (n - 1) if s < 0 else a for a, s, n in zip(start, step, within, strict=True)
         ]
@@ -272,18 +271,16 @@ class Body:
         if any(s > 1 for s in strides):  # zeros between the elements
             spread = [m for n in within for m in (n, 1)]
             wide = [m for n, s in zip(within, strides, strict=True) for m in (n, s)]
-            x = self.padded(
-                self.reshaped(x, spread), [(0, b - a) for a, b in zip(spread, wide, strict=True)]
-            )
+            zeros = [(0, b - a) for a, b in zip(spread, wide, strict=True)]
+            x = self.padded(self.reshaped(x, spread), zeros)
             wide = [n * s for n, s in zip(within, strides, strict=True)]
             whole = [
                 max((n - 1) * s + 1, 0) if n else 0 for n, s in zip(within, strides, strict=True)
             ]
             x = self.sliced(self.reshaped(x, wide), [0] * len(wide), whole, [1] * len(wide))
             within = whole
-        return self.padded(
-            x, [(a, m - a - n) for a, m, n in zip(first, shape, within, strict=True)]
-        )
+        widths = [(a, m - a - n) for a, m, n in zip(first, shape, within, strict=True)]
+        return self.padded(x, widths)
 
     def padded(self, x: str, widths: Sequence[tuple[int, int]], value: float = 0.0) -> str:
         if not any(is_open(n) or n for pair in widths for n in pair):
@@ -406,6 +403,7 @@ BODIES.update(
         "full": lambda b: b("Expand", "x0", b.array(list(b.out.shape))),
         "permute_dims": lambda b: b("Transpose", "x0", perm=axes_of(b.axes, b.out.ndim)),
         "concat": lambda b: b("Concat", *b.operands(), axis=b.axis),
+        "flip": lambda b: b.turned("x0", b.out.shape, axes_of(b.axis, b.out.ndim)),
         "slice": lambda b: b.sliced("x0", b.start, b.length, b.step),
         "embed": lambda b: b.embedded("x0", b.types[0].shape, b.shape, b.start, b.step),
         "pad": lambda b: b.padded("x0", b.widths, b.value),
@@ -562,13 +560,6 @@ def _gelu_slope(b: Body) -> str:
 # --- shapes -------------------------------------------------------------------------------
 
 
-@body("flip")
-def _flip(b: Body) -> str:
-    axes, shape = axes_of(b.axis, b.out.ndim), b.out.shape
-    start = [n - 1 if i in axes else 0 for i, n in enumerate(shape)]
-    return b.sliced("x0", start, shape, [-1 if i in axes else 1 for i in range(len(shape))])
-
-
 @body("roll")
 def _roll(b: Body) -> str:
     shape = (b.out.size,) if b.axis is None else b.out.shape
@@ -578,18 +569,15 @@ def _roll(b: Body) -> str:
     for axis, shift in zip(axes, shifts, strict=False):
         n = shape[axis]
         first = -shift % n if n else 0
-        parts = []
-        for begin, end in ((first, n), (0, first)):
-            rows = [b.array([each]) for each in (begin, end, axis)]
-            parts.append(b("Slice", x, *rows))
+        rows = (first, n, axis), (0, first, axis)
+        parts = [b("Slice", x, *[b.array([each]) for each in row]) for row in rows]
         x = b("Concat", *parts, axis=axis)
     return b.reshaped(x, b.out.shape) if b.axis is None else x
 
 
 @body("slice_add")
 def _slice_add(b: Body) -> str:
-    added = b.embedded("x1", b.types[1].shape, b.out.shape, b.start, b.step)
-    return b("Add", "x0", added)
+    return b("Add", "x0", b.embedded("x1", b.types[1].shape, b.out.shape, b.start, b.step))
 
 
 @body("slice_set")
@@ -679,8 +667,7 @@ def _scattered(
 
 
 def _zeros(b: Body) -> str:
-    shape = b.array(list(b.out.shape))
-    return b("Expand", b.number(0.0), shape)
+    return b("Expand", b.number(0.0), b.array(list(b.out.shape)))
 
 
 @body("index_reduce")
@@ -718,8 +705,7 @@ def _dynamic_update(b: Body) -> str:
     places = b("Sub", b.counted(n), start)
     inside = b("And", b("GreaterOrEqual", places, b.array([0])), b("Less", places, b.array([m])))
     rows = b("Gather", "x1", b("Clip", places, b.array(0), b.array(max(m - 1, 0))), axis=axis)
-    mask = b.reshaped(inside, [n, *[1] * (b.out.ndim - axis - 1)])
-    return b("Where", mask, rows, "x0")
+    return b("Where", b.reshaped(inside, [n, *[1] * (b.out.ndim - axis - 1)]), rows, "x0")
 
 
 # --- reductions ---------------------------------------------------------------------------
@@ -752,8 +738,7 @@ def _var(b: Body) -> str:
 
 
 def _extreme(b: Body, op: str) -> str:
-    x = b.types[0]
-    flat = b.reshaped("x0", [x.size]) if b.axis is None else "x0"
+    flat = b.reshaped("x0", [b.types[0].size]) if b.axis is None else "x0"
     index = b(op, flat, axis=b.axis or 0, keepdims=int(b.keepdims and b.axis is not None))
     return b.reshaped(index, b.out.shape) if b.axis is None else index
 
@@ -827,8 +812,7 @@ def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
     """Apply an op of ONNX to images whose channels are last."""
     n = b.out.ndim
     x = b("Transpose", "x0", perm=[0, n - 1, *range(1, n - 1)])
-    y = b(op, x, *more, **_sliding(b), **attributes)
-    return b("Transpose", y, perm=[0, *range(2, n), 1])
+    return b("Transpose", b(op, x, *more, **_sliding(b), **attributes), perm=[0, *range(2, n), 1])
 
 
 def _filters(b: Body) -> str:
@@ -966,10 +950,9 @@ def _quantized_matmul(b: Body) -> str:
 
 @body("integer_conv2d")
 def _integer_conv2d(b: Body) -> str:
-    x, kernel = (b("Transpose", each, perm=[0, 3, 1, 2]) for each in ("x0", "x1"))
+    kernel = b("Transpose", "x1", perm=[0, 3, 1, 2])
     zeros = [b.reshaped(each, []) for each in ("x2", "x3")]
-    y = b("ConvInteger", x, kernel, *zeros, group=b.groups, **_sliding(b))
-    return b("Transpose", y, perm=[0, 2, 3, 1])
+    return _images(b, "ConvInteger", kernel, *zeros, group=b.groups)
 
 
 @body("quantize_linear")

@@ -52,8 +52,7 @@ def run(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     captured = ml.capture(model)
-    results = flatten(captured(*arrays))[0]
-    for number, (path, x) in enumerate(results):
+    for number, (path, x) in enumerate(flatten(captured(*arrays))[0]):
         print(f"result {number}: {x.type}" if not path else f"result {path}: {x.type}")
         if out is not None:
             np.save(out / f"{number}.npy", np.asarray(x))

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from mlvm.core.program.encoding import varint
 from mlvm.onnx.wire import FIELDS, WIRES
 
 Parts = list[bytes | memoryview]
@@ -25,14 +26,14 @@ def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
         many = field.many
         if many and field.kind in WIRES:
             packed = b"".join(_number(field.kind, each) for each in value)
-            parts += [_varint(number << 3 | 2), _varint(len(packed)), packed]
+            parts += [varint(number << 3 | 2), varint(len(packed)), packed]
             continue
         for each in value if many else (value,):
             if field.kind in WIRES:
-                parts += [_varint(number << 3 | WIRES[field.kind]), _number(field.kind, each)]
+                parts += [varint(number << 3 | WIRES[field.kind]), _number(field.kind, each)]
             else:
                 inner = _bytes(each) if field.kind in ("str", "bytes") else encode(field.kind, each)
-                parts += [_varint(number << 3 | 2), _varint(size_of(inner)), *inner]
+                parts += [varint(number << 3 | 2), varint(size_of(inner)), *inner]
     return parts
 
 
@@ -47,15 +48,5 @@ def _bytes(value: Any) -> Parts:
 
 def _number(kind: str, value: Any) -> bytes:
     if kind == "int":
-        return _varint(int(value))
+        return varint(int(value))
     return struct.pack("<f" if kind == "float" else "<d", value)
-
-
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1  # a negative number has ten bytes
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -41,7 +41,7 @@ def rounded(xp: Any, x: Any, number: int, saturate: bool = True, mode: str = "up
 
 
 def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
-    size = xp.astype(xp.abs(x), np.float64 if xp is np else xp.float64)
+    size = xp.astype(xp.abs(x), xp.float64)
     exponent = xp.log2(size)
     low = xp.floor(exponent)
     if mode == "down":
@@ -58,8 +58,7 @@ def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
 def wrapped(xp: Any, x: Any, number: int) -> Any:
     """Wrap x to an integer of few bits: keep its low bits."""
     bits, kind = INTEGERS[number]
-    wide = xp.astype(x, np.int32 if xp is np else xp.int32)
-    low = xp.bitwise_and(wide, (1 << bits) - 1)
+    low = xp.bitwise_and(xp.astype(x, xp.int32), (1 << bits) - 1)
     if kind is np.int8:
         low = xp.bitwise_xor(low, 1 << bits - 1) - (1 << bits - 1)
     return xp.astype(low, kind if xp is np else (xp.int8 if kind is np.int8 else xp.uint8))

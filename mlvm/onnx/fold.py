@@ -82,9 +82,7 @@ def _take_quantized(graph: Graph) -> None:
 
 def _channels(node: Node, weight: Array) -> int:
     """Return the axis of a weight that becomes the result's channels."""
-    if node.type == "Conv" or node.attributes.get("transB", 0):
-        return 0
-    return weight.ndim - 1
+    return 0 if node.type == "Conv" or node.attributes.get("transB", 0) else weight.ndim - 1
 
 
 def _lies_along(weight: Node, axis: int) -> bool:

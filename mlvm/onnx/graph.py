@@ -123,11 +123,7 @@ class Graph:
 
     def settle(self) -> None:
         """Compute `free`, and each node's `last`. Requires that the subgraphs are settled."""
-        own = {
-            *self.inputs,
-            *self.constants,
-            *(name for node in self.nodes for name in node.outputs),
-        }
+        own = {*self.inputs, *self.constants}.union(*[node.outputs for node in self.nodes])
         reads = list(self.outputs)
         for node in reversed(self.nodes):
             reads += node.reads()
@@ -295,9 +291,8 @@ class Builder:
                 yield from self._called(body, message, constants, defined, depth, attributes)
                 continue
             version = opsets.get(message.domain, opsets.get("", opsets.get("ai.onnx", 1)))
-            key = message.op_type
-            if message.domain not in _OURS:
-                key = f"{message.domain}.{key}"
+            prefix = "" if message.domain in _OURS else f"{message.domain}."
+            key = f"{prefix}{message.op_type}"
             op = TABLE.get(key) or (
                 TABLE.get(message.op_type) if key.startswith("com.microsoft.nchwc") else None
             )
@@ -352,12 +347,10 @@ class Builder:
         """Yield the nodes of a function, renamed for one call."""
         prefix = f"{node.name or node.op_type}:{self._count}:"
         names = dict(zip(body.input, [*node.input, *[""] * len(body.input)], strict=False))
-        names |= dict(
-            zip(body.output, [x or f"{prefix}{i}" for i, x in enumerate(node.output)], strict=False)
-        )
+        results = [x or f"{prefix}{i}" for i, x in enumerate(node.output)]
+        names |= zip(body.output, results, strict=False)
         defined.difference_update(node.output)
-        defaults = {each.name: each for each in body.attribute_proto}
-        attributes = defaults | _resolved(node, outer)
+        attributes = {each.name: each for each in body.attribute_proto} | _resolved(node, outer)
         inner = [_renamed(each, names, prefix) for each in body.node]
         yield from self._nodes(
             inner, _opsets(body.opset_import), constants, defined, depth + 1, attributes

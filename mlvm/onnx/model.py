@@ -133,14 +133,10 @@ class Model(ml.nn.Module):
         if DType.of(value.dtype) is not dtype:
             message = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
             raise DTypeError(f"{message}; write ml.astype(x, ml.{dtype.long_name})")
-        declared = kind.shape
-        if declared is not None and not (
-            len(declared) == value.ndim
-            and all(
-                not isinstance(n, int) or n in (m, 0)
-                for n, m in zip(declared, value.shape, strict=False)
-            )
-        ):
+        declared = value.shape if kind.shape is None else kind.shape
+        pairs = zip(declared, value.shape, strict=False)
+        fits = [n if isinstance(n, int) and n else m for n, m in pairs] == [*value.shape]
+        if len(declared) != value.ndim or not fits:
             raise ShapeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
         return value
 
@@ -245,9 +241,8 @@ def _warn_of_training(graph: Graph, what: str) -> None:
 
     def is_training(node: Node) -> bool:
         flag = node.inputs[2:3] if node.type == "Dropout" else ()
-        return any(is_array(x) and x.any() for x in flag) or bool(
-            node.attributes.get("training_mode", 0)
-        )
+        mode = node.attributes.get("training_mode", 0)
+        return bool(mode) or any(is_array(x) and x.any() for x in flag)
 
     nodes = [node for each in graph.all() for node in each.nodes if is_training(node)]
     if nodes:

@@ -119,8 +119,7 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
         for i, pack in op.packed.items():
             if type(node.inputs[i]) is not Weight:
                 operands[i] = pack(ml, node, tensor(operands[i]))
-        result = op.run(Call(node, xp, scope), *operands)
-        return np.asarray(result) if isinstance(result, np.generic) else result
+        return _arrays(op.run(Call(node, xp, scope), *operands))
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)
     rest = [x for i, x in enumerate(operands) if i not in op.host] if op.host else operands
@@ -138,9 +137,8 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
         aligned = [x if i in op.host else _operand(x, dtypes) for i, x in enumerate(aligned)]
         result = op.run(at, *aligned)
         return result if axes is None else permuted(result, axes)
-    return op.run(
-        at, *[x if x is None or i in op.host else tensor(x) for i, x in enumerate(operands)]
-    )
+    operands = [x if x is None or i in op.host else tensor(x) for i, x in enumerate(operands)]
+    return op.run(at, *operands)
 
 
 def _is_large(op: Op, operands: list[Value]) -> bool:

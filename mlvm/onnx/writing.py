@@ -177,8 +177,7 @@ class _Model:
             return x.type if isinstance(x, Tensor) else TensorType.of(np.asarray(x))
 
         self.used_names: set[str] = set()
-        tree = [_by_name(fn, args), kwargs]
-        leaves, structure = flatten(tree, ends=_is_input)
+        leaves, structure = flatten([_by_name(fn, args), kwargs], ends=_is_input)
         named = [(self.name(_shown(path)), type_of(x)) for path, x in leaves]
         types = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
         for name, type in types.items():
@@ -203,7 +202,7 @@ class _Model:
                 for name, x in types.items()
             }
             self.types: dict[str, TensorType] = dict(self.inputs)
-            self._input_names = list(self.inputs)
+            self.input_names = list(self.inputs)
             if recorded.template is not None:
                 recorded = recorded.at(placeholders, recorded.template.flow(placeholders))
             self._write(fn, recorded)
@@ -255,15 +254,11 @@ class _Model:
         self.initializers[name], self.types[name] = value, type
         return name
 
-    def input_name(self, index: int) -> str:
-        return self._input_names[index]
-
     def function(self, op: str, key: Any, body: Body, result: str) -> str:
         """Add a function of the file with that body, once; return its name."""
         if key not in self.functions:
-            name = self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}.")
             self.functions[key] = {
-                "name": name,
+                "name": self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}."),
                 "input": [*body.takes, *body.sizes],
                 "output": [result],
                 "node": [_node(each) for each in body.nodes],
@@ -312,14 +307,12 @@ class _Model:
         graph = self.message | {"initializer": tensors}
         opset = max(OPSET, *(STORED.get(x.dtype, [0, 0])[1] for x in self.types.values()))
         imported = {"domain": "", "version": opset}
+        own = [{"domain": DOMAIN, "version": 1}] if self.functions else []
         model = {
             "ir_version": _IR[opset > 21],
             "producer_name": "mlvm",
             "graph": graph,
-            "opset_import": [
-                imported,
-                *([{"domain": DOMAIN, "version": 1}] if self.functions else []),
-            ],
+            "opset_import": [imported, *own],
             "functions": [x | {"opset_import": [imported]} for x in self.functions.values()],
         }
         parts = encode("Model", model)
@@ -379,7 +372,7 @@ class _Graph:
         elif home.role == "state":
             name = self.model.state(home.index)
         elif home.role == "input":
-            name = self.model.input_name(home.index)
+            name = self.model.input_names[home.index]
         else:  # nothing was written there
             zero = self.model.constant(np.zeros((), use.type.dtype.numpy), use.type.with_shape(()))
             name = self.model.name("zeros")
@@ -426,9 +419,8 @@ class _Graph:
                 self.write(call.outs[0], self.read(call.ins[0]), call.line)
             else:
                 self._op(call)
-            self.model.lengths.locate(
-                f"{call.line or 'here'}: {call.op.name if call.op else call.name}"
-            )
+            name = call.op.name if call.op else call.name
+            self.model.lengths.locate(f"{call.line or 'here'}: {name}")
 
     def _op(self, call: Call) -> None:
         """Write a call of an op."""
@@ -440,8 +432,7 @@ class _Graph:
         for type in (*types, out.type):
             if not _is_written(type.dtype):
                 raise _refused(f"{op.name} of {type.dtype}", call.line)
-        opened = places(frozen((call.attributes, out.type)))
-        if not call.ins and not opened:
+        if not call.ins and not places(frozen((call.attributes, out.type))):
             value = np.zeros(out.type.shape, out.type.dtype.numpy)
             op.kernel(value, **call.attributes)
             self.write(out, self.model.constant(value, out.type), call.line)
@@ -650,8 +641,7 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
                     names.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
         with suppress(DTypeError):
             for path, x in named_tensors(tree, buffers=True).items():
-                name = "/".join(filter(None, (prefix, path)))
-                names.setdefault(id(x.root), name)
+                names.setdefault(id(x.root), "/".join(filter(None, (prefix, path))))
     return names
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
-from mlvm.core.machine.callee import OUT, Fused
-from mlvm.core.op import OPS
+from mlvm.arena.writes import count_written
+from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import Function, Opcode, Program
 
 T = TypeVar("T")
@@ -88,8 +88,7 @@ def _writes(program: Program, function: Function, writes_of: dict[str, Writes]) 
 
     def take(count: Any) -> list[int | str | None]:
         number = count if isinstance(count, int) else len(stack)
-        items = [stack.pop() if stack else None for _ in range(number)]
-        return items[::-1]
+        return [stack.pop() if stack else None for _ in range(number)][::-1]
 
     def write(place: int | str | None, name: str, pc: int) -> None:
         if isinstance(place, int):
@@ -130,20 +129,10 @@ def _writes(program: Program, function: Function, writes_of: dict[str, Writes]) 
             [called] = take(1)
             operands = take(nparams)
             if isinstance(called, str):
-                for place in operands[: _written(called, attributes, len(operands))]:
+                for place in operands[: count_written(called, attributes)]:
                     write(place, label_of(called, attributes), pc)
             _leave(stack, nresults)
     return writes
-
-
-def _written(name: str, attributes: Mapping[str, Any], nparams: int) -> int:
-    """Return the number of leading parameters that a host function may write."""
-    if name == Fused.name:
-        outputs = attributes.get("outputs")
-        return outputs if isinstance(outputs, int) else 1
-    if name in OPS:
-        return 0
-    return 1 if name.endswith(OUT) and name.removesuffix(OUT) in OPS else nparams
 
 
 def _leave(stack: list[int | str | None], nresults: Any) -> None:

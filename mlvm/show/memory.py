@@ -134,12 +134,6 @@ def plan_of(program: Program, arguments: Sequence[Array]) -> tuple[Plan, Recordi
     )
 
 
-def show_program(program: Program, arguments: Sequence[Array], file: Path, out: Path) -> None:
-    """Print the plan of the program's intermediates and the largest of them, and draw it to `out`
-    as NAME.plan.svg. Raises `OSError`, and the errors of a launch."""
-    show_plan(*plan_of(program, arguments), file, out)
-
-
 def show_plan(memory_plan: Plan, recording: Recording, file: Path, out: Path) -> None:
     """Print a plan and its largest tensors, and draw it to `out` as NAME.plan.svg.
     Raises `OSError`."""

@@ -68,8 +68,7 @@ def session_page(
     """Return the page of a script's run, and of the steps that it planned. `failed`, the
     description of its error, stands at the top."""
     ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
-    nothing = "" if ran else "nothing of mlvm ran"
-    content = _Content(None, failed=failed or "", nothing=nothing)
+    content = _Content(None, failed=failed or "", nothing="" if ran else "nothing of mlvm ran")
     content.add_session(session, steps, title)
     for number, step in enumerate(steps, 1):
         content.add_step(step, f"captured step {number}{_begins(step)}")
@@ -87,8 +86,7 @@ class _Content:
 
     def __init__(self, before: float | None, *, failed: str = "", nothing: str = "") -> None:
         self._before = before
-        self._failed = failed
-        self._nothing = nothing
+        self._messages = {"failed": failed, "nothing": nothing}
         self._strings: dict[str, int] = {"": 0}
         self._sources: dict[int, str] = {}
         self._programs: list[dict[str, Any]] = []
@@ -111,16 +109,13 @@ class _Content:
         }
         parts = {"TITLE": escape(title), "STYLE": _file("page.css"), "CODE": _file("page.js")}
         parts["DATA"] = in_script(data)
-        messages = {"failed": self._failed, "nothing": self._nothing}
         parts["SAID"] = "".join(
             f'<p id="{which}" role="alert">{escape(text)}</p>\n'
-            for which, text in messages.items()
+            for which, text in self._messages.items()
             if text
         )
-        html: list[str] = []
-        for piece in _file("page.html").split("@@"):  # its odd pieces name a part
-            html.append(parts[piece] if len(html) % 2 else piece)
-        return "".join(html)
+        pieces = enumerate(_file("page.html").split("@@"))  # the odd ones name a part
+        return "".join([parts[piece] if i % 2 else piece for i, piece in pieces])
 
     def add_step(self, step: Step, name: str) -> None:
         """Add a view of the plan's scratch memory over the moments of the program."""
@@ -285,9 +280,8 @@ class _Content:
         if number is not None:
             self._number_of_id[id(program)] = number
             return number
-        rows, notes, at, quoted = [], {}, [], {}
-        for constant, value in program.constants.items():
-            rows.append(f".const {constant} {_brief_constant(value)}")
+        rows = [f".const {name} {_brief_constant(x)}" for name, x in program.constants.items()]
+        notes, at, quoted = {}, [], {}
         for function in program.functions.values():
             pc = 0
             for row in format_function(function):

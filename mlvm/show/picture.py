@@ -46,7 +46,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     used = recording.used()
     bound = max(used)
     top = max((each.offset + each.nbytes for each in recording.lifetimes), default=0)
-    unit, unit_name = _unit(max(top, bound))
+    unit, name = _unit(max(top, bound))
     x = Scale(recording.first, recording.moments, _LEFT, _RIGHT_END, whole=True)
     y = Scale(0, 1.07 * max(top, bound, 1), _GROUND, _TOP)
     peaks, stretch = _envelope([round(y(nbytes)) for nbytes in used])
@@ -62,27 +62,19 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
     first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
+    heading = fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20)
+    times, addresses = "time: moments, at each of which a tensor comes or ends", f"address, {name}"
     width = _RIGHT_END + _legend_width(drawn, colours)
     return document(
         width,
         _HEIGHT,
         _STYLE,
-        text(
-            _LEFT,
-            first - 24,
-            fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20),
-            attributes='font-size="20"',
-        ),
+        text(_LEFT, first - 24, heading, attributes='font-size="20"'),
         *(
             text(_LEFT, first + 16 * i, fitted(about, _WIDTH - _LEFT), "soft")
             for i, about in enumerate(abouts)
         ),
-        axes(
-            x,
-            Scale(0, y.high / unit, y.start, y.stop),
-            "time: moments, at each of which a tensor comes or ends",
-            f"address, {unit_name}",
-        ),
+        axes(x, Scale(0, y.high / unit, y.start, y.stop), times, addresses),
         _tensors(drawn, colours, x, y),
         _resets(recording, x),
         _used(peaks, stretch, recording.first, x),
@@ -140,9 +132,8 @@ def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y
             f'height="{px(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
         )
     drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
-    if x(1) - x(0) < _DENSE:  # edges would leave no colour
-        return '<g class="tensors dense">' + "\n".join(drawn) + "</g>"
-    return '<g class="tensors">' + "\n".join(drawn) + "</g>"
+    dense = " dense" * (x(1) - x(0) < _DENSE)  # edges would leave no colour
+    return f'<g class="tensors{dense}">' + "\n".join(drawn) + "</g>"
 
 
 def _hover(each: Lifetime) -> str:

@@ -21,13 +21,12 @@ def report(arena: Arena, *, holders: int = 8) -> str:
     and while an arena is recorded.
     """
     live = arena.holders()
-    capacity = f"{arena.capacity:,}" + ("" if not arena.grows else " (grows)")
     rows = [
         ("arena", arena.name),
         ("on", arena.vm.name),
         ("used", f"{arena.used:,}"),
         ("high water", f"{arena.high_water:,}"),
-        ("capacity", capacity),
+        ("capacity", f"{arena.capacity:,}" + ("" if not arena.grows else " (grows)")),
         ("tensors", f"{len(live):,}"),
     ]
     lines = _rows(rows)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 
 from mlvm.core.errors import ArgumentError, brief
+from mlvm.core.program.encoding import varint
 from mlvm.machines.closing import Closing
 
 _numbers = count()
@@ -151,20 +152,12 @@ def _purge(file: Path, step: int) -> None:
 # --- protobuf ------------------------------------------------------------------------
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
-
-
 def _key(field: int, wire: int) -> bytes:
-    return _varint(field << 3 | wire)
+    return varint(field << 3 | wire)
 
 
 def _integer(field: int, number: int) -> bytes:
-    return _key(field, 0) + _varint(number)
+    return _key(field, 0) + varint(number)
 
 
 def _float(field: int, number: float) -> bytes:
@@ -175,7 +168,7 @@ def _float(field: int, number: float) -> bytes:
 
 
 def _bytes(field: int, data: bytes) -> bytes:
-    return _key(field, 2) + _varint(len(data)) + data
+    return _key(field, 2) + varint(len(data)) + data
 
 
 def _text(field: int, text: str) -> bytes:

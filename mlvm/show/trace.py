@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Generic, NamedTuple, TextIO, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TextIO, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ _CALLS: Final = (
     *("alloc_storage", "dealloc_storage", "tensor_from_storage", "swap"),
 )
 """The calls of the protocol that allocate, move or compute."""
+
+Origin: TypeAlias = tuple[Program | None, int | None, Place | None]
+_NOWHERE: Final[Origin] = None, None, None
 
 
 class Span(NamedTuple):
@@ -95,8 +98,7 @@ class Trace:
         self._calls = ProgramCache(_in_order)
 
     def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
-        stack = self._began.__dict__.setdefault("stack", [])
-        stack.append((name, time.perf_counter_ns()))
+        self._began.__dict__.setdefault("stack", []).append((name, time.perf_counter_ns()))
 
     def after(
         self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
@@ -104,14 +106,13 @@ class Trace:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:
             pass  # a function within this one raised, and so did not end
-        arrays = filter(is_tensor, (*params, *results))
         about = {
             "params": describe(params),
             "results": describe(results),
             "attributes": dict(attributes),
-            "bytes": sum(x.nbytes for x in arrays),
+            "bytes": sum(x.nbytes for x in filter(is_tensor, (*params, *results))),
         }
-        self._note(name, entry[1], ended, about, *self._origin(name))
+        self._note(name, entry[1], ended, about, self._origin(name))
 
     def waited(self, what: str, began: int) -> None:
         """Note that a thread has waited for the VM's device since `began`."""
@@ -132,7 +133,7 @@ class Trace:
                     sizes = [x.nbytes for x in (*args, *came) if isinstance(x, np.ndarray)]
                     about = {"params": brief(args), "bytes": sum(sizes)}
                     program = args[0] if name == "launch" else None
-                    self._note(name, began, ended, about, program, None, user_place())
+                    self._note(name, began, ended, about, (program, None, user_place()))
 
             return timed
 
@@ -152,33 +153,26 @@ class Trace:
             self._began.launch = outer
             if ncalls > 1:
                 ended = time.perf_counter_ns()
-                self._note("launch", began, ended, {}, program, None, user_place())
+                self._note("launch", began, ended, {}, (program, None, user_place()))
 
-    def _origin(self, name: str) -> tuple[Program | None, int | None, Place | None]:
+    def _origin(self, name: str) -> Origin:
         """Return the program of this thread's launch, the pc of its next call if that has the name,
         and the place in Python of the launch."""
         launch = getattr(self._began, "launch", None)
         if launch is None:
-            return None, None, None
+            return _NOWHERE
         program, calls = launch
         pc, called = next(calls, (None, ""))
         return program, pc if called == name else None, user_place()
 
     def _note(
-        self,
-        name: str,
-        began: int,
-        ended: int,
-        about: dict[str, Any],
-        program: Program | None = None,
-        pc: int | None = None,
-        place: Place | None = None,
+        self, name: str, began: int, ended: int, about: dict[str, Any], origin: Origin = _NOWHERE
     ) -> None:
         """Note a call on this thread between two times in nanoseconds."""
         thread = threading.current_thread()
         row = threading.get_ident()
         self.rows[row] = thread.name if thread.name.startswith(f"{self.vm}_") else self.vm
-        self.spans.add(Span(name, row, began, ended, about, program, pc, place))
+        self.spans.add(Span(name, row, began, ended, about, *origin))
 
     def write(self, file: TextIO) -> None:
         """Write all events, with the names of the rows first."""
@@ -199,8 +193,7 @@ class Trace:
             }
             for span in self.spans
         ]
-        events = [*names, *spans]
-        json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file, default=repr)
+        json.dump({"traceEvents": [*names, *spans], "displayTimeUnit": "ns"}, file, default=repr)
 
 
 def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:

@@ -116,9 +116,7 @@ class OpInto(WritesInto):
         """As the base says. An op may overwrite some operands of the result's layout."""
         out = params[0]
         for i, x in enumerate(params[1:]):
-            if not np.may_share_memory(out, x):
-                continue
-            if i >= self.op.in_place or not same_place(out, x):
+            if np.may_share_memory(out, x) and (i >= self.op.in_place or not same_place(out, x)):
                 raise MachineError(
                     f"{self.op.name}{OUT} would write over an operand while it reads it"
                 )

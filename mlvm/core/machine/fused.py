@@ -182,16 +182,12 @@ class Chain:
             if number < 0
         }
         place = {number: len(types) + i for i, number in enumerate(temporaries)}
-        steps = [
-            _Step(
-                half.suited(
-                    op, self.kernel(op), [inferred[number] for number in (target, *sources)]
-                ),
-                itemgetter(*[place.get(number, number) for number in (target, *sources)]),
-                attributes or None,
-            )
-            for op, target, sources, attributes in self.links
-        ]
+        steps = []
+        for op, target, sources, attributes in self.links:
+            numbers = (target, *sources)
+            kernel = half.suited(op, self.kernel(op), [inferred[number] for number in numbers])
+            operands = itemgetter(*[place.get(number, number) for number in numbers])
+            steps.append(_Step(kernel, operands, attributes or None))
         sliced = tuple(
             i for i, type in enumerate(types) if any(_aligned(type.shape, len(shape))[:cut])
         )
@@ -234,10 +230,7 @@ class Workspace:
         """A buffer for each type. Later calls give the same memory again."""
         while len(self._buffers) < len(types):
             self._buffers.append(memory_of(8 * BLOCK_SIZE, dtype=np.dtype(np.uint8)))
-        return [
-            buffer[: type.nbytes].view(type.dtype.numpy).reshape(type.shape)
-            for buffer, type in zip(self._buffers, types, strict=False)
-        ]
+        return [*map(TensorType.over, types, self._buffers)]
 
 
 class Bound:

@@ -142,7 +142,7 @@ class _Linker:
     def run(self) -> None:
         function, steps = self.code.function, self.code.steps
         starts, ends = self.code.starts, self.code.ends
-        targets = {i.immediates[0] for i in function.code if "label" in i.opcode.immediates}
+        targets = function.targets
         again = Instruction(Opcode.call, ("main",))
         folds = function.name == "main" and not any(
             again in each.code for each in self.program.functions.values()
@@ -181,8 +181,8 @@ class _Linker:
             constant = self.program.constants[immediates[0]]
             return PUSH, self.functions.memory.constant(constant), 0, None
         if opcode is Opcode.call:
-            callee = self.codes[immediates[0]]
-            return CALL_FUNCTION, callee, callee.function.nparams, None
+            called = self.codes[immediates[0]]
+            return CALL_FUNCTION, called, called.function.nparams, None
         if opcode is not Opcode.cfunc:
             return PUSH, immediates[0], 0, None
         nparams, nresults, *rest = immediates
@@ -192,17 +192,15 @@ class _Linker:
             details = CallDetails(dict(attributes), nresults, unproven=self.verdict is not None)
             return CALL_NAMED, None, number, details
         binding = self.functions.binding(name)
+        callee = binding.callee
         unproven = self.verdict is not None and place in self.verdict.unproven
         proven = None if self.verdict is None else self.verdict.bound.get(place)
-        if proven is not None and proven[0] is binding.callee:
-            bound = proven[1]
-        else:
-            bound = binding.callee.bind(attributes)
-        if isinstance(binding.callee, UserFunction):
+        bound = proven[1] if proven and proven[0] is callee else callee.bind(attributes)
+        if isinstance(callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
-        if nresults == STAR and binding.callee.nresults is not None:
-            nresults = binding.callee.nresults  # holds also for a function that replaces it
-        may_alias = self.verdict is not None and isinstance(binding.callee, WritesInto)
+        if nresults == STAR and callee.nresults is not None:
+            nresults = callee.nresults  # holds also for a function that replaces it
+        may_alias = self.verdict is not None and isinstance(callee, WritesInto)
         kind = CALL_DEFERRED if self.deferred else CALL
         return kind, binding, number, CallDetails(bound, nresults, unproven, may_alias)
 
@@ -263,10 +261,6 @@ def bind(
 
 def nargs_of(program: Program) -> int:
     """Count the arguments of a launch that the program loads."""
-    numbers = [
-        immediates[0]
-        for function in program.functions.values()
-        for opcode, immediates in function.code
-        if opcode is Opcode.load_arg
-    ]
+    codes = [function.code for function in program.functions.values()]
+    numbers = [rest[0] for code in codes for opcode, rest in code if opcode is Opcode.load_arg]
     return max(numbers, default=-1) + 1

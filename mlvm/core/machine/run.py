@@ -140,9 +140,8 @@ def run(
                 stack[base - nparams :] = stack[len(stack) - number :]
                 current, pc, base, nparams = frames.pop()
                 steps, since = current.steps, pc
-            elif (
-                code == link.CALL_DEFERRED or code == link.CALL_NAMED
-            ):  # ( p1..pn [name] -- r1..rm )
+            elif code == link.CALL_DEFERRED or code == link.CALL_NAMED:
+                # ( p1..pn [name] -- r1..rm )
                 if code == link.CALL_NAMED:
                     value, rest = _look_up(functions, stack.pop(), rest)
                 at = base if number == link.ALL else len(stack) - number
@@ -183,9 +182,7 @@ def explain(
         return error
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
-    start = (
-        base if number == link.ALL else len(stack) - (0 if code == link.CALL_ON_ARGS else number)
-    )
+    start = base if code == link.CALL_ON_ARGS or number == link.ALL else len(stack) - number
     params = list(number) if code == link.CALL_ON_ARGS else stack[start:]
     if binding is None and isinstance(value, Binding):
         binding = value
@@ -273,8 +270,7 @@ class _Site:
             name = binding.name
             if isinstance(binding.callee, OpInto):  # a user of the op knows neither ".out" nor out
                 name, params = binding.callee.op.name, params[1:]
-            types = [TensorType.of(x) if is_tensor(x) else x for x in params]
-            error.at(name, types)
+            error.at(name, [TensorType.of(x) if is_tensor(x) else x for x in params])
         function, pc = self.code.function, self.code.ends[self.step]
         calls = " > ".join([*self.calls, function.name][-8:])
         text = (

@@ -6,6 +6,7 @@ Hash Trees (2001), and Clojure's vectors. A node has up to 32 children, a leaf u
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -23,10 +24,7 @@ class Slots(NamedTuple, Generic[T]):
     root: Node = ()
 
     def at(self, i: int) -> T:
-        node = self.root
-        for level in range(self.levels, 0, -1):
-            node = node[i // _WIDTH**level % _WIDTH]
-        value: T = node[i % _WIDTH]
+        value: T = self._leaf(i // _WIDTH)[i % _WIDTH]
         return value
 
     def with_at(self, i: int, value: T) -> Slots[T]:
@@ -97,24 +95,14 @@ def merged(x: Slots[T], y: Slots[T], merge: Callable[[int, T, T], T]) -> Slots[T
     def of(a: Node, b: Node, levels: int, place: int) -> Node:
         if a is b or (not levels and a == b):
             return a
-        step = _WIDTH**levels
+        step, pairs = _WIDTH**levels, enumerate(zip(a, b, strict=True))
         if levels:
-            nodes = [
-                of(*each, levels - 1, place + i * step)
-                for i, each in enumerate(zip(a, b, strict=True))
-            ]
-            return a if all(map(_is, a, nodes)) else tuple(nodes)
-        values = [
-            p if p is q else merge(place + i, p, q)
-            for i, (p, q) in enumerate(zip(a, b, strict=True))
-        ]
-        return a if all(map(_is, a, values)) else tuple(values)
+            parts: list[Any] = [of(p, q, levels - 1, place + i * step) for i, (p, q) in pairs]
+        else:
+            parts = [p if p is q else merge(place + i, p, q) for i, (p, q) in pairs]
+        return a if all(map(operator.is_, a, parts)) else tuple(parts)
 
     return x._replace(root=of(x.root, y.root, x.levels, 0))
-
-
-def _is(x: object, y: object) -> bool:
-    return x is y
 
 
 class Finder(Generic[T]):

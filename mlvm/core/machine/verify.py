@@ -210,9 +210,7 @@ class _Verifier:
             self.context = _Context(function, {})
             for self.pc, self.instruction in enumerate(function.code):
                 self.check_immediates(function)
-            self.targets[function.name] = {
-                i.immediates[0] for i in function.code if "label" in i.opcode.immediates
-            }
+            self.targets[function.name] = function.targets
         if self.program.main.nparams:
             raise ProgramError("main has no parameters; it loads the launch's arguments")
         main = self.enter(self.program.main, ())
@@ -306,8 +304,7 @@ class _Verifier:
         self.push(Abstract("Str", text=s))
 
     def push_const(self, name: str) -> None:
-        type = TensorType.of(self.program.constants[name])
-        self.push(Abstract("Tensor", type, constant=True))
+        self.push(Abstract("Tensor", TensorType.of(self.program.constants[name]), constant=True))
 
     def load_arg(self, i: int) -> None:
         if self.arg_types is not None and i >= len(self.arg_types):
@@ -560,8 +557,7 @@ class _Verifier:
                 raise self.error(f"{kind.rstrip('?')} must be {expected}, not {brief(value)}")
 
     def place(self) -> str:
-        name = self.context.function.name
-        return f"{name}, pc {self.pc}: {format_instruction(self.instruction)}"
+        return f"{self.context.function.name}, pc {self.pc}: {format_instruction(self.instruction)}"
 
     def error(self, reason: str) -> ProgramError:
         error = ProgramError(f"{self.place()}: {reason}")

@@ -13,7 +13,7 @@ converge) raises `LinAlgError`. The flops are those of Golub and Van Loan, Matri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -141,8 +141,7 @@ def _cubic(factor: float) -> Callable[..., int]:
 
 
 def _solve_flops(x: TensorType, y: TensorType) -> int:
-    n = x.shape[-1]
-    return _cubic(2 / 3)(x) + 2 * n * _solve(x, y).size
+    return _cubic(2 / 3)(x) + 2 * x.shape[-1] * _solve(x, y).size
 
 
 def _triangular_flops(x: TensorType, y: TensorType, **attributes: Any) -> int:
@@ -317,9 +316,7 @@ def _eliminate(a: Array, order: Array, start: int, stop: int) -> None:
         a[..., k + 1 :, rest] -= a[..., k + 1 :, k, np.newaxis] * a[..., k, np.newaxis, rest]
 
 
-_PADE: Final = tuple(
-    [math.comb(13, k) * math.factorial(26 - k) / math.factorial(26) for k in range(14)]
-)
+_PADE: Final = [math.comb(13, k) * math.factorial(26 - k) / math.factorial(26) for k in range(14)]
 """(26 - k)! 13! / (26! k! (13 - k)!), of x^k."""
 _PADE_MOST: Final = 5.371920351148152
 
@@ -393,17 +390,13 @@ def eigh(out: Array, x: Array) -> None:
     Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
     does not converge.
     """
-    with _refusing(_NO_CONVERGENCE):
-        write(out, *np.linalg.eigh(hermitian(finite(x))))
-    out[strange(x)] = np.nan
+    _write_eigen(out, x, lambda x: np.linalg.eigh(hermitian(x)))
 
 
 @internal(infer=lambda x: _real(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(4 / 3))
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
-    with _refusing(_NO_CONVERGENCE):
-        np.copyto(out, np.linalg.eigvalsh(hermitian(finite(x))))
-    out[strange(x)] = np.nan
+    _write_eigen(out, x, lambda x: [np.linalg.eigvalsh(hermitian(x))])
 
 
 @internal(infer=lambda x: _complex(_eigh(x)), flops=_cubic(25))
@@ -414,17 +407,22 @@ def eig(out: Array, x: Array) -> None:
     Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
     does not converge.
     """
-    with _refusing(_NO_CONVERGENCE):
-        write(out, *np.linalg.eig(finite(x)))
-    out[strange(x)] = complex(np.nan, np.nan)
+    _write_eigen(out, x, np.linalg.eig, complex(np.nan, np.nan))
 
 
 @internal(infer=lambda x: _complex(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(10))
 def eigvals(out: Array, x: Array) -> None:
     """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
+    _write_eigen(out, x, lambda x: [np.linalg.eigvals(x)], complex(np.nan, np.nan))
+
+
+def _write_eigen(
+    out: Array, x: Array, parts: Callable[[Array], Iterable[Array]], nan: complex = np.nan
+) -> None:
+    """Write the parts that numpy finds of each matrix, and nan for one with inf or nan."""
     with _refusing(_NO_CONVERGENCE):
-        np.copyto(out, np.linalg.eigvals(finite(x)))
-    out[strange(x)] = complex(np.nan, np.nan)
+        write(out, *parts(finite(x)))
+    out[strange(x)] = nan
 
 
 def strange(x: Array) -> Any:

@@ -82,10 +82,8 @@ def _floats(dtype: DType) -> Array:
     codes = np.arange(1 << of_exponent + of_fraction)
     exponent, fraction = codes >> of_fraction, codes & (1 << of_fraction) - 1
     bias, one = (1 << of_exponent - 1) - 1, 1 << of_fraction
-    normal = (exponent > 0) * one
-    magnitudes = np.ldexp(
-        np.float32(normal + fraction), np.maximum(exponent, 1) - bias - of_fraction
-    )
+    whole = np.float32((exponent > 0) * one + fraction)
+    magnitudes = np.ldexp(whole, np.maximum(exponent, 1) - bias - of_fraction)
     if dtype is f8e4m3:
         magnitudes[-1] = np.nan
     elif dtype is f8e5m2:

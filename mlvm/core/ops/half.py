@@ -178,8 +178,7 @@ def truncate(xp: Any, out: Any, x: Any) -> None:
     numpy would leave that to the processor. `xp` is numpy, or a library like it."""
     limits = np.iinfo(out.dtype)
     low, end = float(limits.min), float(limits.max + 1)  # both exact in x's dtype
-    inside = (x >= low) & (x < end)
-    xp.copyto(out, xp.where(inside, x, x.dtype.type(0)), casting="unsafe")
+    xp.copyto(out, xp.where((x >= low) & (x < end), x, x.dtype.type(0)), casting="unsafe")
     xp.copyto(out, out.dtype.type(limits.min), where=x < low)
     xp.copyto(out, out.dtype.type(limits.max), where=x >= end)
 

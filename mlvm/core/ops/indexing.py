@@ -102,10 +102,9 @@ def _index_set(
 def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorType:
     require("integer", indices)
     axis = normalize_axis(axis, x.ndim)
-    result = x.with_shape(indices.shape)
     if _without(indices.shape, axis) != _without(x.shape, axis) or indices.ndim != x.ndim:
         raise ShapeError(f"expected x and indices of the same shape but for axis {axis}")
-    return result
+    return x.with_shape(indices.shape)
 
 
 def _scatter_add_along_axis(
@@ -334,9 +333,7 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
             where = np.argwhere((indices < lowest) | (indices >= length))[0].tolist()
             index = indices[tuple(where)]
             reason = f"index {index} at position {where} is out of range for length {length}"
-            error = PositionRefused(reason)
-            error.position = where
-            raise error
+            raise PositionRefused(reason, where)
         if low < 0:
             indices = np.where(indices < 0, indices.astype(np.intp) + length, indices)
     return indices.astype(np.intp, copy=False)
@@ -355,11 +352,9 @@ def _flat(places: Array, shape: Shape, axis: int) -> Array:
 
 def _along(indices: Array, shape: Shape, axis: int) -> Array:
     """`_flat` for indices that have the axes of `shape`. The result has the indices' shape."""
-    places = _positions(indices, shape[axis])
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return _flat(places.reshape(before, indices.shape[axis], behind), shape, axis).reshape(
-        indices.shape
-    )
+    places = _positions(indices, shape[axis]).reshape(before, indices.shape[axis], behind)
+    return _flat(places, shape, axis).reshape(indices.shape)
 
 
 def _add_at(out: Array, updates: Array, places: Array) -> None:

@@ -92,8 +92,7 @@ def batch_contract(
     rows = math.prod(x.shape[:-1])
     if transpose_x and not transpose_y:
         # The batch and the inner axis are contracted together: one product.
-        x, y = x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1])
-        _contract(out, x, y)
+        _contract(out, x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1]))
         return
     batch = math.prod(x.shape[:-2])
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)

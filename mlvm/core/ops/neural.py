@@ -253,9 +253,7 @@ def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
     if bad.any():
         position = tuple(map(int, np.argwhere(bad)[0]))
         reason = f"label {labels[position]} at position {position} is none of the {classes} classes"
-        error = PositionRefused(f"{reason} 0 .. {classes - 1}")
-        error.position = position
-        raise error
+        raise PositionRefused(f"{reason} 0 .. {classes - 1}", position)
     return np.arange(labels.size), labels.reshape(-1)
 
 

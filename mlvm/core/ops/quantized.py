@@ -91,8 +91,7 @@ def _integer_conv2d(
         raise ShapeError(f"expected a kernel [out, height, width, channels], got {kernel}")
     outputs, *window, inputs = kernel.shape
     laid = TensorType(f32, (*window, inputs, outputs))
-    images = windows.convolution(x.with_dtype(f32), laid, **how)
-    return images.with_dtype(i32)
+    return windows.convolution(x.with_dtype(f32), laid, **how).with_dtype(i32)
 
 
 def _integer_conv2d_flops(*operands: TensorType, **how: Any) -> int:

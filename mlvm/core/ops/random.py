@@ -12,6 +12,7 @@ derived from a key never repeat the bits drawn with it.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -105,11 +106,14 @@ def fold_in(out: Array, key: Array, data: Array) -> None:
 # --- draws ---------------------------------------------------------------------------
 
 
-def _draw_float(key: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
+def _drawn(allowed: str, key: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
     require_key(key)
     drawn = TensorType(DType.named(dtype), shape)
-    require("float", drawn)
+    require(allowed, drawn)
     return drawn
+
+
+_draw_float, _draw_integer = partial(_drawn, "float"), partial(_drawn, "integer")
 
 
 @internal(infer=_draw_float)
@@ -128,8 +132,7 @@ def _bernoulli(key: TensorType, p: TensorType, shape: tuple[int, ...]) -> Tensor
     require_key(key)
     require("float", p)
     drawn = TensorType(bool_, shape)
-    if broadcast_shapes(p.shape, drawn.shape) != drawn.shape:
-        raise ShapeError(f"p of shape {p.shape} does not broadcast to shape {drawn.shape}")
+    _by(("p", p), shape=drawn.shape)
     return drawn
 
 
@@ -145,9 +148,7 @@ def bernoulli(out: Array, key: Array, p: Array, *, shape: tuple[int, ...]) -> No
 def _randint(
     key: TensorType, low: int, high: int, shape: tuple[int, ...], dtype: str
 ) -> TensorType:
-    require_key(key)
-    drawn = TensorType(DType.named(dtype), shape)
-    require("integer", drawn)
+    drawn = _draw_integer(key, shape, dtype)
     if low >= high:
         raise ArgumentError(f"low = {low} must be less than high = {high}")
     require_representable(low, drawn.dtype)
@@ -195,21 +196,13 @@ def gamma(out: Array, key: Array, a: Array, *, shape: tuple[int, ...], dtype: st
     """Values of the gamma distribution of shape `a`, which broadcasts to `shape`, and scale 1.
     Needs finite a > 0."""
     _require_all(a, (a > 0) & np.isfinite(a), "is no shape of a gamma distribution; a must be > 0")
-    drawn = generator(key).standard_gamma(a, size=out.shape, dtype=out.dtype.type)
-    np.copyto(out, drawn)
-
-
-def _count(key: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
-    require_key(key)
-    drawn = TensorType(DType.named(dtype), shape)
-    require("integer", drawn)
-    return drawn
+    np.copyto(out, generator(key).standard_gamma(a, size=out.shape, dtype=out.dtype.type))
 
 
 def _poisson(key: TensorType, rate: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
     require("float", rate)
     _by(("rate", rate), shape=shape)
-    return _count(key, shape, dtype)
+    return _draw_integer(key, shape, dtype)
 
 
 @internal(infer=_poisson)
@@ -227,7 +220,7 @@ def _binomial(
     require("integer", n)
     require("float", p)
     _by(("n", n), ("p", p), shape=shape)
-    return _count(key, shape, dtype)
+    return _draw_integer(key, shape, dtype)
 
 
 @internal(infer=_binomial)
@@ -250,7 +243,7 @@ def _multinomial(
     if not p.ndim or not p.shape[-1]:
         raise ShapeError("expected p with a last axis of one probability or more")
     _by(("n", n), ("p without its last axis", p.with_shape(p.shape[:-1])), shape=shape)
-    return _count(key, (*shape, p.shape[-1]), dtype)
+    return _draw_integer(key, (*shape, p.shape[-1]), dtype)
 
 
 @internal(infer=_multinomial)

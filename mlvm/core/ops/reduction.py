@@ -32,13 +32,8 @@ def _accumulator(x: TensorType, dtype: str | None) -> DType:
 
 
 def _accumulate(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None) -> TensorType:
+    x = x.with_dtype(i64) if x.dtype is bool_ else x
     return TensorType(_accumulator(x, dtype), reduced_shape(x.shape, axis, keepdims))
-
-
-def _count_or_accumulate(
-    x: TensorType, axis: Axis, keepdims: bool, dtype: str | None
-) -> TensorType:
-    return _accumulate(x.with_dtype(i64) if x.dtype is bool_ else x, axis, keepdims, dtype)
 
 
 def _mean(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
@@ -82,7 +77,7 @@ def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
 # --- sums ----------------------------------------------------------------------------
 
 
-@reduction(infer=_count_or_accumulate, precision="f32")
+@reduction(infer=_accumulate, precision="f32")
 def sum(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
@@ -111,7 +106,7 @@ def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> 
     np.divide(total, _count(x, axis), out, casting="same_kind")
 
 
-@reduction(infer=_count_or_accumulate, precision="f32")
+@reduction(infer=_accumulate, precision="f32")
 def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:

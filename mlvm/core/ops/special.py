@@ -7,7 +7,7 @@ as they are. Where a formula holds for a part of the numbers only, the others ge
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from mlvm.core.ops.erf import FAR_P, FAR_Q, NEAR_P, NEAR_Q, Coefficients
 from mlvm.core.types import Array, TensorType
 
 
-def _horner(coefficients: Coefficients, x: Array) -> Array:
-    """A polynomial, the highest power first."""
+def polynomial(coefficients: Coefficients, x: Any) -> Any:
+    """By Horner's rule, the highest power first, of an array or a tensor."""
     result = x * coefficients[0] + coefficients[1]
     for each in coefficients[2:]:
         result = result * x + each
@@ -58,11 +58,11 @@ def erfc(out: Array, x: Array) -> None:
     x = _wide(x)
     a = np.minimum(np.abs(x), 30.0)  # beyond, it is 0 or 2
     square = a * a
-    near = 1.0 - x * (_horner(NEAR_P, square) / _horner(NEAR_Q, square))
+    near = 1.0 - x * (polynomial(NEAR_P, square) / polynomial(NEAR_Q, square))
     z = 1.0 / np.where(a > 4.0, square, 16.0)
-    far = z * (_horner(_TAIL_P, z) / _horner(_TAIL_Q, z))
+    far = z * (polynomial(_TAIL_P, z) / polynomial(_TAIL_Q, z))
     far = (1 / math.sqrt(math.pi) - far) / np.where(a > 4.0, a, 4.0)
-    scaled = np.where(a > 4.0, far, _horner(FAR_P, a) / _horner(FAR_Q, a))
+    scaled = np.where(a > 4.0, far, polynomial(FAR_P, a) / polynomial(FAR_Q, a))
     upper = np.floor(16.0 * a) / 16.0  # of which the square is exact
     tail = np.exp(-upper * upper) * np.exp((upper - a) * (upper + a)) * scaled
     _put(out, np.where(a < 0.46875, near, np.where(x < 0, 2.0 - tail, tail)))
@@ -112,11 +112,11 @@ def erfinv(out: Array, x: Array) -> None:
     size = np.abs(x)
     q = np.minimum(size, 0.85) * 0.5
     r = 0.180625 - q * q
-    centre = q * (_horner(_CENTRE[0], r) / _horner(_CENTRE[1], r))
+    centre = q * (polynomial(_CENTRE[0], r) / polynomial(_CENTRE[1], r))
     inside = (size < 1.0) & (size > 0.85)
     r = np.sqrt(-np.log(np.where(inside, (1.0 - size) * 0.5, 0.25)))
-    middle = _horner(_MIDDLE[0], r - 1.6) / _horner(_MIDDLE[1], r - 1.6)
-    end = _horner(_END[0], r - 5.0) / _horner(_END[1], r - 5.0)
+    middle = polynomial(_MIDDLE[0], r - 1.6) / polynomial(_MIDDLE[1], r - 1.6)
+    end = polynomial(_END[0], r - 5.0) / polynomial(_END[1], r - 5.0)
     y = np.where(size <= 0.85, centre, np.where(r <= 5.0, middle, end)) * math.sqrt(0.5)
     y = np.where(size < 1.0, y, np.where(size == 1.0, np.inf, np.nan))
     _put(out, np.copysign(y, x))
@@ -160,11 +160,11 @@ def lgamma(out: Array, x: Array) -> None:
         product = np.where(above, product * y, product)
     u = np.where(y < 0.5, y, np.where(y < 1.5, y - 1.0, y - 2.0))
     u = np.where(size < 8.0, u, 0.0)
-    small = u * _horner(_LGAMMA, u) + np.log(product)
+    small = u * polynomial(_LGAMMA, u) + np.log(product)
     small = np.where(size < 1.5, small - np.log1p(u), small)
     small = np.where(size < 0.5, small - np.log(np.where(size < 0.5, size, 1.0)), small)
     large = np.where(size < 8.0, 8.0, size)
-    series = _horner(_STIRLING, 1.0 / (large * large)) / large
+    series = polynomial(_STIRLING, 1.0 / (large * large)) / large
     far = (large - 0.5) * (np.log(large) - 1.0) + (0.5 * math.log(2 * math.pi) - 0.5) + series
     result = np.where(size < 8.0, small, far)
     fraction = np.abs(np.sin(math.pi * (x - np.round(x))))
@@ -208,10 +208,10 @@ def digamma(out: Array, x: Array) -> None:
         added = np.where(above, added + 1.0 / y, added)
     centre = np.where(positive < 10.0, y, 1.5)
     t = 2.0 * centre - 3.0
-    small = (centre - _ROOT - _ROOT_REST) * (_horner(_DIGAMMA_P, t) / _horner(_DIGAMMA_Q, t))
+    small = (centre - _ROOT - _ROOT_REST) * (polynomial(_DIGAMMA_P, t) / polynomial(_DIGAMMA_Q, t))
     large = np.where(positive < 10.0, 10.0, positive)
     z = 1.0 / (large * large)
-    far = np.log(large) - 0.5 / large - z * _horner(_DIGAMMA_SERIES, z)
+    far = np.log(large) - 0.5 / large - z * polynomial(_DIGAMMA_SERIES, z)
     result = np.where(positive < 10.0, small + added, far)
     whole = x == np.round(x)
     away = np.tan(math.pi * np.where(whole, 0.25, x - np.round(x)))
@@ -247,11 +247,11 @@ def polygamma(out: Array, x: Array, *, n: int) -> None:
         b * (math.factorial(2 * k + n - 1) / (math.factorial(2 * k) * math.factorial(n)))
         for k, b in enumerate(_BERNOULLI, 1)
     ]
-    series = (1.0 / n + 0.5 / y + _horner(tuple(terms[::-1]), 1.0 / (y * y)) / (y * y)) * y**-n
+    series = (1.0 / n + 0.5 / y + polynomial(tuple(terms[::-1]), 1.0 / (y * y)) / (y * y)) * y**-n
     value = (total + series) * factorial
     whole = x == np.round(x)
     cotangent = 1.0 / np.tan(math.pi * np.where(whole, 0.25, x - np.round(x)))
-    turned = math.pi ** (n + 1) * _horner(_cotangent_slope(n), cotangent)
+    turned = math.pi ** (n + 1) * polynomial(_cotangent_slope(n), cotangent)
     value = np.where(x < 0.0, -value - turned, value if n % 2 else -value)
     _put(out, np.where(whole & (x <= 0.0), np.inf if n % 2 else np.nan, value))
 

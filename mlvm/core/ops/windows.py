@@ -143,8 +143,7 @@ def _window_elements(
 
 def _patches(x: TensorType, window: Pair, pad_value: float = 0, **how: Any) -> TensorType:
     require("float", x)
-    grid = _grid(x.shape, window, **how)
-    return x.with_shape((x.shape[0], *grid, *window, x.shape[3]))
+    return x.with_shape((x.shape[0], *_grid(x.shape, window, **how), *window, x.shape[3]))
 
 
 @op(infer=_patches, public=False)
@@ -358,8 +357,7 @@ def conv2d_kernel_vjp(
 
 def _pool(x: TensorType, window: Pair, **how: Any) -> TensorType:
     require("float", x)
-    grid = _grid(x.shape, window, **how)
-    return x.with_shape((x.shape[0], *grid, x.shape[3]))
+    return x.with_shape((x.shape[0], *_grid(x.shape, window, **how), x.shape[3]))
 
 
 @op(infer=_pool)
@@ -395,8 +393,7 @@ def max_pool2d_vjp(
     every = _windows(framed, window, stride, dilation)
     chosen = every == every.max((3, 4), keepdims=True)
     shares = g / np.add.reduce(chosen, (3, 4), g.dtype)
-    sums = _window_elements(frame, g.shape[1:3], window, stride, dilation)
-    for (i, j), elements in sums:
+    for (i, j), elements in _window_elements(frame, g.shape[1:3], window, stride, dilation):
         elements += chosen[:, :, :, i, j] * shares
     out[...] = frame[_inside(out.shape, padding)]
 
@@ -408,7 +405,6 @@ def avg_pool2d(
     """The mean of each window, channel by channel. Padding counts as zeros: at the border, too,
     the divisor is the size of the window."""
     out[...] = 0
-    padded = _pad(x, padding)
-    for _, elements in _window_elements(padded, out.shape[1:3], window, stride, dilation):
+    for _, elements in _window_elements(_pad(x, padding), out.shape[1:3], window, stride, dilation):
         out += elements
     out /= math.prod(window)

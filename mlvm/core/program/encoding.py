@@ -31,6 +31,16 @@ _PER_ITEM: Final = 64  # bytes of a small object and of its place among others
 T = TypeVar("T")
 
 
+def varint(number: int) -> bytes:
+    """A number as protobuf has it: 7 bits a byte, ten bytes for a negative one."""
+    number &= (1 << 64) - 1
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
 class Kind(Enum):
     """Kind of a message; the number stands in its header."""
 

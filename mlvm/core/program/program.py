@@ -98,6 +98,11 @@ class Function(NamedTuple):
     nresults: Count
     code: tuple[Instruction, ...]
 
+    @property
+    def targets(self) -> set[int]:
+        """The pcs that it jumps to."""
+        return {i.immediates[0] for i in self.code if "label" in i.opcode.immediates}
+
 
 class Program:
     """Functions, of which `main` is the entry, and a pool of constants.

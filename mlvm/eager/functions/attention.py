@@ -54,8 +54,7 @@ def scaled_dot_product_attention(
         ml.scaled_dot_product_attention(x, x, x, dropout=2.0)  # ArgumentError
         ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
-    types = (type_of(query), type_of(key), type_of(value))
-    if min(type.ndim for type in types) < 2:
+    if min(type_of(x).ndim for x in (query, key, value)) < 2:
         raise ShapeError("expected query, key and value of two axes or more")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
@@ -230,8 +229,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _angles(positions: Tensor, features: int, base: float) -> Tensor:
     """Return position base^(-2 i / features) for i below features / 2: f64[..., features / 2]. In
     f32, the angles of late positions would be inaccurate."""
-    type = type_of(positions)
-    if not type.dtype.is_integer:
+    if not type_of(positions).dtype.is_integer:
         raise DTypeError("expected integers as positions")
     if features < 2 or features % 2:
         raise ArgumentError(f"expected an even number of features, got {features}")

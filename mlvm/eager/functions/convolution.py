@@ -353,8 +353,7 @@ def _turned(
     turned = op.flip(reshape(swapped, (*window, each, groups * inputs)), axis=tuple(range(axes)))
     span = span_of(tuple(window), dilation)
     sides = tuple([(n - 1 - a, n - 1 - b) for n, (a, b) in zip(span, padding, strict=True)])
-    stride = (1,) * axes
-    return op.conv2d(x, turned, stride=stride, padding=sides, dilation=dilation, groups=groups)
+    return op.conv2d(x, turned, stride=(1,) * axes, padding=sides, dilation=dilation, groups=groups)
 
 
 def _spread(x: Tensor, kernel: Tensor, groups: int) -> Tensor:

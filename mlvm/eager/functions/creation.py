@@ -279,8 +279,7 @@ def full_like(
         ml.full_like(v, v)  # ShapeError
     """
     type, where = type_of(x), x.arena.vm if device is None else device
-    target = type.dtype if dtype is None else dtype
-    return _filled(type.shape, fill_value, target, where)
+    return _filled(type.shape, fill_value, type.dtype if dtype is None else dtype, where)
 
 
 @public

@@ -132,8 +132,7 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
     """
     [along] = axes_of(axis, x)
     if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
-        types = (x.type, indices.type)
-        lengths = [[*each.shape] for each in types]
+        lengths = [[*each.shape] for each in (x.type, indices.type)]
         counts = [each.pop(along) for each in lengths]
         others = rules.broadcast_shapes(*map(tuple, lengths))
         x, indices = (

@@ -17,7 +17,7 @@ from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.errors import LinAlgError as LinAlgError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
-from mlvm.core.types import DType, TensorType, promote
+from mlvm.core.types import TensorType, promote
 from mlvm.eager.functions import shapes
 from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import eye
@@ -180,15 +180,14 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
     """Return an axis of two tensors that broadcast, counted from the last."""
-    types = type_of(x1), type_of(x2)
+    ndims = type_of(x1).ndim, type_of(x2).ndim
     axis = integer(axis, "axis")
-    if axis >= 0 and types[0].ndim != types[1].ndim:
+    if axis >= 0 and ndims[0] != ndims[1]:
         raise ArgumentError(
-            f"axis {axis} is another one in each, of {types[0].ndim} and {types[1].ndim} "
-            f"dimensions; count from the last, as in axis=-1"
+            f"axis {axis} is another one in each, of {ndims[0]} and {ndims[1]} dimensions; count "
+            f"from the last, as in axis=-1"
         )
-    ndim = min(types[0].ndim, types[1].ndim)
-    return normalize_axis(axis, ndim) - ndim
+    return normalize_axis(axis, min(ndims)) - min(ndims)
 
 
 @public
@@ -209,8 +208,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
         ml.tensordot(x, x, axes=((5,), (0,)))  # AxisRefused
         ml.linalg.tensordot(x, x, axes=((5,), (0,)))  # AxisRefused
     """
-    types = type_of(x1), type_of(x2)
-    first, second = _contracted(axes, types)
+    first, second = _contracted(axes, (type_of(x1), type_of(x2)))
     rows = [i for i in range(x1.ndim) if i not in first]
     wide = [i for i in range(x2.ndim) if i not in second]
     inner = math.prod(x1.shape[i] for i in first)
@@ -339,8 +337,7 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     Refuses:
         ml.linalg.trace(x, dtype="bool")  # DTypeError
     """
-    target = None if dtype is None else DType.of(dtype).name
-    return op.sum(diagonal(x, offset=offset), axis=-1, dtype=target)
+    return op.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 
 # --- factors and equations -----------------------------------------------------------

@@ -404,8 +404,7 @@ def triplet_margin(
     Refuses:
         ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
     """
-    type = _require_alike(anchor, positive, negative)
-    if not type.ndim:
+    if not _require_alike(anchor, positive, negative).ndim:
         raise ShapeError("a vector has an axis, which a scalar lacks")
     power = _positive(p, "p")
 

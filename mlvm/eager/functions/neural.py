@@ -100,8 +100,7 @@ def embedding_bag(
             return zeros((*indices.shape[:-1], embedding.shape[1]), dtype=embedding.dtype)
         return {"sum": op.sum, "mean": op.mean, "max": op.max}[mode](rows, axis=-2)
     count = offsets.shape[0] + 1  # bag 0 is what stands before the first offset
-    places = arange(indices.shape[0], dtype=offsets.dtype)
-    bags = searchsorted(offsets, places, side="right")
+    bags = searchsorted(offsets, arange(indices.shape[0], dtype=offsets.dtype), side="right")
     y = op.scatter_add(rows, bags, axis=0, length=count)
     if mode == "mean":
         once = ones((indices.shape[0], 1), dtype=rows.dtype)

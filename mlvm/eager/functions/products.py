@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import is_real, require
-from mlvm.core.types import DType, i64, u8
+from mlvm.core.types import i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
@@ -150,8 +150,7 @@ def trace(
         ml.trace(x, 0, 0, 5)  # AxisRefused
         ml.trace(x, dtype="bool")  # DTypeError
     """
-    target = None if dtype is None else DType.of(dtype).name
-    return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=target)
+    return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=dtype)
 
 
 @public

@@ -725,8 +725,7 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
     target = DType.of(dtype)
     if target.kind not in ("signed", "float"):
         raise DTypeError(f"{target} has no -1")
-    drawn = bernoulli(shape, key=key)
-    return op.where(drawn, constant(1, target), constant(-1, target))
+    return op.where(bernoulli(shape, key=key), constant(1, target), constant(-1, target))
 
 
 @public

@@ -118,9 +118,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     order = integers(axes, "axes")
     result = inferred(one_op("permute_dims", axes=order), x)
     long = [i % x.ndim for i in order if x.shape[i] != 1]
-    if long == sorted(long):
-        return _shaped(x, result.shape)
-    return op.permute_dims(x, axes=order)
+    return _shaped(x, result.shape) if long == sorted(long) else op.permute_dims(x, axes=order)
 
 
 @public
@@ -232,8 +230,7 @@ def broadcast_to(x: Tensor, /, shape: Ints) -> Tensor:
                 [1., 2.]], f32[2,2])
     """
     lengths = integers(shape, "shape")
-    result = inferred(one_op("broadcast_to", shape=lengths), x)
-    if result.size == x.size:
+    if inferred(one_op("broadcast_to", shape=lengths), x).size == x.size:
         return reshape(x, lengths)
     return op.broadcast_to(x, shape=lengths)
 
@@ -266,8 +263,7 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
         >>> [x.shape for x in ml.broadcast_arrays(ml.zeros((2, 1)), ml.zeros(3))]
         [(2, 3), (2, 3)]
     """
-    types = [type_of(x) for x in arrays]
-    shape = rules.broadcast_shapes(*[type.shape for type in types])
+    shape = rules.broadcast_shapes(*[type_of(x).shape for x in arrays])
     return tuple([broadcast_to(x, shape) for x in arrays])
 
 
@@ -371,8 +367,7 @@ def vstack(arrays: Iterable[Tensor], /) -> Tensor:
     Refuses:
         ml.vstack([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])  # DTypeError
     """
-    xs = _operands(arrays)
-    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs])
+    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in _operands(arrays)])
 
 
 @public

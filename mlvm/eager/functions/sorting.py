@@ -93,8 +93,7 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
         raise ArgumentError(f"expected k of at most {x.shape[along]}, got {count}")
-    order = argsort(x, axis=along, descending=True)
-    indices = part(order, along, span(count))
+    indices = part(argsort(x, axis=along, descending=True), along, span(count))
     return op.take_along_axis(x, indices, axis=along), indices
 
 
@@ -397,8 +396,7 @@ def interp(
     wide = x1 - x0
     wide = op.where(op.equal(wide, 0.0), constant(1.0, wide.dtype), wide)
     y = between(f0, f1, (x - x0) / wide)
-    ends = [(op.less, 0, left), (op.greater, n - 1, right)]
-    for is_beyond, at, value in ends:
+    for is_beyond, at, value in [(op.less, 0, left), (op.greater, n - 1, right)]:
         end = part(fp, 0, span(at, at + 1)) if value is None else as_operand(value, y)
         end = reshape(end, ()) if end.size == 1 else end
         edge = reshape(part(xp, 0, span(at, at + 1)), ())

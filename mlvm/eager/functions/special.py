@@ -4,9 +4,9 @@ functions that are not ops."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
+from mlvm.core.ops.special import polynomial
 from mlvm.core.rules import require
 from mlvm.core.types import bool_
 from mlvm.eager.functions.arguments import integer, type_of
@@ -256,13 +256,5 @@ def i0(x: Tensor, /) -> Tensor:
     inner = op.where(near, x, constant(0.0, x.dtype))
     outer = op.where(near, constant(8.0, x.dtype), size)
     root = op.exp(outer * 0.5)  # of which the square overflows where the result does
-    far = root * (_polynomial(_I0_FAR, 16.0 / outer - 1.0) * op.rsqrt(outer)) * root
-    return op.where(near, _polynomial(_I0_NEAR, op.square(inner) * 0.25), far)
-
-
-def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Evaluate a polynomial by Horner's rule, the highest power first."""
-    result = x * coefficients[0] + coefficients[1]
-    for each in coefficients[2:]:
-        result = result * x + each
-    return result
+    far = root * (polynomial(_I0_FAR, 16.0 / outer - 1.0) * op.rsqrt(outer)) * root
+    return op.where(near, polynomial(_I0_NEAR, op.square(inner) * 0.25), far)

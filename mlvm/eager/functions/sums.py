@@ -34,8 +34,7 @@ def std(
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
     """
-    variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
-    return op.sqrt(variance)
+    return op.sqrt(op.var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
 @public
@@ -130,13 +129,12 @@ def cumulative_sum(
     Refuses:
         ml.cumulative_sum(v, dtype="bool")  # DTypeError
     """
-    target = None if dtype is None else DType.of(dtype)
     x = _counted(x)
     if not include_initial:
-        return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
+        return op.cumulative_sum(x, axis=axis, dtype=dtype, out=out)
     if out is not None:
         raise ArgumentError("out= is not supported with include_initial")
-    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
+    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=dtype), axis)
 
 
 def _counted(x: Tensor) -> Tensor:

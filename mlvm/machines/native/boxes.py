@@ -60,8 +60,7 @@ class Boxes:
         merged, out_at, in_at = _upward(shape, out, into, out_at, in_at)
         size = self.itemsize
         if merged and merged[-1][1:] == (size, size):
-            run = merged.pop()
-            size *= run.length
+            size *= merged.pop().length
         if not merged and reads and size > self.itemsize:
             units, work = -(-size // COPY_UNIT), size / 10
             self._add("copy", units, work, bytes=size, reads=reads, out_at=out_at, in_at=in_at)
@@ -174,6 +173,13 @@ class Boxes:
         self, kernel: str, units: int, work: float, rest: Sequence[int] = (), **integers: int
     ) -> None:
         self._parts.append(kernel_call(kernel, self.nparams, units, work, integers, rest=rest))
+
+
+def moved(out: TensorType, into: Strides, in_at: int = 0) -> KernelCall | None:
+    """Plan a copy of the operand, read by the strides `into`."""
+    boxes = Boxes(out.dtype.itemsize)
+    boxes.copy(out.shape, strides(out), into, in_at=in_at)
+    return boxes.call()
 
 
 def _upward(

@@ -78,8 +78,7 @@ def is_native(native: bool | None) -> bool:
     if native and simd and simd not in here:
         lacking = why_lacking(simd) if simd in simd_sets() else "this build has no such set"
         lacking += f", and compiling it failed: {_FAILURE}" if _FAILURE else ""
-        wrong = f"MLVM_SIMD={simd}: {lacking}"
-        raise MachineError(f"{wrong}; there are {' '.join(here)}")
+        raise MachineError(f"MLVM_SIMD={simd}: {lacking}; there are {' '.join(here)}")
     return native
 
 

@@ -221,8 +221,7 @@ class HostCall:
 
     def error(self, message: bytes | None) -> None:
         """Raise the error that the function reports."""
-        text = (message or b"an error without a message").decode(errors="replace")
-        raise HostFunctionError(text)
+        raise HostFunctionError((message or b"an error without a message").decode(errors="replace"))
 
     def refuse(self, params: Sequence[Value]) -> None:
         """Raise the error of a parameter that has no C type."""

@@ -198,14 +198,8 @@ class Parts:
         for native, run in groupby(chain.links, lambda link: _has_row(chain, link, inferred)):
             links = [link.renumbered(place) for link in run]
             part = _call_of(links, all_types) if native and len(links) > 1 else None
-            self.parts += (
-                [part]
-                if part is not None
-                else [
-                    _Part(chain.kernel(link.op), (link.target, *link.sources), link.attributes)
-                    for link in links
-                ]
-            )
+            alone = [_Part(chain.kernel(x.op), (x.target, *x.sources), x.attributes) for x in links]
+            self.parts += alone if part is None else [part]
 
     def run(self, pool: Pool, params: Sequence[Array]) -> None:
         temporaries = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self.temporaries]

@@ -61,14 +61,8 @@ class Flat:
             return [entry, len(ends[0]), *pairs[0], len(ends[1]), *pairs[1]]
         if kind == "take":
             to, of_, index, length, nbytes, dtype = rest
-            return [
-                to,
-                of_,
-                size(length * nbytes),
-                length,
-                size(nbytes),
-                *self._index(index, dtype),
-            ]
+            row = size(length * nbytes), length, size(nbytes)
+            return [to, of_, *row, *self._index(index, dtype)]
         if kind == "put":
             to, value, index, length, count, nbytes, dtype = rest
             sizes = size(length * nbytes), length, size(count * nbytes), count

@@ -100,8 +100,7 @@ class Site:
             allowed = range(1, 1 + callee.op.in_place)
         elif isinstance(callee, Fused):
             chain: Chain = attributes["chain"]
-            operands = range(chain.outputs, len(types))
-            allowed = [j for j in operands if chain.may_replace(out, j)]
+            allowed = [j for j in range(chain.outputs, len(types)) if chain.may_replace(out, j)]
         return sum(1 << j for j in allowed if j < len(types) and types[j] is types[out])
 
     def perform(self, params: list[Value]) -> Sequence[Value]:
@@ -304,19 +303,11 @@ class Patched:
         """Return the linked program, and the arrays as its types."""
         if self._full is None or self._full[0] != int(functions.version):
             program, types = self.variant.full()
-            arrays = tuple(map(_array_as, self.operands, types))
+            arrays = tuple(map(TensorType.over, types, self.operands))
             code = link.link(program, functions, verify(program, functions, types))
             code = link.bind(code, arrays, self.workspace, checked=True)
             self._full = int(functions.version), code, arrays
         return self._full[1:]
-
-
-def _array_as(array: Array, type: TensorType) -> Array:
-    """Return an array's memory from its beginning on, as another type."""
-    if array.dtype == type.dtype.numpy and array.shape == type.array_shape:
-        return array
-    memory = array.reshape(-1).view(np.uint8)[: type.nbytes]
-    return memory.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseException | None]:
@@ -395,8 +386,7 @@ def open_fast_path(vm: VM, pool: Pool) -> FastPath:
             vm = vm_of()
             assert vm is not None  # it runs
             try:
-                codes = [code, *prepared.called]
-                return _resume(ended, codes, arrays, vm._store, vm.functions)
+                return _resume(ended, [code, *prepared.called], arrays, vm._store, vm.functions)
             finally:  # else an error would keep itself alive by its traceback
                 del ended
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mlvm.core.errors import LimitExceeded, OutOfMemory
-from mlvm.core.machine.callee import OpFresh, Value
+from mlvm.core.machine.callee import OpFresh, Value, is_tensor
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import TensorHandle
@@ -154,7 +154,7 @@ class BoundedVM(LocalVM):
         self._live.keep(nbytes)
 
     def _outputs(self, stack: list[Value]) -> list[Array]:
-        nbytes = sum(x.nbytes + _PER_ARRAY for x in stack if not isinstance(x, (int, str)))
+        nbytes = sum(x.nbytes + _PER_ARRAY for x in filter(is_tensor, stack))
         if nbytes > self.limits.launch_bytes:
             most = self.limits.launch_bytes
             raise OutOfMemory(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
@@ -293,7 +293,6 @@ class _BoundedFresh(OpFresh):
             nbytes = type.nbytes
         self._live.check(nbytes + _PER_ARRAY)
         results = super().call(params, attributes)
-        for array in results:
-            if not isinstance(array, (int, str)):
-                self._live.add(array)
+        for array in filter(is_tensor, results):
+            self._live.add(array)
         return results

@@ -9,7 +9,6 @@ the post.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from mlvm.core.errors import (
     brief,
     user_place,
 )
+from mlvm.core.locks import after_fork
 from mlvm.core.observe import explaining
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
@@ -190,8 +190,7 @@ class RemoteVM(Closing, WireVM):
 
     def _end(self, why: str) -> None:
         """Let no call go to the server from now on."""
-        if self._lost is None:
-            self._lost = why
+        self._lost = self._lost or why
         if self.fast_path is not None:
             self.fast_path.instrumented = True  # eager calls take the slow path, which raises
         self._stream.close()
@@ -199,9 +198,8 @@ class RemoteVM(Closing, WireVM):
     def _leave_to_parent(self) -> None:
         """Leave the connection to the parent, in a forked process, where no thread holds a lock."""
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        self._lost = self._lost or "this process was forked, and the connection is its parent's"
         self._stream.socket.close()  # the descriptor alone: a shutdown would reach the parent
-        self._end(self._lost)
+        self._end("this process was forked, and the connection is its parent's")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or isinstance(error, GeneratorExit):
@@ -453,13 +451,10 @@ def _close_all() -> None:
             stack.callback(vm.close)
 
 
+@after_fork
 def _leave_all_to_parent() -> None:
     for vm in list(_vms):
         vm._leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _parts_of(kind: Kind, name: str, args: Sequence[Any]) -> list[Buffer]:

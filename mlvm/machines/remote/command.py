@@ -46,8 +46,7 @@ def add_commands(commands: Commands) -> None:
     ):
         add = commands.add_parser(name, help=text, description=text).add_argument
         add("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH")
-        secret = f"the server's secret; else {VARIABLE} names it"
-        add("--secret-file", metavar="FILE", help=secret)
+        add("--secret-file", metavar="FILE", help=f"the server's secret; else {VARIABLE} names it")
         tls = "encrypted; PEM has the certificates to trust, if not the system's"
         add("--tls", nargs="?", const=True, default=False, metavar="PEM", help=tls)
         add("--timeout", **_SECONDS, default=10.0, help="seconds to wait at most")
@@ -241,8 +240,7 @@ def top(options: argparse.Namespace, version: str) -> None:
         before: dict[Any, tuple[float, int]] = {}
         while True:
             status = observer.status()
-            now = time.monotonic()
-            rates = _rates(status, before, now)
+            rates = _rates(status, before, time.monotonic())
             if options.json:
                 print(json.dumps({**status, "launches_per_second": rates(None)}), flush=True)
             else:

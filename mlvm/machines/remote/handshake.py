@@ -63,7 +63,6 @@ class Hello:
     vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key
     name: the client's name in the server's log; for "interrupt" the number of a message
     has_secret: the client will prove that it knows a secret
-    nonce: `NONCE` random bytes
     user: user of the secret, which the server learns from the proof
     """
 
@@ -71,7 +70,6 @@ class Hello:
     vm: str = ""
     name: str = ""
     has_secret: bool = False
-    nonce: bytes = b""
     user: str = ""
 
 
@@ -203,8 +201,7 @@ def greet(
     first = pack(Greeting.hello, writer.body())
     with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
         send(sock, first, deadline)
-    challenge = _expect(sock, Greeting.challenge, deadline)
-    heard = first, challenge, _channel(sock)
+    heard = first, _expect(sock, Greeting.challenge, deadline), _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))
     with suppress(ConnectionLost):
         send(sock, proof, deadline)
@@ -319,7 +316,7 @@ def _read_hello(message: bytes) -> Hello:
         raise EncodingError("a hello has a nonce, and says whether there is a secret")
     if max(map(len, (wants, vm, name))) > MOST_NAME:
         raise EncodingError(f"a name has {MOST_NAME} characters at most")
-    return Hello(wants, vm, name, has_secret, nonce)
+    return Hello(wants, vm, name, has_secret)
 
 
 def _refused(sock: socket.socket, reason: str, deadline: float) -> AccessRefused:

@@ -165,8 +165,7 @@ class Processes:
             assert self._to_nursery is not None
             self._living.append(process)
             self._selector.register(ours.socket, selectors.EVENT_READ, process)
-            request = {"name": name, "shared": shared, "nice": nice}
-            self._to_nursery.send(request, theirs.socket)
+            self._to_nursery.send({"name": name, "shared": shared, "nice": nice}, theirs.socket)
         theirs.abandon()
         return process
 
@@ -248,8 +247,7 @@ class Processes:
     def statuses(self) -> list[dict[str, Any]]:
         """Return the status of each process, as `Server.status`; of a busy one, its previous
         status."""
-        with self._lock:
-            living = list(self._living)
+        living = self._living.copy()
         for each in living:
             if not each.status_pending:
                 each.status_pending = True
@@ -264,9 +262,7 @@ class Processes:
 
     def send_all(self, do: str, **facts: Any) -> None:
         """Send a request to all processes."""
-        with self._lock:
-            living = list(self._living)
-        for each in living:
+        for each in self._living.copy():  # without the lock: to copy is one step
             each.send(do, **facts)
 
     def close(self) -> None:

@@ -858,8 +858,7 @@ class _BoundedSession(Session):
     def perform(self, name: str, args: list[Any]) -> Any:
         result = super().perform(name, args)
         if name == "load_program":
-            available = self._limits.program_bytes - self.program_bytes
-            size = available - self._arriving.remaining
+            size = self._limits.program_bytes - self.program_bytes - self._arriving.remaining
             self.program_bytes += size - self._sizes.get(args[0], 0)
             self._sizes[args[0]] = size
         elif name == "drop_program":

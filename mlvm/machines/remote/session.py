@@ -231,11 +231,8 @@ class Session(WireServer):
         """Receive the elements of a `write` directly into the tensor."""
         handle, type = reader.integer(), reader.type()
         own = self.vm.type_of(handle)
-        check_array(
-            np.broadcast_to(np.zeros((), type.dtype.numpy), type.array_shape),
-            own,
-            f"write to {own}",
-        )
+        like = np.broadcast_to(np.zeros((), type.dtype.numpy), type.array_shape)
+        check_array(like, own, f"write to {own}")
         if type.nbytes != reader.remaining:
             raise reader.error(f"{type} has {type.nbytes} bytes, not {reader.remaining}")
         self.vm.make_writable([handle])

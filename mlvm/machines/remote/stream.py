@@ -409,6 +409,5 @@ class Incoming(Received):
 
 
 def _lost(error: OSError) -> ConnectionLost:
-    slow = isinstance(error, (TimeoutError, BlockingIOError))
-    why = "timeout" if slow else error.strerror
+    why = "timeout" if isinstance(error, (TimeoutError, BlockingIOError)) else error.strerror
     return ConnectionLost(f"the connection is lost: {why or error}")

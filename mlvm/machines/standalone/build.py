@@ -456,8 +456,7 @@ def _arrays(planned: Planned) -> Iterator[Array]:
             home, at, nbytes = (role, 0), place, planned.scratch
         if home not in homes:
             homes[home] = aligned_array(TensorType(u8, (nbytes,)))
-        memory = homes[home][at : at + type.nbytes]
-        yield memory.view(type.dtype.numpy).reshape(type.array_shape)
+        yield type.over(homes[home][at:])
 
 
 def _depth(steps: Steps, most: int) -> int:

@@ -128,9 +128,8 @@ def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: 
     dtype, count, kv_heads = q.dtype, at["q_num_heads"], at["kv_num_heads"]
     rule = at.get("update_rule", "gated_delta")
     n, t, _ = q.shape
-    q, k, v = (
-        ml.astype(heads(x, h), ml.float32) for x, h in ((q, count), (k, kv_heads), (v, kv_heads))
-    )
+    pairs = (q, count), (k, kv_heads), (v, kv_heads)
+    q, k, v = (ml.astype(heads(*pair), ml.float32) for pair in pairs)
     dk, dv = k.shape[3], v.shape[3]
     state = ml.zeros((n, kv_heads, dk, dv)) if past is None else ml.astype(past, ml.float32)
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(dk)

@@ -50,14 +50,11 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
     count = None if most is None else _element(most, int)
     goes_on = True if condition is None else _element(condition, bool)
     fixed = body.outputs[0] in body.constants or body.outputs[0] == body.inputs[1]
-    if (
-        goes_on is None
-        or (blocks.is_recorded() and not fixed)
-        or (most is not None and count is None)
-    ):
+    unknown = goes_on is None or (most is not None and count is None)
+    if unknown or (blocks.is_recorded() and not fixed):
         return _recorded(at, most, condition, state, stack_count)
     is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
-    if is_long and fixed and not any(isinstance(x, (list, type(None))) for x in state):
+    if is_long and not any(isinstance(x, (list, type(None))) for x in state):
         with suppress(CaptureError, DTypeError, ShapeError):  # a turn is not like the others
             return _scanned(at, count or 0, state, stack_count)
     rows: list[list[Value]] = [[] for _ in range(stack_count)]
@@ -94,8 +91,7 @@ def _scanned(at: Call, count: int, state: Any, stack_count: int) -> Value:
     frame, body = at.scope, at["body"]
 
     def turn(values: Any, i: Any) -> Any:
-        results = frame.call(body, [i, np.asarray(True), *values])
-        after = [tensor(x) for x in results[1:]]
+        after = [tensor(x) for x in frame.call(body, [i, np.asarray(True), *values])[1:]]
         return after[: len(values)], after[len(values) :]
 
     final, rows = ml.scan(turn, [tensor(x) for x in state], ml.arange(count, dtype=ml.int64))
@@ -116,12 +112,8 @@ def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: 
         return ml.logical_and(ml.less(values[0], ml.reshape(limit, ())), ml.reshape(values[1], ()))
 
     def turn(values: Any) -> Any:
-        results = frame.call(body, values)
-        return [
-            values[0] + 1,
-            ml.reshape(tensor(results[0]), ()),
-            *(tensor(x) for x in results[1:]),
-        ]
+        goes_on, *results = [tensor(x) for x in frame.call(body, values)]
+        return [values[0] + 1, ml.reshape(goes_on, ()), *results]
 
     first = [ml.asarray(0, dtype=ml.int64), ml.reshape(start, ()), *(tensor(x) for x in state)]
     final: Any = ml.while_loop(more, turn, first)

@@ -11,7 +11,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.ops import half
-from mlvm.core.types import DType, bool_
+from mlvm.core.types import DType
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
 from mlvm.onnx.few import rounded, wrapped
 from mlvm.onnx.table import TABLE, Call, Op, enter_all, op
@@ -126,7 +126,7 @@ def is_inf(at: Call, x: Any) -> Any:
     if up and down:
         return xp.isinf(x)
     if not up and not down:
-        return xp.astype(xp.zeros_like(x), xp.bool if xp is np else bool_)
+        return xp.astype(xp.zeros_like(x), xp.bool)
     return xp.logical_and(xp.isinf(x), xp.greater(x, 0) if up else xp.less(x, 0))
 
 

@@ -125,8 +125,7 @@ def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | 
             "floor": np.floor,
             "ceil": np.ceil,
         }
-        nearest = rules[rule](place)
-        matrix[rows, np.clip(nearest, 0, n - 1).astype(int)] = 1.0
+        matrix[rows, np.clip(rules[rule](place), 0, n - 1).astype(int)] = 1.0
         return matrix
     first = np.floor(place)
     t = place - first
@@ -213,9 +212,8 @@ def affine_grid(at: Call, theta: Any, size: Any) -> Any:
         lines = [np.linspace(-1, 1, n) for n in places]
     grid = np.meshgrid(*lines, indexing="ij")[::-1]
     points = np.stack([*grid, np.ones(places)], axis=-1).reshape(-1, len(places) + 1)
-    y = ml.matmul(
-        ml.asarray(points.astype(np.float32), dtype=theta.dtype), ml.matrix_transpose(theta)
-    )
+    rows = ml.asarray(points.astype(np.float32), dtype=theta.dtype)
+    y = ml.matmul(rows, ml.matrix_transpose(theta))
     return ml.reshape(y, (theta.shape[0], *places, len(places)))
 
 
@@ -243,11 +241,9 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
         picture = x[int(image)]
         parts = []
         for (r, a), (q, b) in ((p, k) for p in _pair(ys, height) for k in _pair(xs, width)):
-            share = ml.asarray(
-                (a[:, None] * b[None, :])[..., None].astype(np.float32), dtype=x.dtype
-            )
+            share = (a[:, None] * b[None, :])[..., None].astype(np.float32)
             part = ml.take(ml.take(picture, ml.asarray(r), axis=0), ml.asarray(q), axis=1)
-            parts.append(part * share)
+            parts.append(part * ml.asarray(share, dtype=x.dtype))
         cells = ml.reshape(reduce(combined, parts), (ph, rows, pw, columns, c))
         regions.append(over_cells(cells, axis=(1, 3)))
     return channels_second(ml.stack(regions))
@@ -307,10 +303,8 @@ def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any 
         base = rows + k // kw * dilation[0], columns + k % kw * dilation[1]
         at_y = moved[:, :, k, 0] + ml.asarray(base[0].astype(np.float32), dtype=x.dtype)
         at_x = moved[:, :, k, 1] + ml.asarray(base[1].astype(np.float32), dtype=x.dtype)
-        grid = ml.stack(
-            [at_x * (2.0 / max(width - 1, 1)) - 1.0, at_y * (2.0 / max(height - 1, 1)) - 1.0],
-            axis=-1,
-        )
+        pairs = (at_x, width), (at_y, height)
+        grid = ml.stack([v * (2.0 / max(m - 1, 1)) - 1.0 for v, m in pairs], axis=-1)
         part = ml.grid_sample(image, ml.reshape(grid, (n * parts, oh, ow, 2)), align_corners=True)
         if mask is not None:
             share = ml.reshape(mask, (n, parts, kh * kw, oh, ow))[:, :, k]

@@ -10,6 +10,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.ops.half import widened
+from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, enter_all, op
@@ -106,8 +107,7 @@ def unsqueeze(at: Call, x: Any, axes: Any = None) -> Any:
 
 @op("Concat", "raw")
 def concat(at: Call, *xs: Value) -> Value:
-    axis = at["axis"]
-    axis += xs[0].ndim if axis < 0 else 0
+    axis = normalize_axis(at["axis"], xs[0].ndim)
     if are_known(xs):
         return np.concatenate(xs, axis=axis)
     lies = [x.axes for x in xs if type(x) is PermutedTensor]
@@ -120,8 +120,7 @@ def concat(at: Call, *xs: Value) -> Value:
 
 @op("Split", "raw", host=[1])
 def split(at: Call, x: Value, sizes: Value = None) -> Value:
-    axis = at.get("axis", 0)
-    axis += x.ndim if axis < 0 else 0
+    axis = normalize_axis(at.get("axis", 0), x.ndim)
     length = x.shape[axis]
     lengths = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
     if not lengths:
@@ -216,11 +215,8 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
     ends = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
     fill = at.get("value", 0.0) if value is None else value
     if hasattr(fill, "shape"):
-        fill = (
-            np.ravel(widened(fill) if fill.dtype.kind == "V" else fill)[0].item()
-            if fill.size
-            else 0.0
-        )
+        values = np.ravel(widened(fill) if fill.dtype.kind == "V" else fill)
+        fill = values[0].item() if values.size else 0.0
     which = range(x.ndim) if axes is None else ints(axes, "axes of a pad")
     half = len(ends) // 2
     widths = [(0, 0)] * x.ndim
@@ -229,10 +225,9 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
     mode = at.get("mode", "constant")
     if is_known(x) and min(min(each) for each in widths) >= 0:
         bounded([n + sum(each) for n, each in zip(x.shape, widths, strict=True)])
-        names = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
         options: Any = {"constant_values": fill} if mode == "constant" else {}
         pad_by: Any = np.pad
-        return pad_by(x, widths, names[mode], **options)
+        return pad_by(x, widths, mode, **options)
     x, order = in_memory(x)
     widths = [widths[axis] for axis in inverse(order)]
     if min(min(each) for each in widths) < 0:
@@ -278,8 +273,7 @@ def space_to_depth(at: Call, x: Value) -> Value:
 
 @op("CenterCropPad", host=[1])
 def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
-    axes = at.get("axes") or range(x.ndim)
-    for axis, target in zip(axes, shape, strict=True):
+    for axis, target in zip(at.get("axes") or range(x.ndim), shape, strict=True):
         n, k = x.shape[axis], int(target)
         index, widths = [slice(None)] * x.ndim, [(0, 0)] * x.ndim
         if k < n:
@@ -334,12 +328,9 @@ def sequence_erase(at: Call, xs: Value, position: Any = None) -> Value:
 
 @op("ConcatFromSequence", "raw")
 def concat_from_sequence(at: Call, xs: Value) -> Value:
-    axis = at["axis"]
     if at.get("new_axis", 0):
-        return ml.stack([tensor(x) for x in xs], axis=axis)
-    if are_known(xs):
-        return np.concatenate(xs, axis=axis)
-    return ml.concat([tensor(x) for x in xs], axis=axis)
+        return ml.stack([tensor(x) for x in xs], axis=at["axis"])
+    return concat(at, *xs)
 
 
 @op("SplitToSequence", "raw", host=[1])

@@ -88,9 +88,8 @@ def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
         raise ModelError(f"expected 1 to 3 spatial axes, got {axes}")
     strides, dilation, span = steps_of(at, kernel.shape[:axes])
     function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
-    options = _options(
-        stride=strides, padding=sides(at, x.shape[1:-1], span, strides), dilation=dilation
-    )
+    padding = sides(at, x.shape[1:-1], span, strides)
+    options = _options(stride=strides, padding=padding, dilation=dilation)
     return function(x, kernel, groups=at.get("group", 1), **options)
 
 
@@ -141,8 +140,7 @@ def pooled(
     """Pool x, channels last, by "max" or "avg". The padding is the smallest value, or zeros."""
     if len(window) > 3:
         raise ModelError(f"expected 1 to 3 spatial axes, got {len(window)}")
-    function = getattr(ml, f"{how}_pool{len(window)}d")
-    return function(
+    return getattr(ml, f"{how}_pool{len(window)}d")(
         x, **_options(window=window, stride=strides, padding=padding, dilation=dilation)
     )
 
@@ -247,8 +245,7 @@ def max_unpool(at: Call, x: Any, places: Any, shape: Any = None) -> Any:
     y = ml.reshape(y, whole)
     if shape is None:
         return y
-    widths = [(0, int(n) - m) for n, m in zip(shape, whole, strict=True)]
-    return ml.pad(y, widths)
+    return ml.pad(y, [(0, int(n) - m) for n, m in zip(shape, whole, strict=True)])
 
 
 # --- norms --------------------------------------------------------------------------------
@@ -287,9 +284,7 @@ def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
     if groups < 1 or c % groups:
         raise ModelError(f"expected a number of groups that divides {c} channels, got {groups}")
     inner = ml.astype(ml.reshape(x, (n, groups, -1)), ml.float32)
-    middle = ml.mean(inner, axis=-1, keepdims=True)
-    spread = ml.var(inner, axis=-1, keepdims=True)
-    y = (inner - middle) * ml.rsqrt(spread + at.get("epsilon", 1e-5))
+    y = primitives.layer_norm_normalize(inner, eps=at.get("epsilon", 1e-5))
     if scale.shape[0] != c:  # one for each group, before opset 21
         scale, bias = (ml.reshape(v, (1, groups, 1)) for v in (scale, bias))
         return ml.reshape(ml.astype(y, x.dtype) * scale + bias, x.shape)
@@ -301,16 +296,14 @@ def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
 def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
     """Apply layer norm over the axes from `axis` on."""
     inner, size = x.shape[axis:], math.prod(x.shape[axis:])
-    is_plain = bias is not None and scale.shape == bias.shape == inner and x.dtype == scale.dtype
-    if not is_plain:
-        wide = ml.astype(x, ml.float32) if x.dtype != ml.float64 else x
-        rows = ml.reshape(wide, (*x.shape[:axis], size))
-        y = primitives.layer_norm_normalize(rows, eps=eps)
-        y = ml.astype(ml.reshape(y, x.shape), x.dtype) * scale
-        return y if bias is None else y + bias
     rows = ml.reshape(x, (*x.shape[:axis], size))
-    y = primitives.layer_norm(rows, ml.reshape(scale, (size,)), ml.reshape(bias, (size,)), eps=eps)
-    return ml.reshape(y, x.shape)
+    if bias is not None and scale.shape == bias.shape == inner and x.dtype == scale.dtype:
+        by, shift = ml.reshape(scale, (size,)), ml.reshape(bias, (size,))
+        return ml.reshape(primitives.layer_norm(rows, by, shift, eps=eps), x.shape)
+    wide = rows if x.dtype == ml.float64 else ml.astype(rows, ml.float32)
+    y = primitives.layer_norm_normalize(wide, eps=eps)
+    y = ml.astype(ml.reshape(y, x.shape), x.dtype) * scale
+    return y if bias is None else y + bias
 
 
 @op("Normalized", "tensors")

@@ -31,17 +31,15 @@ def positive(xp: Any, indices: Any, length: int) -> Any:
 
 @op("Gather", "raw")
 def gather(at: Call, x: Value, indices: Value) -> Value:
-    axis, x, indices = at.get("axis", 0), plain(x), plain(indices)
-    axis += x.ndim if axis < 0 else 0
+    x, indices = plain(x), plain(indices)
+    axis = normalize_axis(at.get("axis", 0), x.ndim)
     if is_known(indices):
         indices = positive(np, indices, x.shape[axis])
         if is_known(x):
             return np.take(x, indices, axis=axis)
         if indices.ndim == 0:
             return tensor(x)[(slice(None),) * axis + (int(indices),)]
-    x = tensor(x)
-    indices = tensor(indices)
-    indices = positive(ml, indices, x.shape[axis])
+    x, indices = tensor(x), positive(ml, tensor(indices), x.shape[axis])
     if indices.ndim == 1:
         return ml.take(x, indices, axis=axis)
     rows = ml.take(x, ml.reshape(indices, (-1,)), axis=axis)
@@ -62,8 +60,7 @@ def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
     """Return the row-major positions of multi-indices, which are in the last axis, over `shape`."""
     total = None
     for k, n in enumerate(shape):
-        each = positive(xp, indices[..., k], n)
-        each = xp.astype(each, np.int64 if xp is np else ml.int64)
+        each = xp.astype(positive(xp, indices[..., k], n), xp.int64)
         total = each if total is None else total * n + each
     return total
 
@@ -153,8 +150,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
     rest, step = _places_beside(cache.shape, [*np.indices(update.shape, sparse=True)], axis)
     flat = ml.asarray(np.broadcast_to(rest + places * step, update.shape).reshape(-1))
     pairs = ml.reshape(cache, (-1,)), ml.reshape(update, (-1,))
-    updated = primitives.index_set(*pairs, flat, axis=0)
-    return ml.reshape(updated, cache.shape)
+    return ml.reshape(primitives.index_set(*pairs, flat, axis=0), cache.shape)
 
 
 @op("TopK", host=[1])
@@ -166,21 +162,18 @@ def top_k(at: Call, x: Any, k: Any = None) -> Any:
         raise ModelError(f"expected k up to {x.shape[axis]}, got {count}")
     descending = bool(at.get("largest", 1))
     if at.is_host:
-        key = np.flip(x, axis) if descending else x
-        order = np.argsort(key, axis=axis, stable=True)
+        order = np.argsort(np.flip(x, axis) if descending else x, axis=axis, stable=True)
         if descending:
             order = np.flip(x.shape[axis] - 1 - order, axis)
     else:
         order = ml.argsort(x, axis=axis, descending=descending)
     order = order[(slice(None),) * axis + (slice(0, count),)]
-    places = xp.astype(order, np.int64 if at.is_host else ml.int64)
-    return xp.take_along_axis(x, order, axis=axis), places
+    return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64)
 
 
 @op("OneHot", "tensors", host=[1])
 def one_hot(at: Call, indices: Any, depth: Any, values: Any) -> Any:
-    count, axis = int(np.ravel(depth)[0]), at.get("axis", -1)
-    axis += indices.ndim + 1 if axis < 0 else 0
+    count, axis = int(np.ravel(depth)[0]), normalize_axis(at.get("axis", -1), indices.ndim + 1)
     shape = [1] * (indices.ndim + 1)
     shape[axis] = bounded((count,))[0]
     places = ml.reshape(ml.arange(count, dtype=ml.int64), tuple(shape))
@@ -191,8 +184,7 @@ def one_hot(at: Call, indices: Any, depth: Any, values: Any) -> Any:
 
 @op("NonZero", "raw", host=[0])
 def non_zero(at: Call, x: Value) -> Value:
-    places = np.nonzero(x)
-    return np.stack(places).astype(np.int64)
+    return np.stack(np.nonzero(x)).astype(np.int64)
 
 
 @op("Compress", host=[1])
@@ -214,8 +206,7 @@ def unique(at: Call, x: Any) -> Any:
     if not at.get("sorted", 1):
         order = np.argsort(first)
         values = np.take(values, order, axis=axis or 0)
-        rank = np.argsort(order)
-        first, counts, inverse = first[order], counts[order], rank[inverse]
+        first, counts, inverse = first[order], counts[order], np.argsort(order)[inverse]
     return values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
 
 
@@ -260,8 +251,7 @@ def tf_idf(at: Call, x: Any) -> Any:
     weights, mode = at.get("weights"), at["mode"]
     low, high, skips = at["min_gram_length"], at["max_gram_length"], at["max_skip_count"]
     grams: dict[tuple[int, ...], int] = {}
-    ends = [*starts[1:], len(pool)]
-    for n, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+    for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):
         for place in range(start, end, n):
             grams[tuple(pool[place : place + n])] = len(grams)
     rows = x.reshape(1, -1) if x.ndim == 1 else x

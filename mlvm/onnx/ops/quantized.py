@@ -41,8 +41,7 @@ def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
         return v if v is None else xp.reshape(v, ())
     if block:
         bounded((*v.shape, block), xp is np)
-        y = xp.repeat(v, block, axis=axis)
-        return y[tuple(slice(0, n) for n in shape)]
+        return xp.repeat(v, block, axis=axis)[tuple(slice(0, n) for n in shape)]
     return xp.reshape(v, tuple(-1 if i == axis else 1 for i in range(len(shape))))
 
 
@@ -55,7 +54,7 @@ def _range(number: int) -> tuple[int, int]:
 
 
 def _float(xp: Any, v: Any) -> Any:
-    return xp.astype(v, np.float32 if xp is np else ml.float32)
+    return xp.astype(v, xp.float32)
 
 
 def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
@@ -111,9 +110,8 @@ def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> V
     if own.is_float:
         y = _float(xp, x) if add is None else _float(xp, x) - _float(xp, add)
     else:
-        wide = np.int32 if xp is np else ml.int32
-        y = xp.astype(x, wide)
-        y = _float(xp, y if add is None else y - xp.astype(add, wide))
+        y = xp.astype(x, xp.int32)
+        y = _float(xp, y if add is None else y - xp.astype(add, xp.int32))
     return xp.astype(y * _float(xp, by), dtype.numpy if xp is np else dtype)
 
 
@@ -211,16 +209,14 @@ def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, 
 def _quantized(y: Any, scale: Value, zero: Value, otherwise: Any = ml.uint8) -> Any:
     """Quantise y, f32, by one scale and zero; without a zero to the dtype `otherwise`."""
     dtype = otherwise if zero is None else DType.of(zero.dtype)
-    return primitives.quantize_linear(
-        y, _along(scale, y, -1, ml.float32), _along(zero, y, -1, dtype)
-    )
+    by, add = _along(scale, y, -1, ml.float32), _along(zero, y, -1, dtype)
+    return primitives.quantize_linear(y, by, add)
 
 
 def _floats(x: Any, scale: Value, zero: Value) -> Any:
     """Dequantise x by one scale and zero."""
-    own = DType.of(x.dtype)
-    return primitives.dequantize_linear(x, _along(scale, x, -1, ml.float32),
-                                        _along(zero, x, -1, own))  # fmt: skip
+    by, add = _along(scale, x, -1, ml.float32), _along(zero, x, -1, DType.of(x.dtype))
+    return primitives.dequantize_linear(x, by, add)
 
 
 def _singles(*values: Value) -> list[Any]:

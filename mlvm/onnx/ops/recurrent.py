@@ -54,9 +54,7 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
         if lengths is None:
             return after, after[0]
         goes_on = ml.expand_dims(ml.less(t, lengths), axis=-1)
-        next_state = tuple(
-            ml.where(goes_on, new, old) for new, old in zip(after, state, strict=True)
-        )
+        next_state = tuple(ml.where(goes_on, *pair) for pair in zip(after, state, strict=True))
         return next_state, ml.where(goes_on, after[0], ml.zeros_like(after[0]))
 
     times = ml.arange(count)
@@ -90,9 +88,8 @@ def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
         activation = own[direction].lower() if own else "tanh"
         return activation if activation in ("tanh", "relu") else None  # type: ignore[return-value]
     names, kind = _PLAIN[name]
-    each = [x.lower() for x in own or names * 2][
-        direction * len(names) : (direction + 1) * len(names)
-    ]
+    first = direction * len(names)
+    each = [x.lower() for x in (own or names * 2)[first : first + len(names)]]
     return kind if each == names and (name == "LSTM" or at.get("linear_before_reset")) else None
 
 
@@ -265,8 +262,8 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         # Their sums are a row beside a row: one chain.
         inner = inner._replace(sums=ml.expand_dims(inner.sums, axis=0))
         rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), outer, wscale[d])
-        bias = tensor(b)[d] if b is not None else None
-        if bias is not None:
+        if b is not None:
+            bias = tensor(b)[d]
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
         rows = ml.reshape(rows, (count, n, 4 * hidden))
         reverse = at.get("direction", "forward") == "reverse" or d == 1

@@ -112,7 +112,7 @@ def arg_extreme(at: Call, x: Any) -> Any:
         y = x.shape[axis] - 1 - find(at.xp.flip(x, axis=axis), axis=axis, keepdims=keep)
     else:
         y = find(x, axis=axis, keepdims=keep)
-    return at.xp.astype(y, np.int64 if at.is_host else ml.int64)
+    return at.xp.astype(y, at.xp.int64)
 
 
 @op("Softmax LogSoftmax Hardmax", "raw")

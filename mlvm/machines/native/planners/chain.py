@@ -39,8 +39,7 @@ class _Steps:
         self.steps: list[_Step] = []
         self.cost = 0.0
         self._number: dict[int, int] = {}
-        before = (None, *links)
-        self.complete = all(self._add(*pair) for pair in zip(links, before, strict=False))
+        self.complete = all(self._add(*pair) for pair in zip(links, (None, *links), strict=False))
 
     def _add(self, link: Link, before: Link | None) -> bool:
         """Add a link behind the one `before`; return False if it has no row function."""
@@ -223,5 +222,4 @@ def _places(
 
 @planner(*[op.name for op in OPS.values() if op.links and op.name != "copy"])
 def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    link = Link(OPS[op], 0, tuple(range(1, len(types))), attributes)
-    return chain_call([link], types)
+    return chain_call([Link(OPS[op], 0, tuple(range(1, len(types))), attributes)], types)

@@ -99,20 +99,12 @@ def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCal
     each = outputs // groups
     inner, places = math.prod(window) * each, math.prod(out.shape[:-1])
     axes = [(groups, each, each)] if groups > 1 else []
-    product = Product(
-        dtype, Matrix(places, inner, inner, 1), Matrix(inner, inputs, 1, outputs), axes
-    )
+    left, right = Matrix(places, inner, inner, 1), Matrix(inner, inputs, 1, outputs)
+    product = Product(dtype, left, right, axes)
     dilation, padding = attributes["dilation"], attributes["padding"]
-    ones = (1,) * len(window)
-    windows = _gathered(x, tuple(window), out, ones, dilation)
-    windows |= _axes(
-        "pad",
-        [
-            (n - 1) * stride - before
-            for n, stride, (before, _) in zip(window, dilation, padding, strict=True)
-        ],
-        0,
-    )
+    windows = _gathered(x, tuple(window), out, (1,) * len(window), dilation)
+    pads = [(n - 1) * by - a for n, by, (a, _) in zip(window, dilation, padding, strict=True)]
+    windows |= _axes("pad", pads, 0)
     windows |= _axes("sparse", attributes["stride"], 1)
     side_by_side = dilation[-1] == attributes["stride"][-1] == groups == 1
     windows |= _runs(window[-1], each, side_by_side)
@@ -134,10 +126,8 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     places = math.prod(g.shape[:-1])
     axes = [(groups, inputs, each)] if groups > 1 else []
     # A column stride of 1 means that windows are rows. Here they are columns, even of one element.
-    column_stride = max(inner, 2)
-    product = Product(
-        dtype, Matrix(inner, places, 1, column_stride), Matrix(places, each, outputs, 1), axes
-    )
+    left, right = Matrix(inner, places, 1, max(inner, 2)), Matrix(places, each, outputs, 1)
+    product = Product(dtype, left, right, axes)
     dilation = attributes["dilation"]
     windows = _gathered(x, tuple(window), g, attributes["stride"], dilation)
     windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
@@ -150,9 +140,7 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
     """Return True for groups of one channel, or narrow ones that together fill vectors, with as
     many channels in x."""
     *window, inputs, outputs = kernel.shape
-    if len(window) != 2 or inputs * attributes["groups"] != outputs:
-        return False
-    if outputs == 1:  # no lanes to fill
+    if len(window) != 2 or inputs * attributes["groups"] != outputs or outputs == 1:  # no lanes
         return False
     if inputs == 1:
         return True
@@ -239,8 +227,7 @@ def _narrow(
     (tall, wide, each, _), block = weights.shape, _CHANNELS // out.dtype.itemsize
     integers = {"images": n, "block": block, "each_group": each}
     integers |= geometry(read.shape, (down, across), (tall, wide), attributes)
-    of_kernel = kernel == "grouped_kernel_vjp"
-    units = -(-channels // block) * tall if of_kernel else n * down
+    units = -(-channels // block) * tall if kernel == "grouped_kernel_vjp" else n * down
     places = min(height * width, down * across)
     work = 50 + n * places * weights.size / 20
     if each == 1:

@@ -47,8 +47,7 @@ def row_of(
         whole = dtypes[2]
         return _row(f"{name}_{whole}", (dtypes[0], f32, whole), out)
     if name in ("gelu", "gelu_slope"):
-        form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
-        name = name.replace("gelu", form)
+        name = name.replace("gelu", "gelu_tanh" if attributes["approximate"] else "gelu_erf")
     own = f"{name}_{out.dtype}"
     if out.dtype.is_half and {*dtypes} == {out.dtype} and own in ROWS:
         return _row(own, dtypes, out)

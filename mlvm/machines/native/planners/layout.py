@@ -8,9 +8,9 @@ from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axes, normalize_axis
-from mlvm.core.types import Shape, TensorType
+from mlvm.core.types import Shape
 from mlvm.machines.native._native import COPY_UNIT, MOST_PARAMETERS, KernelCall
-from mlvm.machines.native.boxes import Boxes, Strides, strides
+from mlvm.machines.native.boxes import Boxes, Strides, moved, strides
 from mlvm.machines.native.elements import numbers, pattern
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
@@ -29,7 +29,7 @@ def copy(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 def permute_dims(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
     into = strides(x)
-    return _moved(out, x, tuple([into[i] for i in attributes["axes"]]))
+    return moved(out, tuple([into[i] for i in attributes["axes"]]))
 
 
 @planner("pack_panels")
@@ -56,22 +56,14 @@ def flip(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[1]
     axes, where = normalize_axes(attributes["axis"], x.ndim), strides(x)
     into = tuple([-by if i in axes else by for i, by in enumerate(where)])
-    return _moved(x, x, into, sum((x.shape[i] - 1) * where[i] for i in axes))
+    return moved(x, into, sum((x.shape[i] - 1) * where[i] for i in axes))
 
 
 @planner("slice")
 def slice_(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
     where = strides(x)
-    into = _times(where, attributes["step"])
-    return _moved(out, x, into, _sum(where, attributes["start"]))
-
-
-def _moved(out: TensorType, x: TensorType, into: Strides, in_at: int = 0) -> KernelCall | None:
-    """Plan a copy of x, read by the strides `into`."""
-    boxes = Boxes(x.dtype.itemsize)
-    boxes.copy(out.shape, strides(out), into, in_at=in_at)
-    return boxes.call()
+    return moved(out, _times(where, attributes["step"]), _sum(where, attributes["start"]))
 
 
 @planner("concat")
@@ -154,8 +146,7 @@ def slice_set(op: str, types: Types, attributes: Attributes) -> KernelCall | Non
     into = (0,) * out.ndim + tuple([by if n != 1 else 0 for n, by in packed])
     into = into[len(into) - out.ndim :]
     boxes.fill_around(out, start, length, step, None)
-    out_at = _sum(where, start)
-    boxes.copy(length, _times(where, step), into, out_at=out_at, reads=2)
+    boxes.copy(length, _times(where, step), into, out_at=_sum(where, start), reads=2)
     return boxes.call()
 
 

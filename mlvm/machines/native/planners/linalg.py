@@ -138,10 +138,8 @@ def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x, y = types
     if out.dtype in (i64, u64) and x.dtype is y.dtype is out.dtype:
         product = _product("i64", x, y, attributes)
-        units = product.batch * product.x.rows
-        return kernel_call(
-            "matmul_i64", 3, units, 4 * product.work, product.integers, rest=product.rest
-        )
+        units, work = product.batch * product.x.rows, 4 * product.work
+        return kernel_call("matmul_i64", 3, units, work, product.integers, rest=product.rest)
     float_product = _matmul(x, y, attributes)
     return float_product and call(float_product, rounding(out, types))
 
@@ -206,8 +204,6 @@ def matmul_chain(
     product = product_of(x, y, attributes)
     if product is None or (product.y.columns == 1 and not product.panel):
         return None
-    if chain is None and product.dtype.startswith("bf16"):
-        return None
     return tiles(product, chain) if product.dtype != _AMX else _amx(product, chain)
 
 
@@ -259,8 +255,7 @@ def rounding(
         return None
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
     exact = product.with_dtype(f32)
-    unit = max([1, *product.shape[-1:]])
-    child = chain_call([link, *rest], [*types, exact], unit=unit)
+    child = chain_call([link, *rest], [*types, exact], unit=max([1, *product.shape[-1:]]))
     return None if child is None else Chain(child, len(types), *factors, None)
 
 

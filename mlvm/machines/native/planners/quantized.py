@@ -58,14 +58,9 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     return kernel_call(kernel, 4, units, work, integers, scratch=scratch)
 
 
-@planner("integer_matmul")
-def integer_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    return _integer_call(types[0], types[1:], attributes, (0, 1, 2), None)
-
-
-@planner("integer_conv2d")
-def integer_conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    return _integer_call(types[0], types[1:], attributes, (0, 1, 2, 3, 4), None)
+@planner("integer_matmul", "integer_conv2d")
+def integer_product(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    return _integer_call(types[0], types[1:], attributes, range(len(types)), None)
 
 
 def integer_headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
@@ -123,7 +118,8 @@ def _integer_call(
     scratch = max(many * panels * width + at_once * (row + 8) + 64, 2 * (at_once + 8) * row)
     child_scratch = -(-scratch // 64) * 64
     product_scratch = scratch_behind(child_scratch, chain)
-    unit = _rows_of_unit(m) if many else _COLUMNS
+    # Of rows, there are some units for each thread: each thread copies all panels.
+    unit = max(16, -(-m // 16) // 8 * 8) if many else _COLUMNS
     integers |= {"m": m, "n": n, "k": k, "groups": groups, "windows": windows, "many": many}
     integers |= {"unit": unit, "at_once": at_once, "panels_at_once": panels}
     integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
@@ -132,12 +128,6 @@ def _integer_call(
     units, scratch = -(-(m if many else n) // unit), product_scratch + bool(chain) * at_once * n * 4
     kernels, nparams = ("integer_matmul", "integer_chain"), len(operands) + 1
     return chained_call(kernels, chain, nparams, units, work, integers, scratch)
-
-
-def _rows_of_unit(m: int) -> int:
-    """Return the rows of a unit: some units for each thread, since each thread copies all
-    panels."""
-    return max(16, -(-m // 16) // 8 * 8)
 
 
 def _depthwise(

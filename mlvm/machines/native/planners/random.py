@@ -54,8 +54,7 @@ def normal(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     if tables is None:
         return None
     widths, inside, density = tables
-    floats = (*widths, *density)
-    return _follow(f"normal_{types[0].dtype}", types, 4, floats=floats, rest=inside)
+    return _follow(f"normal_{types[0].dtype}", types, 4, floats=(*widths, *density), rest=inside)
 
 
 @planner("randint")

@@ -23,10 +23,9 @@ def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     _, rows, width = projected.shape
     if f16 in (out.dtype, kernel.dtype) or (kernel.dtype is bf16 and rows > _FEW_ROWS):
         return None
-    dtype = "f64" if kernel.dtype is f64 else "f32"
+    dtype, size = ("f64", 8) if kernel.dtype is f64 else ("f32", 4)
     hidden = kernel.shape[0]
     product = Product(dtype, Matrix(rows, hidden, hidden, 1), Matrix(hidden, width, width, 1))
-    size = 8 if kernel.dtype is f64 else 4
     cell = CELLS[attributes["cell"]]
     scratch = (cell.parts * rows * hidden + (rows + 2) * width) * size
     saved = cell.saved_sums if attributes["keep"] else 0

@@ -40,14 +40,9 @@ def collapsed(shape: Shape, axes: tuple[int, ...]) -> Axes | None:
             lengths.append(n)
     if len(lengths) % 2 == 0:
         lengths.append(1)
-    match lengths:
-        case [inner]:
-            return Axes(1, 1, 1, 1, inner)
-        case [outer, length, inner]:
-            return Axes(outer, 1, 1, length, inner)
-        case [outer, rows, middle, length, inner]:
-            return Axes(outer, rows, middle, length, inner)
-    return None
+    at, missing = len(lengths) // 2, 5 - len(lengths)
+    lengths[at:at] = [1] * missing
+    return Axes(*lengths) if missing >= 0 else None
 
 
 def reduction(
@@ -120,18 +115,12 @@ def _bytes(dtype: DType) -> DType:
     return u8 if dtype is bool_ else dtype
 
 
-@planner("sum", "mean")
+@planner("sum", "mean", "prod")
 def sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    kernel, size = _sum_kernel("sum", types), types[0].dtype.itemsize
+    kernel, size = _sum_kernel("prod" if op == "prod" else "sum", types), types[0].dtype.itemsize
     divisor = types[1].size // max(1, types[0].size) if op == "mean" else 1
-    floats = (divisor,)
-    return reduction(kernel, types, attributes["axis"], floats=floats, scratch=size, shared=size)
-
-
-@planner("prod")
-def prod(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    kernel, size = _sum_kernel(op, types), types[0].dtype.itemsize
-    return reduction(kernel, types, attributes["axis"], scratch=size, shared=size)
+    axis, floats = attributes["axis"], (divisor,)  # which a product does not read
+    return reduction(kernel, types, axis, floats=floats, scratch=size, shared=size)
 
 
 @planner("var")
@@ -168,10 +157,7 @@ def cumulative_sum(op: str, types: Types, attributes: Attributes) -> KernelCall 
     if not x.size:
         return None
     axis = normalize_axis(attributes["axis"] or 0, x.ndim)
-    rows, length, inner = [
-        math.prod(x.shape[part])
-        for part in (slice(axis), slice(axis, axis + 1), slice(axis + 1, None))
-    ]
+    rows, length, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
     width = min(inner, REDUCTION_WIDEST)
     units, work = rows * -(-inner // width), x.size if inner > 1 else 1.5 * x.size
     integers = {"length": length, "inner": inner, "width": width}

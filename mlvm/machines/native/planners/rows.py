@@ -60,8 +60,7 @@ def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     length = x.shape[-1]
     kernel, units, work = f"{op}_{x.dtype}", x.size // length, _NS[op] / 4 * x.nbytes
     scratch, floats = length * x.dtype.itemsize, (attributes["eps"],)
-    integers = {"length": length}
-    return kernel_call(kernel, len(types), units, work, integers, floats, scratch=scratch)
+    return kernel_call(kernel, len(types), units, work, {"length": length}, floats, scratch=scratch)
 
 
 _PARTS: Final = 32  # of the rows, at most, so that two, three or five threads share them well

@@ -7,7 +7,7 @@ from typing import Final
 from mlvm.core.op import Attributes
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.native.boxes import Boxes, strides
+from mlvm.machines.native.boxes import moved, strides
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _NO_PADDING: Final = ((0, 0), (0, 0))
@@ -37,10 +37,7 @@ def patches(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         return _call(f"patches_{out.dtype}", out, x, attributes, out.shape[3:5], value)
     (down, across), (apart_y, apart_x) = attributes["stride"], attributes["dilation"]
     n, row, column, channel = strides(x)
-    boxes = Boxes(x.dtype.itemsize)
-    into = (n, row * down, column * across, row * apart_y, column * apart_x, channel)
-    boxes.copy(out.shape, strides(out), into)
-    return boxes.call()
+    return moved(out, (n, row * down, column * across, row * apart_y, column * apart_x, channel))
 
 
 @planner("unpatches")
