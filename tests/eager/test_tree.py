@@ -13,7 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError, PathError, ShapeError, StaleTensor
+from mlvm.core.errors import DTypeError, StaleTensor
 from mlvm.eager import nn
 from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.functions.creation import asarray
@@ -210,38 +210,6 @@ def test_a_buffer_in_a_container_is_refused() -> None:
 
 
 class TestLoad:
-    def test_writes_in_place(self) -> None:
-        x, y = tensor(), tensor()
-        load({"x": x, "y": y}, {"y": tensor(2), "x": ONE}, "value")
-        assert (float(x), float(y)) == (1, 2)
-
-    @pytest.mark.parametrize(
-        ("arrays", "error", "message"),
-        [
-            ({}, PathError, "missing values 'x', 'y'"),
-            ({"x": ONE, "z": ONE}, PathError, "missing value 'y'; unknown value 'z'"),
-            (
-                {"x": ONE, "y": np.zeros(1)},
-                DTypeError,
-                r"value 'y' is f32\[1\], got f64\[1\]: convert it with astype\('float32'\)",
-            ),
-            (
-                {"x": ONE, "y": np.ones((1, 1), np.float32)},
-                ShapeError,
-                r"value 'y' is f32\[1\], got f32\[1,1\]",
-            ),
-            ({"x": ONE, "y": [1.0]}, DTypeError, "value 'y' must be an array, not a li"),
-            ({"x": ONE, "y": np.array(["a"])}, DTypeError, "no dtype"),
-            ([1], DTypeError, "arrays come by path, in a mapping, not in a list"),
-        ],
-    )
-    def test_writes_nothing_unless_all_fits(
-        self, arrays: Any, error: type[Exception], message: str
-    ) -> None:
-        tensors = {"x": tensor(), "y": tensor()}
-        refuses(error, message, load, tensors, arrays, "value")
-        assert float(tensors["x"]) == 0
-
     def test_takes_what_asarray_takes(self) -> None:
         tensors = {"x": tensor(), "y": tensor()}
         load(tensors, {"x": np.array([1.5], np.float16), "y": Lender([2.5])}, "value")

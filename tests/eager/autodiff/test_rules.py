@@ -6,19 +6,15 @@ The examples are those that the kernels are checked with.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import GradientError, OpError
 from mlvm.core.op import OPS
 from mlvm.core.types import TensorType, c128, f64
-from mlvm.eager import optim
 from mlvm.eager.autodiff.grad import grad, vjp
 from mlvm.eager.autodiff.rows import NON_DIFFERENTIABLE
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
@@ -26,7 +22,6 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from tests.brief import cases
 from tests.cases import CASES, Case, quantized
 from tests.slopes import check_slopes
 from tests.walks.crossing import crossed
@@ -198,91 +193,7 @@ def test_a_gradient_that_would_be_a_silent_zero_is_refused(name: str, case: Case
         grad(lambda x: op.sum(function(x)))(from_array(case.inputs[0]))
 
 
-# --- where the derivative jumps, or a formula would divide by zero -----------------------
-
-
-def _gradients(function: Function, *values: object) -> list[Any]:
-    """The gradients of the sum of a function's results, as nested lists."""
-    tensors = [from_array(np.asarray(x, np.float64)) for x in values]
-    gradients = grad(lambda *xs: op.sum(function(*xs)), tuple(range(len(tensors))))(*tensors)
-    return [g.numpy().tolist() for g in gradients]
-
-
-def test_ties_share_the_cotangent() -> None:
-    assert _gradients(op.max, [1.0, 3.0, 3.0, 2.0]) == [[0.0, 0.5, 0.5, 0.0]]
-    rows = [[1.0, 1.0], [2.0, 1.0]]
-    assert _gradients(lambda x: op.min(x, axis=1), rows) == [[[0.5, 0.5], [0.0, 1.0]]]
-    assert _gradients(op.maximum, [1.0, 2.0, 0.0], [1.0, 1.0, 1.0]) == [[0.5, 1, 0], [0.5, 0, 1]]
-    assert _gradients(op.minimum, [1.0, 2.0, 0.0], [1.0, 1.0, 1.0]) == [[0.5, 0, 1], [0.5, 1, 0]]
-
-
-def test_a_tie_within_windows_that_overlap_is_shared_in_each() -> None:
-    def pooled(x: Tensor) -> Tensor:
-        return op.max_pool2d(x, window=(1, 2), stride=(1, 1), padding=((0, 0), (0, 0)))
-
-    [gradient] = _gradients(pooled, np.array([1.0, 1.0, 0.0]).reshape(1, 1, 3, 1))
-    assert np.ravel(gradient).tolist() == [0.5, 1.5, 0.0]
-
-
-def test_clip_gives_the_edges_of_the_interval_to_x() -> None:
-    assert _gradients(op.clip, [0.0, 1.0, 2.0, -1.0, 3.0], 0.0, 2.0) == [[1, 1, 1, 0, 0], 1.0, 1.0]
-    assert _gradients(op.clip, 0.5, 2.0, 1.0) == [0.0, 0.0, 1.0], "upper wins where they cross"
-
-
-def test_kinks_at_zero() -> None:
-    assert _gradients(op.relu, [-1.0, 0.0, 1.0]) == [[0.0, 0.0, 1.0]]
-    assert _gradients(op.abs, [-1.0, 0.0, 1.0]) == [[-1.0, 0.0, 1.0]]
-    assert _gradients(op.atan2, [0.0, 1.0], [0.0, 2.0]) == [[0.0, 0.4], [0.0, -0.2]]
-
-
-@pytest.mark.parametrize("size", [1e-300, 1e-170, 1e170, 1e300])
-def test_the_gradient_of_atan2_is_right_for_small_and_large_numbers(size: float) -> None:
-    for gradient, expected in zip(_gradients(op.atan2, 3 * size, -4 * size), (-4, -3), strict=True):
-        assert gradient * size == pytest.approx(expected / 25)
-
-
-def test_a_root_has_no_gradient_at_zero_and_none_again() -> None:
-    """Its slope is infinite there; of a norm or a standard deviation 0 is a subgradient."""
-    rows = [[2.0, 2.0], [1.0, 3.0]]
-    for deviation in (lambda x: ml.std(x, axis=1), lambda x: op.sqrt(op.var(x, axis=1))):
-        assert _gradients(deviation, rows) == [[[0.0, 0.0], [-0.5, 0.5]]]
-    for norm in (lambda x: op.sqrt(op.sum(x * x)), lambda x: optim.global_norm({"x": x})):
-        assert _gradients(norm, [0.0, 0.0]) == [[0.0, 0.0]]
-        np.testing.assert_allclose(_gradients(norm, [3.0, 4.0]), [[0.6, 0.8]])
-    assert _gradients(grad(lambda x: op.sum(op.sqrt(x))), [0.0, 4.0]) == [[0.0, -1 / 32]]  # type: ignore[misc]
-
-
-def test_pow_at_zero() -> None:
-    assert _gradients(lambda x: x**3, [0.0, 2.0, -2.0]) == [[0.0, 12.0, 12.0]]
-    assert _gradients(lambda x: x**1, [0.0]) == [[1.0]]
-    assert _gradients(lambda x: x**0, [0.0, 1.0]) == [[0.0, 0.0]]
-    assert _gradients(op.pow, [0.0, 0.0], [2.0, 0.0]) == [[0.0, 0.0], [0.0, 0.0]]
-
-
-def test_pow_of_zero_at_infinity_and_again() -> None:
-    infinite = [math.inf, -math.inf]
-    assert _gradients(lambda x: x**0, infinite) == [[0.0, 0.0]]
-    assert _gradients(grad(lambda x: op.sum(x**0)), [0.0, 2.0, *infinite]) == [[0.0] * 4]  # type: ignore[misc]
-
-
-@cases(
-    "x, first, second",
-    ([2.0, 3.0, 5.0], [15, 10, 6], [8, 7, 5]),
-    ([0.0, 3.0, 5.0], [15, 0, 0], [8, 5, 3]),
-    ([0.0, 3.0, 0.0], [0, 0, 0], [3, 0, 3]),
-    ([0.0, 0.0, 0.0], [0, 0, 0], [0, 0, 0]),
-)
-def test_prod_of_zeros(x: list[float], first: list[int], second: list[int]) -> None:
-    """prod(x) = x0 x1 x2, whose second derivatives in row 0 are 0, x2 and x1, ..."""
-    assert _gradients(op.prod, x) == [first]
-    assert _gradients(grad(op.prod), x) == [second]
-
-
-def test_empty_tensors_have_empty_gradients() -> None:
-    empty = np.zeros((0, 3))
-    for function in (op.sum, op.mean, op.prod, op.var, op.logsumexp):
-        with np.errstate(all="ignore"):
-            assert _gradients(function, empty) == [[]]
+# --- memory --------------------------------------------------------------------------
 
 
 def test_a_matrix_that_a_batch_is_multiplied_with_needs_no_gradient_an_example() -> None:

@@ -658,20 +658,6 @@ def test_names_of_a_named_tuple() -> None:
     refuses(ShapeError, r"axis 0 of batch\['x'\] is 'n' = 9", step, Rows(matrix(9), ml.ones(4)))
 
 
-@cases(
-    "names, batch, text",
-    ({"z": ("n",)}, {"x": matrix(3)}, r"lengths of batch names 'z'; got x"),
-    ({"z": ("n",)}, Rows(matrix(3), matrix(3)), r"names 'z'; got x, y"),
-    ({"x": ("n", None)}, matrix(3), r"names 'x'; got f32\[3,4\]"),
-    ({"x": ("n", None)}, [matrix(3)], r"names 'x'; got a list"),
-    ([("n", None)], [matrix(3), matrix(3)], r"expected batch as a list of 1, got 2"),
-    ([("n", None)], matrix(3), r"expected batch as a list of 1, got f32\[3,4\]"),
-)
-def test_names_that_fit_no_part_of_an_argument(names: Any, batch: Any, text: str) -> None:
-    step = ml.capture(lambda batch: batch, lengths={"batch": names})
-    refuses((ArgumentError, ShapeError), text, step, batch)
-
-
 def test_python_numbers_change_beside_lengths() -> None:
     step = ml.capture(lambda x, rate: ml.sum(x) * rate / x.shape[0], lengths=N)
     for i, n in enumerate((4, 7, 3, 9, 7, 4, 12)):

@@ -265,18 +265,6 @@ def test_a_pattern_that_fits_nowhere_warns_once_a_recording(host: Host) -> None:
 
 
 @cases(
-    "replace, error, text",
-    (3, ArgumentError, r"expected \{pattern: name\} as replace, got 3"),
-    ({dense: 3}, ArgumentError, "a host function.s name"),
-    ({"dense": dense}, ArgumentError, "a function of tensors"),
-    ({lambda: ml.ones(2): "f"}, ArgumentError, "one or more tensors"),
-    ({lambda *xs: ml.exp(xs[0]): "f"}, ArgumentError, "expected a pattern of one or more tensors"),
-)
-def test_a_mapping_that_is_refused(replace: Any, error: Any, text: str) -> None:
-    refuses(error, text, ml.capture, lambda x: x, replace=replace)
-
-
-@cases(
     "pattern, text",
     (lambda x: x, "returns tensors that it computes"),
     (lambda x: (y := ml.exp(x), y), "returns tensors that it computes, each once"),

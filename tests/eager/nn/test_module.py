@@ -13,7 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import ArgumentError, DTypeError, OperandValueError, PathError, ShapeError
+from mlvm.core.errors import DTypeError, OperandValueError, PathError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.grad import grad
@@ -252,26 +252,6 @@ def test_a_module_without_call() -> None:
 
 
 # --- what is refused -----------------------------------------------------------------
-
-
-class Holding(nn.Module):
-    def __init__(self, part: object) -> None:
-        self.part = part
-
-
-@cases(
-    "make, message",
-    (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU), "layers[1] is the class ReLU, "),  # type: ignore[arg-type]
-    (lambda: Holding(nn.ReLU), "Holding: part is the class ReLU, which is no layer yet; w"),
-    (lambda: Holding([nn.ReLU(), nn.Linear]), "part[1] is the class Linear, which is no layer yet"),
-    (lambda: Holding(nn.Linear), "write nn.Linear(...)"),
-    (lambda: Holding(nn.ReLU), "write nn.ReLU()"),
-    (lambda: Holding(Holding), "write Holding(...)"),
-)
-def test_a_class_in_place_of_a_layer_is_refused(make: Callable[[], object], message: str) -> None:
-    refuses(ArgumentError, re.escape(message), make)
-    assert Holding(int).part is int
-    assert Holding([len, 1.5]).part == [len, 1.5]
 
 
 # --- training and evaluation -----------------------------------------------------------
