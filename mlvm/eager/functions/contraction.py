@@ -119,7 +119,7 @@ def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int
     return lengths
 
 
-# --- the plan ------------------------------------------------------------------------
+# --- the steps ------------------------------------------------------------------------
 
 
 class _Term(NamedTuple):
@@ -136,13 +136,13 @@ Step: TypeAlias = tuple[Callable[..., Tensor], tuple[int, ...]]
 
 def _planned(subscripts: str, shapes: tuple[Shape, ...]) -> list[Step]:
     """Return the steps for operands of these shapes. The last one computes the result."""
-    return _Plan(subscripts, shapes).steps
+    return _Contraction(subscripts, shapes).steps
 
 
 _remembered = lru_cache(maxsize=1024)(_planned)
 
 
-class _Plan:
+class _Contraction:
     def __init__(self, subscripts: str, shapes: tuple[Shape, ...]) -> None:
         self.noperands = len(shapes)
         self.steps: list[Step] = []

@@ -826,7 +826,10 @@ class Recorder:
         """Restore the tape entries of tensors from outside after the block."""
         references = *self.outside.holders.values(), *self.outside.views.values()
         outside = [reference() for reference in references]
-        return entries_kept([x for x in outside if isinstance(x, Tensor) and x.tape])
+        # A tensor that another thread is making has no tape yet.
+        return entries_kept(
+            [x for x in outside if isinstance(x, Tensor) and getattr(x, "tape", None)]
+        )
 
     @property
     def arena_bytes(self) -> int:

@@ -366,6 +366,14 @@ _LOOPS: dict[str, Callable[[int, bool], Callable[[Tensor], Any]]] = {
 }
 
 
+def test_a_tensor_that_is_being_made_disturbs_no_trace() -> None:
+    """As another thread, or a call that has failed, leaves it on the same VM."""
+    x = ml.asarray([0.3, 0.5])
+    unfinished = x.arena.view(x, x.type, Tensor)
+    assert not hasattr(unfinished, "tape")
+    assert ml.jacfwd(_LOOPS["while"](3, False))(x).shape == (2, 2)
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("turns", [0, 3])
 @pytest.mark.parametrize("kind", _LOOPS)
