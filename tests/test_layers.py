@@ -76,7 +76,7 @@ BUDGET = {
     "mlvm/eager": 884,
     "mlvm/eager/tensor": 2_160,
     "mlvm/eager/functions": 4_796,
-    "mlvm/eager/recording": 1_083,
+    "mlvm/eager/recording": 1_085,
     "mlvm/eager/autodiff": 2_366,
     "mlvm/eager/control": 1_691,
     "mlvm/eager/transform": 2_052,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_005,
-    "tests": 60_534,
+    "tests": 60_539,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
