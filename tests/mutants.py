@@ -62,15 +62,15 @@ class Mutant(NamedTuple):
     line: int
     start: int
     end: int
+    replaced: str
     replacement: str
 
     def written(self, source: str) -> str:
         return source[: self.start] + self.replacement + source[self.end :]
 
     def __str__(self) -> str:
-        source = (ROOT / self.file).read_text("utf-8")
-        old = source[self.start : self.end].strip()
-        return f"{self.room}: {self.file}:{self.line}: {old!r} -> {self.replacement.strip()!r}"
+        change = f"{self.replaced.strip()!r} -> {self.replacement.strip()!r}"
+        return f"{self.room}: {self.file}:{self.line}: {change}"
 
 
 def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
@@ -86,8 +86,9 @@ def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
         start = starts[(left.end_lineno or 1) - 1] + (left.end_col_offset or 0)
         end = starts[right.lineno - 1] + right.col_offset
         if source[start:end].count(old) == 1:
-            text = source[start:end].replace(old, new)
-            yield Mutant(room, str(file.relative_to(ROOT)), left.lineno, start, end, text)
+            text = source[start:end]
+            place = room, str(file.relative_to(ROOT)), left.lineno
+            yield Mutant(*place, start, end, text, text.replace(old, new))
 
     for node in _code(ast.parse(source)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -103,7 +104,8 @@ def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
             new = str(not node.value if isinstance(node.value, bool) else node.value + 1)
-            yield Mutant(room, str(file.relative_to(ROOT)), node.lineno, start, end, new)
+            place = room, str(file.relative_to(ROOT)), node.lineno
+            yield Mutant(*place, start, end, source[start:end], new)
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
