@@ -107,14 +107,10 @@ def add_node(
 
     def back(g: _Parts, saved: Saved, sums: Sums) -> Sums:
         totals = dict(zip(origins, sums, strict=True))
-        continued_sums = [totals.get(origin) for origin in own]
-        continued_sums = [h if isinstance(h, Tensor) else None for h in continued_sums]
-        for origin, h in zip(own, continued_sums, strict=True):
-            if origin is not None and h is not None:
-                totals[origin] = None
-        parts = vjp(
-            [g.get(i) for i in range(nresults)], saved, [*sums[:nclosures], *continued_sums]
-        )
+        own_sums = [h if isinstance(h := totals.get(n), Tensor) else None for n in own]
+        totals |= {n: None for n, h in zip(own, own_sums, strict=True) if h is not None}
+        gs = [g.get(i) for i in range(nresults)]
+        parts = vjp(gs, saved, [*sums[:nclosures], *own_sums])
         totals.update(zip(origins, parts[noperands:], strict=False))
         for k, origin in reversed(tracked):
             part, before = parts[k], totals[origin]

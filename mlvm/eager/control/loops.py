@@ -569,8 +569,8 @@ def _backward(
     recorded = [(k, x) for k, x in enumerate(vjp.residuals, 1) if x.tape is tape and of_record]
     ends = [*ys, *stacked, *[x for k, x in recorded if k in vjp.used]]
     row_gs = [g for g in (*out_gs, *residual_gs) if g is not None]
-    activity = _activity(vjp, [k for k, g in enumerate(of_state) if g is not None], ends)
-    active, reached = activity.parts, activity.reached
+    with_cotangents = [k for k, g in enumerate(of_state) if g is not None]
+    active, varying, reached, first_reached = _activity(vjp, with_cotangents, ends)
     tracked = [k for k, x in enumerate(vjp.rows) if x.tape is tape and x.node in reached]
     continued = {k: g for k, g in enumerate(so_far) if g is not None and k in tracked}
     active_params, tracked_rows = [vjp.params[k] for k in active], [vjp.rows[k] for k in tracked]
@@ -583,9 +583,9 @@ def _backward(
         for k, h in enumerate(initial_sums)
         if (h is None or isinstance(h, Begun)) and sum_types[k].dtype.is_inexact
     }
-    if activity.differs:
-        first = {k for k, n in enumerate(closures, len(active)) if n not in activity.first}
-        partly |= {k for k, part in enumerate(active) if part in activity.partly}
+    if first_reached is not None:
+        first = {k for k, n in enumerate(closures, len(active)) if n not in first_reached}
+        partly |= {k for k, part in enumerate(active) if part in varying}
         partly |= first & begun
     partly |= {
         k for k, h in enumerate(initial_sums) if isinstance(h, Conditional) and k not in begun
@@ -719,26 +719,16 @@ def _backward(
     return [*parts, *[of_closures.get(number) for number in segment.closures]]
 
 
-class _Activity(NamedTuple):
-    """Activity of the backward iterations: where cotangents are.
+def _activity(
+    vjp: _LoopVjp, active: list[int], ys: Tensors
+) -> tuple[list[int], set[int], set[int], set[int] | None]:
+    """Return where cotangents are in backward iterations, which begin with those of the parts
+    `active` and of `ys`.
 
-    parts: parts of the state whose new values have a cotangent in some iteration.
-    partly: those that have none in another one.
-    reached: nodes that cotangents reach in some iteration.
-    first: nodes that they reach in the first one.
-    differs: True if iterations reach different nodes. If not, zeros for an absent part change no
-        value.
-    """
-
-    parts: list[int]
-    partly: set[int]
-    reached: set[int]
-    first: set[int]
-    differs: bool
-
-
-def _activity(vjp: _LoopVjp, active: list[int], ys: Tensors) -> _Activity:
-    """Return the activity, which begins with cotangents of the parts `active` and of `ys`.
+    Returns the parts of the state whose new values have a cotangent in some iteration, and those of
+    them that have none in another one; the nodes that cotangents reach in some iteration, and those
+    that they reach in the first one. The last is None if all iterations reach the same nodes: then
+    zeros for an absent part change no value.
 
     A part without a cotangent in an iteration has none, as eagerly: a rule might turn zeros into
     nan. The number of a record has a cotangent in each iteration, which pushes a record of
@@ -763,10 +753,10 @@ def _activity(vjp: _LoopVjp, active: list[int], ys: Tensors) -> _Activity:
     while active not in patterns:
         patterns.append(active)
         active = before(active, numbers)
-    reached, first = reach(union), reach(patterns[0])
-    partly = {k for k in union if not all(k in each for each in patterns)}
+    reached = reach(union)
+    varying = {k for k in union if not all(k in each for each in patterns)}
     differs = any(reach(each) != reached for each in patterns)
-    return _Activity(union, partly, reached, first, differs)
+    return union, varying, reached, reach(patterns[0]) if differs else None
 
 
 def _assign(variables: Tensors, values: Tensors) -> None:

@@ -59,7 +59,7 @@ def as_like(
         raise DTypeError(f"{what}: {_listed(path, now)}, not {_listed(path, was)}")
 
     leaves_before, structure = flatten(before, buffers=True)
-    leaves_after = partners(structure, after, _are_alike, differ, buffers=True)
+    leaves_after = partners(structure, after, lambda x, y: type(x) is type(y), differ, buffers=True)
     for (path, x), y in zip(leaves_before, leaves_after, strict=True):
         if not isinstance(y, Tensor):
             differ(path, x, y)
@@ -76,10 +76,6 @@ def _of_autocast(was: Tensor, now: Tensor) -> str:
     if was.dtype is now.dtype or half not in (was.dtype, now.dtype):
         return ""
     return f"; products are {half} under autocast: write ml.astype(x, ml.{was.dtype.long_name})"
-
-
-def _are_alike(was: Tree, now: Tree) -> bool:
-    return type(was) is type(now)
 
 
 def _listed(path: str, tree: Tree) -> str:

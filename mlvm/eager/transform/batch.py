@@ -262,23 +262,11 @@ def _trace_code(
 def _codes(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
 ) -> tuple[_Code, _BatchVjp | None]:
-    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
-        return _codes_inside(name, types, run, tape)
-
-
-def _codes_inside(
-    name: str, types: list[TensorType], run: _Body, tape: Tape | None
-) -> tuple[_Code, _BatchVjp | None]:
-    with taped(None):
-        forward = trace_callee(name, types, run)
-    code = _build_code(forward, [])
-    if tape is None:
-        return code, None
     closures: Closures = {}
     cells: dict[int, Cell] = {}
-    gradients = [use.type for use in forward.results if use.type.dtype.is_inexact]
 
     def back(params: Tensors) -> Tensors:
+        assert tape is not None  # else there is no backward pass
         start, record = len(tape.nodes), blocks.recorder()
         places, cotangents = params[: len(types)], params[len(types) :]
         with taped(None):
@@ -297,8 +285,16 @@ def _codes_inside(
             pending.walk(nodes, start)
             return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
 
-    forward_and_backward = trace_callee(f"{name}_back", [*types, *gradients], back)
-    return code, _BatchVjp(_build_code(forward_and_backward, list(cells.values())), closures)
+    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
+        with taped(None):
+            forward = trace_callee(name, types, run)
+        code = _build_code(forward, [])
+        if tape is None:
+            return code, None
+        gradients = [use.type for use in forward.results if use.type.dtype.is_inexact]
+        forward_and_backward = trace_callee(f"{name}_back", [*types, *gradients], back)
+        backward = _build_code(forward_and_backward, [*cells.values()])
+        return code, _BatchVjp(backward, closures)
 
 
 def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:

@@ -146,22 +146,6 @@ class _Abstract(NamedTuple):
     types: tuple[TensorType, ...]
 
 
-def _abstract(fn: Callable[[], Duals]) -> _Abstract | None:
-    """Return what the function's results are without running it, or None if not known yet."""
-    results: list[_Abstract] = []
-
-    def run() -> None:
-        duals = fn()
-        partly = {k for k, each in enumerate(duals) if isinstance(each.t, Conditional)}
-        results.append(_Abstract(_kinds(duals), partly, tuple([each.x.type for each in duals])))
-
-    try:
-        blocks.abstract_eval(run)
-    except blocks.UnknownResults:
-        return None
-    return results[-1]
-
-
 class JvpInterpreter:
     """Interpreter of pairs of value and tangent.
 
@@ -250,9 +234,21 @@ class JvpInterpreter:
         return duals
 
     def _dry_run(self, fn: Callable[[], Duals]) -> _Abstract | None:
-        """Return what the function's results are (see `_abstract`). A branch inside runs once."""
-        with overriding(self, "is_dry", True):
-            return _abstract(fn)
+        """Return what the function's results are without running it, or None if not known yet. A
+        branch inside runs once."""
+        results: list[_Abstract] = []
+
+        def run() -> None:
+            duals = fn()
+            partly = {k for k, each in enumerate(duals) if isinstance(each.t, Conditional)}
+            results.append(_Abstract(_kinds(duals), partly, tuple([each.x.type for each in duals])))
+
+        try:
+            with overriding(self, "is_dry", True):
+                blocks.abstract_eval(run)
+        except blocks.UnknownResults:
+            return None
+        return results[-1]
 
     def while_loop(self, test: Callable[[Duals], Dual], body: Body[Dual], state: Duals) -> Duals:
         kinds, _, _ = self._tangent_fixed_point(lambda now: (body(now), []), state)

@@ -189,9 +189,7 @@ def _count(sizes: Mapping[str, tuple[int, TensorType, int]], axis_size: int | No
 
 
 def _is_axis(part: Any) -> bool:
-    return part is None or (
-        isinstance(part, (int, np.integer)) and not isinstance(part, (bool, np.bool_))
-    )
+    return part is None or (isinstance(part, (int, np.integer)) and not isinstance(part, bool))
 
 
 def _axes_of(tree: Tree, axes: Axes, name: str, of: str) -> dict[str, int | None]:
