@@ -50,10 +50,10 @@ class FastPathEntry:
     """
 
     def __init__(
-        self, entry: CacheEntry, signature: Signature, vm: VMProtocol, parts: Any, scratch: Scratch
+        self, entry: CacheEntry, signature: Signature, parts: Any, scratch: Scratch
     ) -> None:
-        self.entry, self.scratch, self._vm = entry, scratch, vm
-        self._context: Any = GuardChecker(context_guards(vm)).native
+        self.entry, self.scratch, self._vm = entry, scratch, entry.vm
+        self._context: Any = GuardChecker(context_guards(entry.vm)).native
         self._guards, self._checker = signature.guards, signature.guards.checker
         self._numbers: tuple[ScalarInputs, Any] | None = None
         self._narrays = len(entry.numbers.tensors)
@@ -95,13 +95,7 @@ class FastPath:
         self.entries: list[FastPathEntry] = []
 
     def add(
-        self,
-        entry: CacheEntry,
-        signature: Signature,
-        vm: VMProtocol,
-        args: Any,
-        kwargs: Any,
-        scratch: Scratch,
+        self, entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
     ) -> None:
         """Match the next such call in C, if C can, and unless the program was added too often."""
         is_plain = not (
@@ -116,7 +110,7 @@ class FastPath:
         if parts is None:
             return
         entry.fast_paths += 1
-        first = FastPathEntry(entry, signature, vm, parts, scratch)
+        first = FastPathEntry(entry, signature, parts, scratch)
         others = [each for each in self.entries if each.entry is not entry]
         self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
 

@@ -182,7 +182,7 @@ class Captured(Generic[P, R]):
         scratch = self._scratch.of(arena.vm)
         result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
         if EXTENSION is not None and match is not None and (is_repeated or not named):
-            self._fast_path.add(entry, signature, arena.vm, args, kwargs, scratch)
+            self._fast_path.add(entry, signature, args, kwargs, scratch)
         return result
 
     def _launch(

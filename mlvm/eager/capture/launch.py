@@ -197,9 +197,16 @@ class Launch:
         """Return the launches of the program in C; None without C."""
         if EXTENSION is None:
             return None
-        check = None
-        if self.hoisted is not None or self.updates:
-            check = partial(_may_replay, self._vm, self.program, self.hoisted, bool(self.updates))
+        vm, program, hoisted, updates = self._vm, self.program, self.hoisted, bool(self.updates)
+
+        def may_replay(handles: tuple[TensorHandle, ...]) -> bool:
+            """Return whether nothing is to be computed before a launch or counted after it. The
+            caller has the VM's lock."""
+            if hoisted is not None and not hoisted.is_current():
+                return False
+            return not (updates and may_count(vm, program, handles))
+
+        check = may_replay if hoisted is not None or updates else None
         return EXTENSION.Replay(tuple(self.operands), self.states, check)
 
     def with_program(self, planned: Planned) -> Launch:
@@ -340,20 +347,6 @@ def _run_nested(
         own.release(vm)
         for x, array in numbers:
             vm.write(x.handle, array)
-
-
-def _may_replay(
-    vm: VMProtocol,
-    program: Program,
-    hoisted: HoistedValues | None,
-    updates: bool,
-    handles: tuple[TensorHandle, ...],
-) -> bool:
-    """Return whether nothing is to be computed before a launch or counted after it. The caller has
-    the VM's lock."""
-    if hoisted is not None and not hoisted.is_current():
-        return False
-    return not (updates and may_count(vm, program, handles))
 
 
 class Variants:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from mlvm.core.errors import GradientError
-from mlvm.core.types import Shape, TensorType, f32, i64
+from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
 from mlvm.eager.autodiff.tape import Conditional, taping
 from mlvm.eager.control.blocks import Tensors, is_recorded, recorder
@@ -35,16 +35,14 @@ def push(xs: Sequence[Tensor], ntracked: int | None = None) -> Tensor:
     number, tape = recorder().push(xs), taping()
     if tape is not None and any(x.tape is tape for x in xs):
         types = [x.type for x in xs[:ntracked]]
-        add_node(tape, [number], xs, {}, [], partial(_pull_gs, types, len(xs) - len(types)))
+        nothing: list[Any] = [None] * (len(xs) - len(types))
+
+        def pull_gs(gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
+            [g] = gs
+            return ([None] * len(types) if g is None else pull_cotangents(g, types)) + nothing
+
+        add_node(tape, [number], xs, {}, [], pull_gs)
     return number
-
-
-def _pull_gs(
-    types: Sequence[TensorType], nothers: int, gs: Cotangents, saved: Saved, sums: Sums
-) -> Sums:
-    [g] = gs
-    parts = [None] * len(types) if g is None else pull_cotangents(g, types)
-    return [*parts, *[None] * nothers]
 
 
 def pull_cotangents(number: Tensor, types: Sequence[TensorType]) -> list[Any]:
@@ -82,31 +80,26 @@ def pull(
             x if tracked else None
             for x, tracked in zip(xs, are_tracked or [True] * len(xs), strict=True)
         ]
-        add_node(tape, results, [number], {}, [], partial(_push_gs, results, used, number.shape))
+        shape = number.shape
+
+        def push_gs(gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
+            if used is not None:
+                used.update(k for k, g in enumerate(gs) if g is not None)
+            pairs = [(g, x.type) for g, x in zip(gs, results, strict=True) if x is not None]
+            with taped(None):
+                counts = concat([full((1,), 0, dtype=f32), *[_count(g) for g, _ in pairs]])[1:]
+            values = [or_zeros(g, type) for g, type in pairs]
+            number = push([*values, broadcast_to(counts, (*shape, len(pairs)))], len(pairs))
+            if not shape:
+                return [number]
+            if taping() is not None and is_tracked(number):
+                raise GradientError(
+                    "a third derivative through the residuals of a batch is not supported"
+                )
+            return [broadcast_to(number, shape)]
+
+        add_node(tape, results, [number], {}, [], push_gs)
     return xs
-
-
-def _push_gs(
-    results: Sequence[Tensor | None],
-    used: set[int] | None,
-    shape: Shape,
-    gs: Cotangents,
-    saved: Saved,
-    sums: Sums,
-) -> Sums:
-    if used is not None:
-        used.update(k for k, g in enumerate(gs) if g is not None)
-    pairs = [(g, x.type) for g, x in zip(gs, results, strict=True) if x is not None]
-    with taped(None):
-        counts = concat([full((1,), 0, dtype=f32), *[_count(g) for g, _ in pairs]])[1:]
-    values = [or_zeros(g, type) for g, type in pairs]
-    number = push([*values, broadcast_to(counts, (*shape, len(pairs)))], len(pairs))
-    if not shape:
-        return [number]
-    tape = taping()
-    if tape is not None and number.tape is tape:
-        raise GradientError("a third derivative through the residuals of a batch is not supported")
-    return [broadcast_to(number, shape)]
 
 
 def summed(number: Tensor, other: Tensor, add: Callable[[int, int], int]) -> Tensor:

@@ -230,8 +230,7 @@ def _parts(
         x = next(tensors)
         if type(x) is not Tensor or signature.is_reached(x):
             raise _NoPattern
-        type_, ordinal, place, is_root = signature.place_of(x)
-        yield TENSOR, type_, ordinal, place, is_root
+        yield TENSOR, *signature.place_of(x)
     elif part is int or part is float:
         yield NUMBER, None, 0, next(numbers), False
     elif type(part) is int:
