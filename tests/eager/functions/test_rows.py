@@ -16,6 +16,7 @@ from mlvm.eager.tensor.reading import values_of
 from tests.brief import with_long
 from tests.cases.tables import FUNCTIONS, Row, flat
 from tests.slopes import check_slopes
+from tests.trees import assert_close
 
 TOLERANCE: Final = {"f64": 1e-11, "f32": 3e-5, "f16": 2e-3, "bf16": 1.6e-2}
 WAYS: Final = [("f32", False), ("bf16", False), ("f64", True)]
@@ -122,6 +123,4 @@ def test_captured_it_has_the_bits_of_eager_calls(row: Row) -> None:
         captured = ml.capture(step, fuse=fuse)
         for _ in range(2):
             xs = operands(row, dtype)
-            for one, other in zip(step(*xs), captured(*xs), strict=True):
-                near = {"rtol": 1e-11, "atol": 1e-13} if fuse else {"rtol": 0, "atol": 0}
-                np.testing.assert_allclose(one.numpy(), other.numpy(), **near)
+            assert_close(step(*xs), captured(*xs), 1e-11 * fuse, 1e-13 * fuse)

@@ -35,7 +35,7 @@ from mlvm.machines.remote.watchdog import Watchdog
 from models.tree_lstm import TreeLstm
 from tests.brief import Fn, Patch, cases, refuses
 from tests.core.programs import put
-from tests.trees import assert_close, bits
+from tests.trees import arrays, assert_close, bits
 
 RANDOM = np.random.default_rng(7)
 
@@ -47,12 +47,10 @@ def noise(*shape: int) -> ml.Tensor:
 def equal(xs: Any, ys: Any) -> bool:
     """Return whether two trees have the same bits. numpy's products, where there are no native
     ones, have other bits beside other rows; lanes run on the host, and a device has other bits."""
-    left, right = ([x.numpy() for x in ml.tree.leaves(each)] for each in (xs, ys))
     if EXTENSION is None or not getattr(current_arena().vm, "on_host", True):
-        return all(np.allclose(x, y, atol=1e-5) for x, y in zip(left, right, strict=True))
-    return len(left) == len(right) and all(
-        x.tobytes() == y.tobytes() for x, y in zip(left, right, strict=True)
-    )
+        pairs = zip(arrays(xs), arrays(ys), strict=True)
+        return all(np.allclose(x, y, atol=1e-5) for x, y in pairs)
+    return bits(xs) == bits(ys)
 
 
 def tree(leaves: int) -> ml.Tensor:
@@ -559,13 +557,13 @@ def test_rows_without_operands_are_refused() -> None:
 @pytest.mark.local(reason="a server answers such a launch later")
 def test_rows_of_other_bytes_are_refused() -> None:
     program = rows_of("get -1")
-    for arrays in (
+    for operands in (
         (np.zeros(2, np.int64), np.array(2), I64.astype("f4")),
         (np.zeros(2, np.float32), np.array(2), I64),
         (np.zeros(2, np.int64), np.array(3), I64),
         (np.array(2), I64),
     ):
-        refuses((MachineError, OperandValueError, ShapeError), "", launched, program, *arrays)
+        refuses((MachineError, OperandValueError, ShapeError), "", launched, program, *operands)
 
 
 @pytest.mark.local(reason="a server answers such a launch later")
