@@ -391,6 +391,11 @@ class Captured(Generic[P, R]):
                 f"the last program of {self!r} has {', '.join(sorted(closed))} closed, as it is at "
                 f"0 and 1, where Python code needs its value, and where two arguments share memory"
             )
+        empty = [each.name for each in opened.lengths if not opened.values[each.place]]
+        if empty:
+            raise CaptureError(
+                f"the last call of {self!r} has length 0 of {', '.join(empty)}; call it at others"
+            )
         return opened
 
     def close(self) -> None:

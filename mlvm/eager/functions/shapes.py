@@ -337,6 +337,9 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     operands = list(arrays)
     like, widest = next((x for x in operands if isinstance(x, Tensor)), None), widest_of(operands)
     xs = [as_operand(x, widest if is_whole(x) else like) if is_array(x) else x for x in operands]
+    shapes = [x.shape for x in xs if isinstance(x, Tensor)]
+    if any(each != shapes[0] for each in shapes):
+        raise ShapeError("expected equal shapes")
     if len(xs) > 1 and all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs):
         [along], shape = axes_of(axis, xs[0], new=1), xs[0].shape
         if along < len(shape):  # one view, of the result

@@ -36,9 +36,10 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     type = call.types[types] if types in call.types else call.infer(types)
     if type is not out.type:
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
-        raise kind(f"the result is {type} and does not fit into out={out.type}").at(
-            call.op.name, types
-        )
+        raise kind(
+            f"the result is {type} and does not fit into {out.type}, which it would update in "
+            f"place; x = x + y makes a new tensor"
+        ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):
         _update(out, call, operands, types)

@@ -532,6 +532,15 @@ def test_a_saved_step_refuses_other_lengths(shapes: Any, message: str, tmp_path:
     assert saved(np.ones((6, 4), np.float32), np.ones(6, np.float32)) == [24.0]
 
 
+def test_a_step_is_not_saved_at_a_length_of_0(tmp_path: Path) -> None:
+    step = ml.capture(lambda x: ml.tanh(x), lengths=N, at_most={"n": 9})
+    for n in (5, 0):
+        step(matrix(n))
+    refuses(CaptureError, "has length 0 of n; call it at others", step.save, tmp_path / "a.mlvm")
+    step(matrix(3))
+    assert loaded(step, tmp_path)(np.ones((7, 4), np.float32))[0].shape == (7, 4)
+
+
 @cases(
     "fn, options, length, message",
     (ml.tanh, {}, 5, "expected a bound of 'n', got none; capture it with at_most={'n': 512}"),
