@@ -37,6 +37,7 @@ from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
 
 T = TypeVar("T")
 Item: TypeAlias = "int | slice | Tensor | None"
+_Window: TypeAlias = tuple[OneOp, OneOp, TensorType]
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
@@ -203,7 +204,7 @@ class _View:
 
 
 _REMEMBERED: Final[dict[Any, _View]] = {}
-_ASSIGNED: Final[dict[Any, tuple[OneOp, Shape]]] = {}
+_ASSIGNED: Final[dict[Any, _Window]] = {}
 
 
 def _remember(views: dict[Any, T], key: tuple[Any, ...], view: T) -> T:
@@ -378,9 +379,9 @@ def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
     return behind
 
 
-def _window_of(x: Tensor, items: list[Item], values: Tensor) -> tuple[OneOp, Shape]:
-    """Return the op that assigns to elements that integers and slices select, and the shape of the
-    values for it: an axis for each of x."""
+def _window_of(x: Tensor, items: list[Item], values: Tensor) -> _Window:
+    """Return the op that assigns to elements that integers and slices select, the op that gives the
+    values an axis for each of x, and their type then."""
     per_axis = [item for item in items if item is not None]
     places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
     lengths = iter([place.length for place in places])
@@ -392,12 +393,14 @@ def _window_of(x: Tensor, items: list[Item], values: Tensor) -> tuple[OneOp, Sha
         n = behind.pop() if behind and not isinstance(item, int) else 1
         if item is not None:
             lined_up.append(n)
-    return one_op("slice_set", **_window(places)), tuple(lined_up[::-1])
+    lining = one_op("reshape", shape=tuple(lined_up[::-1]))
+    type = cast(TensorType, lining.infer((values.type,)))
+    return one_op("slice_set", **_window(places)), lining, type
 
 
-def _set_window(x: Tensor, values: Tensor, window: tuple[OneOp, Shape]) -> None:
-    call, shape = window
-    apply_into(x, call, x, reshape(values, shape))
+def _set_window(x: Tensor, values: Tensor, window: _Window) -> None:
+    call, lining, type = window
+    apply_into(x, call, x, alias(lining, values, type))
 
 
 def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:
