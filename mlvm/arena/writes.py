@@ -215,7 +215,7 @@ def _written_in(function: Function, program: Program) -> set[int]:
 def count_written(name: str, attributes: Attributes = NO_ATTRIBUTES) -> int | None:
     """Return the number of first parameters that a host function may write to; None for all."""
     if name == Fused.name:
-        return int(attributes["outputs"])
+        return attributes.get("outputs")
     if name.removesuffix(OUT) in OPS:
         return int(name.endswith(OUT))
     return 0 if name in _READS_ONLY else None

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, ModelError, OutOfMemory
+from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemory
 from mlvm.core.ops import few
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of, is_array
@@ -181,6 +181,8 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
             raise ModelError(f"{node}: {error}") from error
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
+        if isinstance(error, OpError):
+            error.at(str(node), ())
         raise
     return results if isinstance(results, tuple) else (results,)
 

@@ -398,6 +398,16 @@ def test_zeros_are_quantized_by_one() -> None:
         only(node("CumSum", "w a", "y"), constants=[constant("w", B), constant("a", [9])]),
         "axis 9 is out of range",
     ),
+    (
+        only(node("Split", "w", "y", "n", axis=5), constants=[constant("w", B)]),
+        r"Split 'n'\(\): axis 5 is out of range",
+    ),
+    *(
+        (only(node("Pad", "w p", "y", mode=mode),
+              constants=[constant("w", B), constant("p", [0, 9])]),
+         f"expected mode as constant, reflect, edge or wrap, got '{mode}'")
+        for mode in ("empty", "symmetric", "bogus")
+    ),
     (only(node("Size", "", "y", "n")), "Size 'n'"),
     (only(node("Conv", "x w", "y", "n"), constants=[constant("w", B)]), "Conv 'n'"),
     *(

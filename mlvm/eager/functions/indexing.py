@@ -52,8 +52,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     keys = key if isinstance(key, tuple) else (key,)
     try:
         basic = x.type, _basic(keys)
-        if basic in _REMEMBERED:
-            return _REMEMBERED[basic].of(x)
+        if (view := _REMEMBERED.get(basic)) is not None:
+            return view.of(x)
         items = [_item(each) for each in keys]
         if isinstance(key, Tensor) and key.dtype.is_integer and x.ndim:
             return op.take(x, key, axis=0)
@@ -311,8 +311,8 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     try:
         operand = _values(x, values)
         basic = x.type, operand.type, _basic(keys)
-        if basic in _ASSIGNED:
-            _set_window(x, operand, _ASSIGNED[basic])
+        if (window := _ASSIGNED.get(basic)) is not None:
+            _set_window(x, operand, window)
         else:
             items = [_item(each) for each in keys]
             if len(items) == 1 and _is_mask(items[0]):

@@ -340,8 +340,9 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     shapes = [x.shape for x in xs if isinstance(x, Tensor)]
     if any(each != shapes[0] for each in shapes):
         raise ShapeError("expected equal shapes")
-    if len(xs) > 1 and all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs):
-        [along], shape = axes_of(axis, xs[0], new=1), xs[0].shape
+    is_same = all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs)
+    if is_same and len(xs) > 1 and type(axis) is int and not xs[0].dtype.is_storage:
+        along, shape = rules.normalize_axis(axis, xs[0].ndim + 1), xs[0].shape
         if along < len(shape):  # one view, of the result
             return _shaped(op.concat(*xs, axis=along), [*shape[:along], len(xs), *shape[along:]])
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)

@@ -129,12 +129,13 @@ def cumulative_sum(
     Refuses:
         ml.cumulative_sum(v, dtype="bool")  # DTypeError
     """
+    target = None if dtype is None else DType.of(dtype)
     x = _counted(x)
     if not include_initial:
-        return op.cumulative_sum(x, axis=axis, dtype=dtype, out=out)
+        return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
         raise ArgumentError("out= is not supported with include_initial")
-    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=dtype), axis)
+    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
 
 
 def _counted(x: Tensor) -> Tensor:

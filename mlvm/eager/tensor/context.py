@@ -27,19 +27,20 @@ T = TypeVar("T")
 @contextmanager
 def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
     """Set the variable inside the block, and put its previous value back after it."""
-    token = variable.set(value)
-    try:
+    before = variable.get()
+    try:  # an interrupt may come as soon as it is set
+        variable.set(value)
         yield
     finally:
-        variable.reset(token)
+        variable.set(before)
 
 
 @contextmanager
 def overriding(owner: object, name: str, value: object) -> Iterator[None]:
     """Set an attribute inside the block, and put its previous value back after it."""
     before = getattr(owner, name)
-    setattr(owner, name, value)
     try:
+        setattr(owner, name, value)
         yield
     finally:
         setattr(owner, name, before)

@@ -319,7 +319,6 @@ static Entry *entry_to_fill(Call *call, const FastPath *fast_path, Allocation *c
     Entry **place = place_of(call, fast_path, operands, count, hash);
     if (!*place && !(*place = PyMem_Calloc(1, sizeof **place)))
         return NULL;
-    call->count += !(*place)->types[0];
     (*place)->hash = hash;
     return *place;
 }
@@ -368,6 +367,7 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
         }
         Py_INCREF(out);
         fresh.out = out;
+        call->count += !entry->types[0];
         replace_entry(entry, fresh);
     }
     Py_XDECREF(types);
