@@ -74,8 +74,8 @@ BUDGET = {
     "mlvm/step": 3_590,
     "mlvm/parallel": 3_167,
     "mlvm/eager": 884,
-    "mlvm/eager/tensor": 2_161,
-    "mlvm/eager/functions": 4_802,
+    "mlvm/eager/tensor": 2_162,
+    "mlvm/eager/functions": 4_804,
     "mlvm/eager/recording": 1_085,
     "mlvm/eager/autodiff": 2_362,
     "mlvm/eager/control": 1_678,
@@ -86,11 +86,11 @@ BUDGET = {
     "mlvm/eager/files": 863,
     "mlvm/eager/interop": 479,
     "mlvm/eager/capture": 3_565,
-    "mlvm/onnx": 5_645,
+    "mlvm/onnx": 5_649,
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_027,
-    "tests": 60_543,
+    "tests": 60_553,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
