@@ -346,6 +346,7 @@ def test_many_arenas_of_one_name_are_one() -> None:
         other = Arena(VM("w"), "a")
         other.alloc(SMALL)
     assert merged_if_many(recordings, 7) == recordings
+    assert [each.arenas for each in merged_if_many(recordings[:2], 1)] == [2]
     [whole, apart_from_it] = merged_if_many(recordings, 6)
     assert apart_from_it is other.recording
     assert (whole.arena, whole.vm, whole.arenas, len(whole.lifetimes)) == ("a", "v", 7, 7)
