@@ -141,15 +141,19 @@ def test_what_is_wrong_is_found_and_printed(
 # --- servers ------------------------------------------------------------------------------
 
 
+# The watchdog's exception may come up in a callback of a weak reference or of the collector, where
+# Python only reports it; the watchdog raises it again.
+IS_RAISED_AGAIN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@IS_RAISED_AGAIN
 def test_two_thousand_messages_and_twenty_killed_clients(run: Run) -> None:
     output = run("remote", "--messages", "2000", "--killed", "20")
     outcomes = re.findall(r"^ +[1-9]\d*  (.+)$", output, re.MULTILINE)
     assert {"answered", "EncodingError", "HandleError"} <= set(outcomes)
 
 
-# The watchdog's exception may come up in a weak reference's callback, where Python only reports it;
-# the watchdog raises it again.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@IS_RAISED_AGAIN
 @cases(
     "owner, name, wrong, reason",
     (VM, "swap", fails, "class ZeroDivisionError"),
