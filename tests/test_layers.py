@@ -75,7 +75,7 @@ BUDGET = {
     "mlvm/parallel": 3_167,
     "mlvm/eager": 884,
     "mlvm/eager/tensor": 2_162,
-    "mlvm/eager/functions": 4_804,
+    "mlvm/eager/functions": 4_799,
     "mlvm/eager/recording": 1_085,
     "mlvm/eager/autodiff": 2_362,
     "mlvm/eager/control": 1_678,

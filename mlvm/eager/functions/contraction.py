@@ -52,7 +52,8 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     if not isinstance(subscripts, str):
         raise ArgumentError(f"expected subscripts as a string, got a {type(subscripts).__name__}")
     values = [*operands]
-    for fn, places in (_planned if has_open_lengths() else _remembered)(subscripts, shapes):
+    contraction = (_Contraction if has_open_lengths() else _remembered)(subscripts, shapes)
+    for fn, places in contraction.steps:
         values.append(fn(*[values[i] for i in places]))
     return values[-1]
 
@@ -63,7 +64,6 @@ Labels = tuple[str, ...]
 """Names of axes: letters, and for those of an ellipsis "-1", "-2", ... from the last one."""
 
 
-@lru_cache(maxsize=1024)
 def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
     """Parse subscripts: the labels of operands with `ndims` dimensions, and of the result. Raises
     `ArgumentError`, and `ShapeError` for another number of dimensions."""
@@ -134,15 +134,9 @@ Step: TypeAlias = tuple[Callable[..., Tensor], tuple[int, ...]]
 """Function and the numbers of the values that it takes: the operands are the first."""
 
 
-def _planned(subscripts: str, shapes: tuple[Shape, ...]) -> list[Step]:
-    """Return the steps for operands of these shapes. The last one computes the result."""
-    return _Contraction(subscripts, shapes).steps
-
-
-_remembered = lru_cache(maxsize=1024)(_planned)
-
-
 class _Contraction:
+    """The `steps` for operands of these shapes. The last one computes the result."""
+
     def __init__(self, subscripts: str, shapes: tuple[Shape, ...]) -> None:
         self.noperands = len(shapes)
         self.steps: list[Step] = []
@@ -247,6 +241,9 @@ class _Contraction:
         if any(len(group) != 1 for group in groups):
             product = self.reshaped(product, labels)
         return _Term(product, labels)
+
+
+_remembered = lru_cache(maxsize=1024)(_Contraction)
 
 
 def _sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -309,29 +309,28 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     references = sys.getrefcount(x)
     keys = key if isinstance(key, tuple) else (key,)
     try:
-        operand = _values(x, values)
-        basic = x.type, operand.type, _basic(keys)
-        if (window := _ASSIGNED.get(basic)) is not None:
-            _set_window(x, operand, window)
-        else:
-            items = [_item(each) for each in keys]
-            if len(items) == 1 and _is_mask(items[0]):
-                _set_masked(x, cast(Tensor, items[0]), operand)
-            else:
-                if any(_is_mask(item) for item in items):
-                    items = _with_positions(x, items, keys)
-                per_axis = _without_ellipsis(items, x.ndim)
-                if any(isinstance(item, Tensor) for item in items):
-                    _set_taken(x, key, per_axis, operand)
-                else:
-                    window = _window_of(x, per_axis, operand)
-                    _set_window(x, operand, _remember(_ASSIGNED, basic, window))
+        _assign(x, key, keys, _values(x, values))
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
     warn_of_temporary(references, sys._getframe(1), x.type)
+
+
+def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
+    basic = x.type, values.type, _basic(keys)
+    if (window := _ASSIGNED.get(basic)) is not None:
+        return _set_window(x, values, window)
+    items = [_item(each) for each in keys]
+    if len(items) == 1 and _is_mask(items[0]):
+        return _set_masked(x, cast(Tensor, items[0]), values)
+    if any(_is_mask(item) for item in items):
+        items = _with_positions(x, items, keys)
+    per_axis = _without_ellipsis(items, x.ndim)
+    if any(isinstance(item, Tensor) for item in items):
+        return _set_taken(x, key, per_axis, values)
+    return _set_window(x, values, _remember(_ASSIGNED, basic, _window_of(x, per_axis, values)))
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
