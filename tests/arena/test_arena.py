@@ -22,7 +22,6 @@ from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from tests.brief import Patch, cases, refuses
 from tests.cases.claim_tests import claims
-from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
 types = st.sampled_from(
@@ -138,11 +137,6 @@ def test_allocating_resets_nothing() -> None:
     assert scope.get() is None
     assert tensor.handle != STALE
     assert arena.used == ROW.nbytes
-
-
-def test_each_thread_has_a_scope_of_its_own() -> None:
-    with Arena(VM(), "batch"):
-        assert start(scope.get).result(PATIENCE) is None
 
 
 # --- limits ---------------------------------------------------------------------------

@@ -16,25 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.memory import address as first_byte
-from mlvm.core.types import ALIGNMENT, TensorType, f32
+from mlvm.core.types import ALIGNMENT, TensorType
 from mlvm.core.vm import VM
+from tests.arena.test_arena import consumed, types
 from tests.brief import refuses
 from tests.wired import machine
-
-ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
-types = st.sampled_from(
-    [ROW, WORDS, *(TensorType("u8", (n,)) for n in (0, 1, 63, 64, 65, 200)), TensorType("f64")]
-)
 
 CAPACITY = 1024
 
 
 def rounded(type: TensorType) -> int:
     return -(-type.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def consumed(vm: VM) -> int:
-    return round(vm.consumed_size_in_mib() * 2**20)
 
 
 def address(tensor: Allocation) -> tuple[int, int]:

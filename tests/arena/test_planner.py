@@ -52,17 +52,11 @@ def check(blocks: list[Block], planned: Plan, alignment: int = ALIGNMENT) -> Non
 
 @given(blocks=blocks_of_any_kind, alignment=st.sampled_from([1, 16, 64, 100]))
 def test_blocks_alive_at_once_never_overlap(blocks: list[Block], alignment: int) -> None:
-    check(blocks, plan(blocks, alignment=alignment), alignment)
-
-
-@given(blocks=blocks_of_any_kind)
-def test_a_plan_is_the_same_every_time(blocks: list[Block]) -> None:
-    assert plan(blocks) == plan(tuple(blocks))
-
-
-@given(blocks=blocks_of_any_kind)
-def test_a_plan_is_never_larger_than_no_reuse_at_all(blocks: list[Block]) -> None:
-    assert plan(blocks).nbytes <= sum(rounded(b.nbytes, ALIGNMENT) for b in blocks)
+    """In a plan that is the same every time, and no larger than one without reuse."""
+    planned = plan(blocks, alignment=alignment)
+    check(blocks, planned, alignment)
+    assert planned == plan(tuple(blocks), alignment=alignment)
+    assert planned.nbytes <= sum(rounded(b.nbytes, alignment) for b in blocks)
 
 
 @given(blocks=st.lists(st.builds(Block, st.integers(1, 400), st.just(0), st.just(1)), max_size=9))

@@ -17,15 +17,6 @@ from tests.brief import cases, refuses
 RNG = np.random.default_rng(0)
 
 
-class Mlp(nn.Module):
-    def __init__(self, features: int, hidden: int) -> None:
-        self.hidden = nn.Linear(features, hidden)
-        self.head = nn.Linear(hidden, 3)
-
-    def __call__(self, x: ml.Tensor) -> ml.Tensor:
-        return self.head(ml.relu(self.hidden(x)))
-
-
 class Training:
     """A model, its weights in an arena of their own, and a step in an arena that others share."""
 
@@ -34,26 +25,25 @@ class Training:
         self.batch = batch
         self.features = features
         with self.weights.allocating():
-            self.model = Mlp(features, hidden)
+            layers: list[Any] = [nn.Linear(features, hidden), ml.relu, nn.Linear(hidden, 3)]
+            self.model = nn.Sequential(*layers)
             self.optimizer = ml.optim.SGD(self.model, learning_rate=0.1, momentum=0.9)
 
-    def loss(self, model: Mlp, x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
+    def loss(self, model: nn.Module, x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
         return ml.mean(ml.softmax_cross_entropy(model(x), y))
 
-    def step(self, n: int = 8) -> list[int]:
-        """Train on random examples; the addresses of what the step held before its end."""
+    def step(self, n: int) -> None:
+        """Train on random examples."""
         x = RNG.normal(size=(n, self.features)).astype(np.float32)
         y = RNG.integers(0, 3, n)
         with self.batch:
             value, grads = ml.value_and_grad(self.loss)(self.model, ml.asarray(x), ml.asarray(y))
             self.optimizer.update(grads)
             assert np.isfinite(float(value))
-            return [tensor.handle for tensor in self.batch.live()]
 
-    def evaluate(self, n: int) -> float:
+    def evaluate(self, n: int) -> None:
         with self.batch:
-            x = ml.asarray(RNG.normal(size=(n, self.features)).astype(np.float32))
-            return float(ml.mean(self.model(x)))
+            self.model(ml.asarray(RNG.normal(size=(n, self.features)).astype(np.float32)))
 
 
 def consumed(vm: ml.VM) -> int:
@@ -63,23 +53,6 @@ def consumed(vm: ml.VM) -> int:
 @pytest.fixture
 def vm() -> ml.VM:
     return ml.VM()
-
-
-def test_two_models_in_turn_share_one_batch_arena(vm: ml.VM) -> None:
-    batch = ml.Arena(vm, "batch")
-    small, large = Training(vm, batch, 4, 8), Training(vm, batch, 16, 64)
-    alone = Training(vm, ml.Arena(vm, "alone"), 16, 64)
-    for _ in range(2):
-        small.step()
-        large.step()
-        alone.step()
-    views, consumption = batch.views_created, consumed(vm)
-    for _ in range(10):
-        small.step()
-        large.step()
-    assert (batch.views_created, consumed(vm)) == (views, consumption)
-    assert batch.used == 0
-    assert batch.high_water == alone.batch.high_water  # as much as the larger one needs by itself
 
 
 @cases("pattern", "te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet")
@@ -101,40 +74,6 @@ def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
     for _ in range(5):
         run()
     assert (training.batch.views_created, consumed(vm)) == (views, consumption)
-
-
-def test_an_exception_inside_a_step_leaves_the_arena_reset(vm: ml.VM) -> None:
-    training = Training(vm, ml.Arena(vm, "batch", capacity=1 << 16), 4, 8)
-    training.step()
-    nbytes = training.step()
-    survivors: list[ml.Tensor] = []
-
-    def fail(error: type[Exception], nfloats: int) -> None:
-        with training.batch:
-            survivors.append(ml.ones(10))
-            survivors.append(ml.ones(nfloats))
-            raise error
-
-    for error, nfloats in ((ZeroDivisionError, 3), (ArenaOverflow, 1 << 20)):
-        refuses(error, "", fail, error, nfloats)
-    assert training.batch.used == 0
-    for tensor in survivors:
-        refuses(StaleTensor, "arena 'batch' ended: its arena was reset", tensor.numpy)
-    assert training.step() == nbytes
-
-
-def test_nested_arenas_each_end_what_is_theirs(vm: ml.VM) -> None:
-    outer, inner = ml.Arena(vm, "outer"), ml.Arena(vm, "inner")
-    with outer:
-        x = ml.ones(3)
-        with inner:
-            y = x + 1
-            with outer:
-                z = y + 1
-            copy = outer.keep(y)
-        np.testing.assert_array_equal((z + copy + x).numpy(), [6, 6, 6])
-        refuses(StaleTensor, "inner", lambda: y + 1)
-    refuses(StaleTensor, "outer", lambda: z + 1)
 
 
 # --- stale tensors --------------------------------------------------------------------
@@ -201,13 +140,8 @@ def test_keep_copies_a_tensor_of_its_kind_into_another_arena(vm: ml.VM) -> None:
     assert (best.arena, flat.base, weights.used, batch.used) == (weights, None, 128, 0)
     with weights.allocating():
         np.testing.assert_array_equal((best + best).numpy(), [[0, 2, 4], [6, 8, 10]])
-
-
-def test_no_gradient_flows_through_keep(vm: ml.VM) -> None:
-    batch, weights = ml.Arena(vm, "batch"), ml.Arena(vm, "weights")
-    with batch.allocating():
-        x = ml.asarray(np.float32(3))
-        np.testing.assert_array_equal(ml.grad(lambda x: x * weights.keep(x))(x).numpy(), 3)
+        x = ml.asarray(np.float32(3))  # no gradient flows through it
+        np.testing.assert_array_equal(ml.grad(lambda x: x * batch.keep(x))(x).numpy(), 3)
 
 
 def test_keep_refuses_what_it_cannot_copy() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, scope
 from mlvm.arena.placement import Chunk, Reuse
 from mlvm.core.errors import ArenaBusy, ArenaError, ArenaOverflow, StaleTensor
 from mlvm.core.types import TensorType
@@ -233,23 +233,6 @@ def test_whoever_closes_between_two_lines_gets_all_memory_back() -> None:
         assert [vm.consumed_size_in_mib() for vm in vms[:-1]] == [0] * (len(vms) - 1)
 
 
-def test_a_handle_is_the_next_tensors() -> None:
-    arena = Arena(VM(), "shared")
-    tensor = arena.alloc(TYPES[1])
-    handle = tensor.handle
-    ends: list[Callable[[Allocation, Mark], None]] = [
-        lambda tensor, mark: arena.reset(),
-        lambda tensor, mark: arena.free(tensor),
-        lambda tensor, mark: arena.rewind(mark),
-    ]
-    arena.free(tensor)
-    for end in ends:
-        mark, tensor = arena.mark(), arena.alloc(TYPES[1])
-        assert tensor.handle == handle
-        end(tensor, mark)
-    assert arena.views_created == 1
-
-
 # --- entering and leaving -----------------------------------------------------------------
 
 
@@ -287,17 +270,6 @@ def test_a_second_thread_does_not_rewind_what_the_first_has_entered() -> None:
     assert tensor.handle != STALE
     start(arena.rewind, mark).result(PATIENCE)
     assert tensor.handle == STALE
-
-
-def test_a_second_thread_reads_and_frees_what_the_first_has_made() -> None:
-    vm = VM()
-    arena = Arena(vm, "shared")
-    with arena:
-        tensor = arena.alloc(TYPES[0])
-        vm.write(tensor.handle, np.array([7], np.uint64))
-        assert start(vm.read, tensor.handle).result(PATIENCE).tolist() == [7]
-        start(arena.free, tensor).result(PATIENCE)
-        assert (tensor.handle, arena.used) == (STALE, 0)
 
 
 @pytest.mark.usefixtures("hasty")

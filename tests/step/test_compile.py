@@ -196,31 +196,19 @@ def chain(*names: str) -> Step:
 
 @given(steps(), st.booleans())
 def test_a_plan_calls_what_lives_and_nothing_else(step: Step, fuse: bool) -> None:
-    planned = compile_flow(step.flow, fuse=fuse, recompute=False)
+    """Each call knows a line that it is from. The same step has the same plan, whose program
+    survives text and bytes."""
+    with eager_to_change():
+        planned, again = [compile_flow(step.flow, fuse=fuse, recompute=False) for _ in range(2)]
     flow = without_moves(Flow(without_dead_calls(step.flow), step.flow.results))
     assert sorted(calls_of(planned)) == sorted(each.name for each in flow.calls)
-
-
-@given(steps(), st.booleans())
-def test_a_planned_program_survives_text_and_bytes(step: Step, fuse: bool) -> None:
-    with eager_to_change():
-        program = compile_flow(step.flow, fuse=fuse).program
-    assert assemble(disassemble(program)) == program
-    assert Program.from_bytes(program.to_bytes()) == program
-
-
-@given(steps(), st.booleans())
-def test_each_call_knows_a_line_it_is_from(step: Step, fuse: bool) -> None:
-    planned = compile_flow(step.flow, fuse=fuse)
-    code = planned.program.main.code
-    calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
+    program = planned.program
+    calls = [pc for pc, each in enumerate(program.main.code) if each.opcode is Opcode.cfunc]
     assert sorted(planned.lines) == [("main", pc) for pc in calls]
     assert set(planned.lines.values()) <= {each.line for each in step.calls}
-
-
-@given(steps())
-def test_the_same_step_has_the_same_plan(step: Step) -> None:
-    assert compile_flow(step.flow) == compile_flow(step.flow)
+    assert planned == again
+    assert assemble(disassemble(program)) == program
+    assert Program.from_bytes(program.to_bytes()) == program
 
 
 test_rows = claims("compile", globals())

@@ -36,6 +36,7 @@ def test_what_is_placed_lives_from_the_group_that_makes_it_to_the_last_that_read
 
 @given(steps())
 def test_the_most_alive_is_the_largest_sum_of_what_lives(step: Step) -> None:
+    """What takes a place is as large as the other, and comes when that ends."""
     schedule = schedule_of(step)
     totals = [
         sum(
@@ -46,11 +47,6 @@ def test_the_most_alive_is_the_largest_sum_of_what_lives(step: Step) -> None:
         for moment in range(len(schedule.runs))
     ]
     assert schedule.most_alive == max(totals, default=0)
-
-
-@given(steps())
-def test_what_takes_a_place_is_as_large_and_comes_when_the_other_ends(step: Step) -> None:
-    schedule = schedule_of(step)
     for each, root in schedule.root.items():
         if each is not root:
             assert schedule.size[each] == schedule.size[root]

@@ -159,5 +159,4 @@ def test_reads_that_are_none_are_refused() -> None:
         (("keys", {}, "x", 1),),
     ]
     for reads in wrong:
-        with pytest.raises(TypeError):
-            EXTENSION.Checklist(object(), reads)
+        refuses(TypeError, "", EXTENSION.Checklist, object(), reads)

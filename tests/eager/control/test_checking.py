@@ -146,8 +146,7 @@ def test_a_while_loop_checks_each_turn() -> None:
     captured = ml.capture(doubled)
     for each in (doubled, captured):
         assert each(ml.asarray(30.0)).item() == 30.0
-        with pytest.raises(CheckFailed, match="small"):
-            each(ml.asarray(1.0))
+        refuses(CheckFailed, "small", each, ml.asarray(1.0))
 
 
 def test_a_gradient_goes_by_and_a_check_in_a_branch_guards() -> None:
@@ -168,8 +167,7 @@ def test_a_gradient_goes_by_and_a_check_in_a_branch_guards() -> None:
     assert step(ml.asarray([0.5, 0.5])).tolist() == [0.5, 0.5]
     for bad in ([1.0, -1.0], [90.0, 1.0]):
         before = w.tolist()
-        with pytest.raises(CheckFailed):
-            step(ml.asarray(bad))
+        refuses(CheckFailed, "", step, ml.asarray(bad))
         assert w.tolist() == before
 
 

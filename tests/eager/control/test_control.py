@@ -17,7 +17,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
-from tests.brief import Fn, cases
+from tests.brief import Fn, cases, refuses
 
 Mode = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -465,8 +465,7 @@ def test_a_tree_in_arrays(mode: Mode) -> None:
 
 
 def test_too_deep_a_recursion_is_an_error() -> None:
-    with pytest.raises(LimitExceeded, match="calls lie within each other"):
-        ml.capture(endless)(ml.asarray(0))
+    refuses(LimitExceeded, "calls lie within each other", ml.capture(endless), ml.asarray(0))
 
 
 def test_a_function_that_is_another_each_time_is_an_error() -> None:

@@ -598,8 +598,7 @@ def test_a_constructor_takes_the_fields_of_its_class() -> None:
         ("betas", "got an unexpected keyword argument 'betas'"),
         ("lr", "there is no lr=; use learning_rate="),
     ]:
-        with pytest.raises(TypeError, match=rf"SGD(\.__init__)?\(\):? {message}"):
-            make(PARAMS, 0.1, **{name: 0.5})
+        refuses(TypeError, rf"SGD(\.__init__)?\(\):? {message}", make, PARAMS, 0.1, **{name: 0.5})
     refuses(TypeError, r"SGD\(\): missing .*'learning_rate'; it takes params, l", make, PARAMS)
     with pytest.raises(TypeError, match="too many positional arguments; it takes params, learn"):
         make(PARAMS, 0.1, 0.9)
@@ -669,8 +668,7 @@ def test_gradients_that_do_not_fit_change_nothing(
 ) -> None:
     params = tensors(START)
     optimizer = optim.Adam(params, 0.1)
-    with pytest.raises(error, match=re.escape(message)):
-        optimizer.update({**tensors(GRADIENTS[0]), **change})
+    refuses(error, re.escape(message), optimizer.update, {**tensors(GRADIENTS[0]), **change})
     assert_untouched(params, optimizer)
 
 

@@ -122,8 +122,7 @@ def test_what_cannot_be_seen_is_refused(name: str) -> None:
     build, use = HIDDEN[name]
     captured = ml.capture(use(build()))
     for _ in range(2):
-        with pytest.raises(CaptureError, match=r"a captured function reaches .*\.py:\d+"):
-            captured(ml.ones((2,)))
+        refuses(CaptureError, r"a captured function reaches .*\.py:\d+", captured, ml.ones((2,)))
     assert captured.signatures == 0
 
 
@@ -139,8 +138,7 @@ def test_a_tensor_kept_in_builtins_is_refused() -> None:
             return y if last_of_builtins is not None else x
         """,
     )
-    with pytest.raises(CaptureError, match="kept in builtin 'last_of_builtins'"):
-        ml.capture(module.f)(ml.ones((2,)))
+    refuses(CaptureError, "kept in builtin 'last_of_builtins'", ml.capture(module.f), ml.ones((2,)))
 
 
 # --- fields -----------------------------------------------------------------------------

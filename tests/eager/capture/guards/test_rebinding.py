@@ -277,8 +277,7 @@ def test_a_function_that_raises_has_rebound_nothing() -> None:
 
     inner = state.inner.b
     for _ in range(2):
-        with pytest.raises(ValueError, match="mine"):
-            step(ml.ones((3,)))
+        refuses(ValueError, "mine", step, ml.ones((3,)))
         assert unchanged()
         assert state.inner.b is inner
     fails.clear()
@@ -401,8 +400,7 @@ def test_any_other_name_that_keeps_a_tensor_is_refused(keep: Any, where: str, bu
 
     before = holder.contents()
     for _ in range(2):
-        with pytest.raises(CaptureError, match=f"{HERE}:.* kept in {where}"):
-            step(ml.ones((3,)))
+        refuses(CaptureError, f"{HERE}:.* kept in {where}", step, ml.ones((3,)))
         after = holder.contents()
         after[2].pop("b", None)
         same(after, before)
@@ -463,8 +461,7 @@ def test_what_is_hidden_from_sight_is_refused_too() -> None:
     for fn in (remembers, returns_an_object, returns_a_function):
         for wrap in (ml.capture, lambda fn: functools.partial(ml.measure, fn)):
             table.cache_clear()
-            with pytest.raises(CaptureError, match=f"{HERE}:.* kept in some other place"):
-                wrap(fn)(ml.ones((3,)))
+            refuses(CaptureError, f"{HERE}:.* kept in some other place", wrap(fn), ml.ones((3,)))
 
 
 def test_what_only_a_cycle_keeps_is_not_refused() -> None:
