@@ -26,10 +26,10 @@ with copies.
 `graphs`: random ONNX graphs of 150 ops, eagerly and captured, beside ONNX Runtime. `saved`: the
 random functions of `language` as ONNX files, checked, run there, and read back.
 
-Others have options of their own: `transformations` and `directions` (derivatives beside JAX),
-`lengths` (open axes), `interrupts`, `threads`, `remote` (damaged messages, killed clients),
-`groups` (killed members), `neighbours` (waiting times of a server), `races` (device kernels under
-oclgrind), `built` (the loop in C and built steps, under libFuzzer or sanitizers).
+Others have options of their own: `transformations` (lanes and derivatives beside JAX), `lengths`
+(open axes), `interrupts`, `threads`, `remote` (damaged messages, killed clients), `groups` (killed
+members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind), `built`
+(the loop in C and built steps, under libFuzzer or sanitizers).
 
 Prints outcomes. The first program that does anything else is printed with the numbers that make it
 again, one in the eager language cut down to what is needed, and the exit status is 1.
@@ -48,8 +48,8 @@ from tests.fuzz.command import limit_memory, parser_of
 
 PROGRAMS = ("programs", "machines", "language", "values", "graphs", "saved")
 OTHERS = (
-    *("transformations", "directions", "lengths", "interrupts", "threads", "remote", "groups"),
-    *("neighbours", "races", "built"),
+    *("transformations", "lengths", "interrupts", "threads", "remote", "groups", "neighbours"),
+    *("races", "built"),
 )
 
 

@@ -26,7 +26,7 @@ from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import Capsys, Patch, cases, output_of, with_long
-from tests.fuzz import directions, graphs, interrupts, remote, saved, threads, transformations
+from tests.fuzz import graphs, interrupts, remote, saved, threads, transformations
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
@@ -224,30 +224,24 @@ def test_what_an_interrupt_loses_is_found(
 
 
 def test_random_transformations(monkeypatch: Patch, capsys: Capsys) -> None:
-    """Lane by lane; and a wrong batching rule is found."""
-    command = ["--lanes", "--programs", "7", "--seed", "7"]
-    assert transformations.main(command) == 0
-    rule = BATCHING["sum"]
-    monkeypatch.setitem(BATCHING, "sum", lambda *args: rule(*args) * 2.0)
-    assert transformations.main(command) == 1
-    assert re.search(r"^program \d+: .*vmap", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_random_directions(monkeypatch: Patch, capsys: Capsys) -> None:
-    """Captured, and beside finite differences; a wrong tangent is found. Under autocast the states
-    of loops, into which products go, keep their types."""
-    assert directions.main(["--autocast", "--programs", "2", "--seed", "45"]) == 0
-    command = ["--slopes", "--programs", "3", "--seed", "0"]
-    assert directions.main(command) == 0
-    jvp = ml.jvp
+    """Captured, lane by lane, and beside differences; a wrong rule and a wrong tangent are found.
+    Under autocast the states of loops, into which products go, keep their types."""
+    command = ["--slopes", "--seed", "21", "--programs"]
+    assert transformations.main(["--autocast", "--programs", "2", "--seed", "50"]) == 0
+    assert transformations.main([*command, with_long("2", "12")]) == 0
+    jvp, rule = ml.jvp, BATCHING["sum"]
 
     def doubled(*args: Any) -> Any:
         value, tangents = jvp(*args)
         return value, ml.tree.map(lambda t: t * 2.0, tangents)
 
-    monkeypatch.setattr(ml, "jvp", doubled)
-    assert directions.main(command) == 1
-    assert re.search(r"^program \d+: ", capsys.readouterr().out, re.MULTILINE)
+    with monkeypatch.context() as patch:
+        patch.setattr(ml, "jvp", doubled)
+        assert transformations.main([*command, "1"]) == 1
+    monkeypatch.setitem(BATCHING, "sum", lambda *args: rule(*args) * 2.0)
+    assert transformations.main([*command, "1"]) == 1
+    reports = re.findall(r"^program 21: .*; grad, vmap, vmap$", capsys.readouterr().out, re.MULTILINE)
+    assert len(reports) == 2
 
 
 def test_graphs_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:

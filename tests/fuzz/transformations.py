@@ -1,287 +1,183 @@
-"""Random functions under mixed transformations, beside JAX or lane by lane.
+"""Random functions under mixed transformations, beside JAX, or lane by lane and beside differences.
 
     python -m tests.fuzz transformations --programs 1000 --seed 0
 
-A program is a function of a few tensors, of steps that both libraries have: arithmetic, reductions,
-products, indexing, `cond`, `while_loop`, `scan`. A stack of transformations goes over it: `vmap`
-along any axes, `grad`, and `capture` (`jit`). Where JAX is installed, what it makes of the program
-is expected, computed by NumPy (see `jaxprs`); the same program without it has its lanes computed
-one by one, and put together. A program that differs is printed with the number that makes it again,
-and the exit status is 1.
+A program is one of `functions`. Over it goes a stack of `grad`, `vjp`, `jvp`, `linearize`,
+`jacfwd`, `jacrev`, products with Hessians, functions with rules of their own, `vmap` along any axes
+and `capture` (`jit`). A program with a `while_loop` has those that go forward. What it makes is the
+same to the bit where it is captured; with `--autocast` only that is looked at, in bf16. Where JAX
+is installed, what it makes of the program is expected. Without it, or with `--slopes`, lanes are
+computed one by one and put together, and one derivative more is compared with finite differences. A
+program that differs is printed with the number that makes it again, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.types import Array, DType
+from mlvm.core.types import Array
 from tests.brief import Fn
-from tests.fuzz import jaxprs
 from tests.fuzz.command import parser_of
+from tests.fuzz.functions import HERE, Library, Program, arguments, jax_library, leaves
 
-Library = Any
-"""The functions that programs use, of one library: a row of `transformations.txt` each."""
-
-
-def library(column: int, **modules: Any) -> Library:
-    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
-    rows = [line.split(" | ") for line in text.splitlines() if line and line[0] != "#"]
-    return SimpleNamespace(**{row[0]: eval(row[1 + column], globals() | modules) for row in rows})
+FORWARD = ("jvp", "linearize", "jacfwd", "custom_jvp", "vmap", "vmap", "jit")
+BACK = ("grad", "vjp", "jacrev", "hvp", "custom_vjp")
+LARGE = ("jacfwd", "jacrev")
 
 
-def jax_library() -> Library | None:
-    """JAX on this processor, with 64 bits; None where it is not installed."""
-    if importlib.util.find_spec("jax") is None:
-        return None
-    jax: Any = importlib.import_module("jax")
-    jnp: Any = importlib.import_module("jax.numpy")
-    jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_platforms", "cpu")
-    return library(1, jax=jax, jnp=jnp, jaxprs=jaxprs)
+def stack_of(program: Program) -> list[str]:
+    """Transformations from the inside out. One at most makes results much larger."""
+    rng = np.random.default_rng(program.number + 3 * 10**6)
+    kinds = FORWARD + BACK if program.differentiable else FORWARD
+    levels: list[str] = []
+    while len(levels) < int(rng.integers(1, 5)):
+        kind = kinds[int(rng.integers(len(kinds)))]
+        if kind == "custom_vjp" or "custom_vjp" not in levels or kind in ("grad", "vmap", "jit"):
+            is_large = kind in LARGE and any(each in LARGE for each in levels)
+            if not is_large and not ("custom_vjp" in levels and kind == "custom_vjp"):
+                levels.append(kind)
+    if program.differentiable and not {*LARGE, "custom_vjp"} & {*levels}:
+        levels += [["grad", "jacrev", "vmap"], []][int(rng.integers(8) > 0)]
+    stack: list[str] = []
+    for kind in levels:
+        if kind in (*BACK, "custom_jvp") and stack[-1:] == ["jit"]:
+            stack.pop()  # a captured function has no gradient: what takes it is captured
+        if kind != "jit" or stack[-1:] != ["jit"]:
+            stack.append(kind)
+    return stack
 
 
-# --- programs ------------------------------------------------------------------------
-
-CONDITIONS = [*DType.all]
-"""The dtypes of conditions. Those for storage cannot be rows of a scan."""
-
-SCANS = ("plain", "plain", "checkpoint", "no iterations", "last carry unread")
-"""Kinds of scans."""
-
-K = 3  # the length of every axis of a lane's tensors
-
-Step = Callable[[Library, list[Any]], Any]
-"""What a step makes of the values so far: vectors f64[K] or matrices f64[K,K]."""
-
-
-class Program:
-    """Steps on `vectors` and `matrices` of one lane, and the transformations over them."""
-
-    def __init__(self, number: int) -> None:
-        self.rng: Any = np.random.default_rng(number)
-        rng = self.rng
-        self.number = number
-        self.ninputs = int(rng.integers(1, 4))
-        self.depth = 0
-        self.differentiable = True
-        self.text: list[str] = []
-        self.steps = [self.step(j + self.ninputs) for j in range(int(rng.integers(2, 6)))]
-        self.levels = self.transformations()
-        del self.rng  # a captured function cannot reach one
-
-    def pick(self, n: int) -> int:
-        return int(self.rng.integers(n))
-
-    def step(self, n: int) -> Step:
-        """A step on n values, all of which are f64[K,K] or f64[K]; it makes such a one."""
-        kinds = [
-            *("unary", "binary", "reduce", "product", "take", "where", "joined"),
-            *("sort", "cumsum", "softmax", "outer", "constant"),
-        ]
-        if self.depth < 2:
-            kinds += ["cond", "cond", "while", "scan", "scan"]
-        kind = kinds[self.pick(len(kinds))]
-        self.text.append("  " * self.depth + kind)
-        a, b, c = self.pick(n), self.pick(n), self.pick(n)
-        simple: dict[str, Step] = {
-            "unary": lambda lib, v: lib.tanh(v[a]) * 0.7 + lib.sin(v[b]),
-            "binary": lambda lib, v: vector(lib, v[a]) / 2 - matrix(lib, v[b]) * vector(lib, v[c]),
-            "reduce": lambda lib, v: lib.sum(matrix(lib, v[a]), axis=b % 2) / K,
-            "product": lambda lib, v: lib.matmul(matrix(lib, v[a]), v[b]) * 0.3,
-            "take": lambda lib, v: lib.take(matrix(lib, v[a]), index(lib, v[b]), a % 2),
-            "where": lambda lib, v: lib.where(
-                vector(lib, v[a]) > 0.1, matrix(lib, v[b]), vector(lib, v[c])
-            ),
-            "joined": lambda lib, v: lib.concat([vector(lib, v[a])[:1], vector(lib, v[b])[1:]], 0),
-            "sort": lambda lib, v: lib.sort(v[a]),
-            "cumsum": lambda lib, v: lib.cumsum(v[a]) * 0.5,
-            "softmax": lambda lib, v: lib.softmax(v[a]) * v[b],
-            "outer": lambda lib, v: vector(lib, v[a])[:, None] * vector(lib, v[b])[None, :],
-            "constant": lambda lib, v: matrix(lib, v[a]) + lib.asarray(np.arange(K) * 0.1),
-        }
-        if kind in simple:
-            return simple[kind]
-        self.depth += 1
-        inner = [self.step(n + 1 + j) for j in range(1 + self.pick(2))]
-        other = [self.step(n + 1 + j) for j in range(1 + self.pick(2))]
-        self.depth -= 1
-        dtype = CONDITIONS[self.pick(len(CONDITIONS))]
-        if kind == "cond":
-            return partial(_cond, a, b, dtype, inner, other)
-        if kind == "while":
-            self.differentiable = False
-            return partial(_while, a, b, dtype, inner)
-        return partial(_scan, a, b, SCANS[self.pick(len(SCANS))], inner)
-
-    def transformations(self) -> list[tuple[str, Any]]:
-        """From the inside out: `grad` at most once, `vmap` with an axis for each argument."""
-        rng = self.rng
-        levels: list[tuple[str, Any]] = []
-        lanes = int(rng.integers(1, 4))
-        for _ in range(lanes):
-            if self.differentiable and rng.random() < 0.35 and len(levels) < 4:
-                levels.append(("grad", tuple(range(self.ninputs))))
-            if rng.random() < 0.3:
-                levels.append(("jit", None))
-            batched = rng.random(self.ninputs) < 0.7
-            batched[int(rng.integers(self.ninputs))] = True
-            levels.append(("vmap", tuple(bool(b) for b in batched)))
-        if rng.random() < 0.3:
-            levels.append(("jit", None))
-        return levels
-
-    def run(self, lib: Library, args: Sequence[Any]) -> Any:
-        """One lane."""
-        values = list(args)
-        for step in self.steps:
-            values.append(step(lib, values))
-        return values[-1]
-
-    def described(self) -> str:
-        levels = ", ".join(f"{kind}{'' if of is None else of}" for kind, of in self.levels)
-        return f"program {self.number}: {' '.join(self.text)}; {levels}"
-
-
-def vector(lib: Library, x: Any) -> Any:
-    return x if x.ndim == 1 else lib.sum(x, axis=0)
-
-
-def matrix(lib: Library, x: Any) -> Any:
-    return x if x.ndim == 2 else lib.broadcast_to(x, (K, K))
-
-
-def index(lib: Library, x: Any) -> Any:
-    """Indices of 0 .. K-1 that values tell."""
-    scaled = lib.sin(vector(lib, x)) * 0.49 + 0.5
-    return lib.as_int(scaled * K)
-
-
-def _run(steps: Sequence[Step], lib: Library, values: list[Any]) -> Any:
-    values = list(values)
-    for step in steps:
-        values.append(step(lib, values))
-    return vector(lib, values[-1])
-
-
-def _cond(
-    a: int, b: int, dtype: str, one: list[Step], other: list[Step], lib: Library, v: list[Any]
-) -> Any:
-    pred = lib.as_condition(lib.sum(v[a]) > 0.2, dtype)
-    return lib.cond(
-        pred,
-        lambda x: _run(one, lib, [*v, x]),
-        lambda x: _run(other, lib, [*v, x]),
-        vector(lib, v[b]),
-    )
-
-
-def _while(a: int, b: int, dtype: str, body: list[Step], lib: Library, v: list[Any]) -> Any:
-    limit = lib.sum(lib.tanh(vector(lib, v[a]))) * 2.0
-
-    def more(state: Any) -> Any:
-        return lib.as_condition(state[0] < limit, dtype)
-
-    def turn(state: Any) -> Any:
-        i, x = state
-        return i + 0.9, lib.tanh(_run(body, lib, [*v, x]))
-
-    zero = lib.asarray(np.float64(-1.0))
-    return lib.while_loop(more, turn, (zero, vector(lib, v[b])))[1]
-
-
-def _scan(a: int, b: int, kind: str, body: list[Step], lib: Library, v: list[Any]) -> Any:
-    def turn(state: Any, row: Any) -> Any:
-        after = lib.tanh(_run(body, lib, [*v, state * row]))
-        return after, state[0] if kind == "last carry unread" else after[0]
-
-    v = list(v)  # the caller appends to its own before a checkpointed body runs again
-    xs = vector(lib, v[b])
-    scan = lib.checkpointed if kind == "checkpoint" else lib.scan
-    last, rows = scan(turn, vector(lib, v[a]), xs[:0] if kind == "no iterations" else xs)
-    if kind == "last carry unread":
-        return rows
-    return last + (lib.sum(rows) if kind == "no iterations" else rows)
-
-
-# --- running ---------------------------------------------------------------------------
-
-
-def transformed(lib: Library, program: Program, axes: dict[int, Any]) -> Fn:
-    """The program under its transformations."""
+def transformed(lib: Library, module: Any, program: Program, levels: list[str]) -> Fn:
+    """The program under its transformations, written with a library and its module."""
 
     def fn(*args: Any) -> Any:
         return program.run(lib, args)
 
-    for number, (kind, of) in enumerate(program.levels):
-        if kind == "grad":
-
-            def total(*args: Any, fn: Fn = fn) -> Any:
-                results = fn(*args)
-                results = results if isinstance(results, (tuple, list)) else [results]
-                return sum((lib.sum(lib.sin(y)) for y in results[1:]), lib.sum(lib.sin(results[0])))
-
-            fn = lib.grad(total, argnums=of) if lib is not HERE else _grad(total, of)
-        elif kind == "jit":
-            fn = lib.jit(fn)
-        else:
-            fn = lib.vmap(fn, in_axes=axes[number][0], out_axes=axes[number][1])
+    for number, kind in enumerate(levels):
+        rng = np.random.default_rng((program.number, number))
+        fn = _vmap(lib, module, fn, rng) if kind == "vmap" else _LEVELS[kind](lib, module, fn)
     return fn
 
 
-def _grad(fn: Fn, of: tuple[int, ...]) -> Fn:
-    """Gradients for several arguments, as a tuple."""
-    gradient = ml.grad(fn, argnums=of)
-    return lambda *args: tuple(gradient(*args))
+def _total(lib: Library, fn: Fn) -> Fn:
+    """A scalar of all results."""
+
+    def total(*args: Any) -> Any:
+        result = fn(*args)
+        parts = result if isinstance(result, (tuple, list)) else [result]
+        return sum([lib.sum(lib.sin(y)) for y in parts[1:]], lib.sum(lib.sin(parts[0])))
+
+    return total
 
 
-def arguments(program: Program) -> tuple[list[Array], dict[int, Any]]:
-    """Arguments with lanes, and for each `vmap` its axes."""
-    rng = np.random.default_rng(program.number + 10**6)
-    shapes: list[tuple[int, ...]] = [
-        (K,) if rng.random() < 0.6 else (K, K) for _ in range(program.ninputs)
-    ]
-    axes: dict[int, Any] = {}
-    for number, (kind, of) in enumerate(program.levels):
-        if kind == "vmap":
-            n = int(rng.integers(1, 4))
-            in_axes: list[int | None] = []
-            for i, batched in enumerate(of):
-                axis = int(rng.integers(len(shapes[i]) + 1)) if batched else None
-                if axis is not None:
-                    shapes[i] = (*shapes[i][:axis], n, *shapes[i][axis:])
-                    axis -= len(shapes[i]) * int(rng.integers(2))
-                in_axes.append(axis)
-            axes[number] = tuple(in_axes), int(rng.integers(2)) * -1
-    return [rng.normal(size=shape) for shape in shapes], axes
+def _tangents(lib: Library, args: Any) -> tuple[Any, ...]:
+    return tuple([lib.tanh(x) + 0.3 for x in args])
 
 
-def leaves(result: Any) -> list[Array]:
-    return [np.asarray(y) for y in (result if isinstance(result, (tuple, list)) else [result])]
+def _numbers(args: Any) -> tuple[int, ...]:
+    return tuple(range(len(args)))
 
 
-HERE = library(0)
+def _jvp(lib: Library, module: Any, fn: Fn) -> Fn:
+    def moved(*args: Any) -> Any:
+        value, tangent = module.jvp(fn, args, _tangents(lib, args))
+        return value, tangent
+
+    return lambda *args: _flat(moved(*args))
 
 
-def differs(program: Program, other: Library) -> str | None:
-    """Return how results of the program differ between two libraries."""
-    args, axes = arguments(program)
-    results = HERE.computed(transformed(HERE, program, axes), args)
-    expected = other.computed(transformed(other, program, axes), args)
-    for ours, theirs in zip(results, expected, strict=True):
-        if ours.shape != theirs.shape:
-            return f"shape {ours.shape}, not {theirs.shape}"
-        if not np.allclose(ours, theirs, rtol=1e-7, atol=1e-9, equal_nan=True):
-            return f"{ours.tolist()}\nnot {theirs.tolist()}"
-    return None
+def _linearize(lib: Library, module: Any, fn: Fn) -> Fn:
+    def moved(*args: Any) -> Any:
+        value, forward = module.linearize(fn, *args)
+        return value, forward(*_tangents(lib, args)), forward(*args)
+
+    return lambda *args: _flat(moved(*args))
+
+
+def _vjp(lib: Library, module: Any, fn: Fn) -> Fn:
+    def pulled(*args: Any) -> Any:
+        value, pull = module.vjp(fn, *args)
+        single = not isinstance(value, (tuple, list))
+        gs = [lib.sin(y) + 0.5 for y in ([value] if single else value)]
+        return pull(gs[0] if single else tuple(gs))
+
+    return lambda *args: _flat(pulled(*args))
+
+
+def _grad(lib: Library, module: Any, fn: Fn) -> Fn:
+    return lambda *args: _flat(module.grad(_total(lib, fn), _numbers(args))(*args))
+
+
+def _hvp(lib: Library, module: Any, fn: Fn) -> Fn:
+    def product(*args: Any) -> Any:
+        gradient = module.grad(_total(lib, fn), _numbers(args))
+        return module.jvp(gradient, args, _tangents(lib, args))[1]
+
+    return lambda *args: _flat(product(*args))
+
+
+def _jacobian(name: str) -> Callable[[Library, Any, Fn], Fn]:
+    def level(lib: Library, module: Any, fn: Fn) -> Fn:
+        return lambda *args: _flat(getattr(module, name)(fn, _numbers(args))(*args))
+
+    return level
+
+
+def _custom_jvp(lib: Library, module: Any, fn: Fn) -> Fn:
+    custom = module.custom_jvp(fn)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        value, (_, tangent) = custom(*primals), module.jvp(fn, primals, tangents)
+        single = not isinstance(value, (tuple, list))
+        return value, tangent * 2.0 if single else tuple([t * 2.0 for t in tangent])
+
+    custom.defjvp(rule)
+    return custom  # type: ignore[no-any-return]
+
+
+def _custom_vjp(lib: Library, module: Any, fn: Fn) -> Fn:
+    custom = module.custom_vjp(fn)
+
+    def back(args: Any, g: Any) -> Any:
+        return tuple([x * 3.0 for x in module.vjp(fn, *args)[1](g)])
+
+    custom.defvjp(lambda *args: (custom(*args), args), back)
+    return custom  # type: ignore[no-any-return]
+
+
+def _flat(results: Any) -> tuple[Any, ...]:
+    if not isinstance(results, (tuple, list)):
+        return (results,)
+    return tuple([each for part in results for each in _flat(part)])
+
+
+def _vmap(lib: Library, module: Any, fn: Fn, rng: np.random.Generator) -> Fn:
+    """One lane or two, along an axis of some of the arguments: the first, and half the last one."""
+    batched, places = rng.random(9) < 0.7, rng.integers(9, size=9).tolist()
+    lanes, out, first = int(rng.integers(1, 3)), int(rng.integers(2)) * -1, int(rng.integers(9))
+
+    def stacked(x: Any, axis: int) -> Any:
+        row = x[(slice(None),) * axis + (None,)]
+        return lib.concat([row, row * 0.5][:lanes], axis)
+
+    def combined(*args: Any) -> Any:
+        axes: list[int | None] = [None] * len(args)
+        operands = [*args]
+        for i, x in enumerate(args):
+            if batched[i] or i == first % len(args):
+                axis = places[i] % (x.ndim + 1)
+                operands[i], axes[i] = stacked(x, axis), axis - places[i] % 2 * (x.ndim + 1)
+        results = _flat(module.vmap(fn, in_axes=tuple(axes), out_axes=out)(*operands))
+        ends = [(0, -1), ((..., 0), (..., -1))][-out]
+        return tuple([y[ends[0]] + y[ends[1]] * 0.5 for y in results])
+
+    return combined
 
 
 def lane_by_lane(fn: Fn, in_axes: Any, out_axes: Any) -> Fn:
@@ -291,38 +187,144 @@ def lane_by_lane(fn: Fn, in_axes: Any, out_axes: Any) -> Fn:
         pairs = list(zip(args, in_axes, strict=True))
         n = next(x.shape[axis] for x, axis in pairs if axis is not None)
         rows = [
-            fn(*[x if axis is None else ml.moveaxis(x, axis, 0)[i] for x, axis in pairs])
+            _flat(fn(*[x if axis is None else ml.moveaxis(x, axis, 0)[i] for x, axis in pairs]))
             for i in range(n)
         ]
-        if isinstance(rows[0], tuple):
-            return tuple(ml.stack(column, axis=out_axes) for column in zip(*rows, strict=True))
-        return ml.stack(rows, axis=out_axes)
+        return tuple([ml.stack(column, axis=out_axes) for column in zip(*rows, strict=True)])
 
     return batched
 
 
-ONE_BY_ONE = SimpleNamespace(**vars(HERE) | {"vmap": lane_by_lane, "jit": lambda fn: fn})
+ONE_BY_ONE = SimpleNamespace(
+    **{name: getattr(ml, name) for name in dir(ml)} | {"vmap": lane_by_lane}
+)
+EAGER = SimpleNamespace(**vars(HERE) | {"jit": lambda fn: fn})
+
+
+_LEVELS: dict[str, Callable[[Library, Any, Fn], Fn]] = {
+    "jvp": _jvp, "linearize": _linearize, "vjp": _vjp, "grad": _grad, "hvp": _hvp,
+    "jacfwd": _jacobian("jacfwd"), "jacrev": _jacobian("jacrev"), "custom_jvp": _custom_jvp,
+    "custom_vjp": _custom_vjp, "jit": lambda lib, module, fn: lib.jit(fn),
+}  # fmt: skip
+
+
+def special(program: Program, args: list[Array]) -> list[Array]:
+    """The arguments, with nan, infinities and zeros of both signs among them."""
+    rng = np.random.default_rng(program.number + 2 * 10**6)
+    values = [np.nan, np.inf, -np.inf, 0.0, -0.0]
+    return [np.where(rng.random(x.shape) < 0.3, rng.choice(values, x.shape), x) for x in args]
+
+
+IN_F32 = SimpleNamespace(**vars(HERE))
+IN_F32.asarray = lambda x: ml.asarray(x, dtype=ml.float32)
+IN_F32.matmul = lambda x, y: ml.astype(ml.matmul(x, y), ml.float32)
+IN_F32.computed = lambda fn, args: leaves(fn(*map(IN_F32.asarray, args)))
+
+
+def differs(
+    program: Program,
+    other: Library | None,
+    module: Any,
+    *,
+    specials: bool = False,
+    autocast: bool = False,
+) -> str | None:
+    """Return a difference between the results of two libraries, or of captured and eager code, in
+    words."""
+    args, levels = arguments(program), stack_of(program)
+    here = IN_F32 if autocast else HERE
+    fn = transformed(here, ml, program, levels)
+    fn = ml.autocast("bfloat16")(fn) if autocast else fn
+    step = ml.capture(fn)
+    for values in ([special(program, args)] if specials else []) + [args]:
+        results = here.computed(fn, values)
+        captured = here.computed(step, values)
+        for ours, theirs in zip(results, captured, strict=True):
+            if not _is_same(ours, theirs, levels):
+                operands = [x.tolist() for x in values]
+                return f"captured: {theirs.tolist()}\nnot {ours.tolist()}\nof {operands}"
+    if autocast:
+        return None
+    if other is not None:
+        return _differs_from(other, module, program, fn, results)
+    lanes = _differs_from(EAGER, ONE_BY_ONE, program, fn, results) if "vmap" in levels else None
+    return lanes if lanes or any("custom" in kind for kind in levels) else _slope_differs(fn, args)
+
+
+def _differs_from(
+    other: Library, module: Any, program: Program, fn: Fn, results: list[Array]
+) -> str | None:
+    """Return how the results differ from those of another library and its module."""
+    args = arguments(program)
+    expected = other.computed(transformed(other, module, program, stack_of(program)), args)
+    for i, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
+        if ours.shape != theirs.shape:
+            return f"shape {ours.shape}, not {theirs.shape}"
+        scale = max(1.0, float(np.max(np.abs(theirs), initial=0.0)))
+        if np.allclose(ours, theirs, rtol=1e-7, atol=1e-9 * scale, equal_nan=True):
+            continue
+        near = [HERE.computed(fn, [x * (1 + by) for x in args])[i] for by in (-1e-15, 1e-15)]
+        most = 10 * np.ptp([*near, ours], axis=0)  # last bits of the arguments decide so much
+        if not np.all(np.abs(ours - theirs) <= most):
+            return f"{ours.tolist()}\nnot {theirs.tolist()}"
+    return None
+
+
+def _is_same(x: Array, y: Array, levels: list[str]) -> bool:
+    """Return whether eager and captured results have the same bits. Second derivatives of loops may
+    differ in the last one (docs/determinism.md)."""
+    if np.array_equal(x, y, equal_nan=True):
+        return True
+    is_second = sum(kind not in ("vmap", "jit") for kind in levels) > 1
+    scale = max(1.0, float(np.max(np.abs(x), initial=0.0)))
+    return is_second and np.allclose(x, y, rtol=1e-14, atol=1e-14 * scale, equal_nan=True)
+
+
+def _slope_differs(fn: Fn, args: list[Array]) -> str | None:
+    """Compare the function's derivative along a direction with its differences over a long and a
+    short step; return how they disagree. A function has kinks, and may bend."""
+    v = [np.cos(x) for x in args]
+    _, jvps = ml.jvp(lambda *xs: _flat(fn(*xs)), [*map(ml.asarray, args)], [*map(ml.asarray, v)])
+    wrong = None
+    for step in (1e-4, 1e-6):
+        after = HERE.computed(fn, [x + step * t for x, t in zip(args, v, strict=True)])
+        behind = HERE.computed(fn, [x - step * t for x, t in zip(args, v, strict=True)])
+        slopes = [(y - x) / (2 * step) for x, y in zip(behind, after, strict=True)]
+        pairs = [*zip(map(np.asarray, jvps), slopes, strict=True)]
+        scale = max([1.0, *[float(np.max(np.abs(y), initial=0.0)) for y in (*slopes, *after)]])
+        if all(np.allclose(x, y, rtol=1e-3, atol=1e-4 * scale, equal_nan=True) for x, y in pairs):
+            return None
+        wrong = wrong or f"{[x.tolist() for x, _ in pairs]}\nnot {[y.tolist() for _, y in pairs]}"
+    return wrong
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of(__name__, __doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lanes", action="store_true", help="lane by lane, also where JAX is")
+    parser.add_argument("--special", action="store_true", help="nan, infinities, zeros, captured")
+    parser.add_argument(
+        "--slopes", action="store_true", help="lanes and differences, also where JAX is"
+    )
+    parser.add_argument("--autocast", action="store_true", help="in bf16, captured and eagerly")
     options = parser.parse_args(argv)
-    jax = None if options.lanes else jax_library()
+    jax = None if options.slopes or options.autocast else jax_library()
+    module = None if jax is None else importlib.import_module("jax")
     wrong = 0
     for number in range(options.seed, options.seed + options.programs):
         program = Program(number)
         try:
-            difference = differs(program, jax or ONE_BY_ONE)
+            difference = differs(
+                program, jax, module, specials=options.special, autocast=options.autocast
+            )
         except Exception as error:  # what a program raises is what it is looked for
             difference = f"{type(error).__name__}: {error}"
         if difference is not None:
             wrong += 1
-            print(program.described())
+            print(f"program {number}: {' '.join(program.text)}; {', '.join(stack_of(program))}")
             print(difference)
         if (number - options.seed) % 50 == 49:
             print(f"{number - options.seed + 1} programs", flush=True)
-    print(f"{options.programs} programs beside {'JAX' if jax else 'their lanes'}, {wrong} wrong")
+    there = "JAX" if jax else "nothing else" if options.autocast else "lanes and differences"
+    print(f"{options.programs} programs captured, and beside {there}, {wrong} wrong")
     return 1 if wrong else 0
