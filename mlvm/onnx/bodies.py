@@ -413,9 +413,6 @@ BODIES.update(
         ),
         "index_add": lambda b: _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add"),
         "cumulative_sum": lambda b: b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0)),
-        "matmul": lambda b: b(
-            "MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y)
-        ),
         "layer_norm": lambda b: b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps)),
         "layer_norm_normalize": lambda b: _normalized(b, "x0")[0],
         "conv2d": lambda b: _images(b, "Conv", _filters(b), group=b.groups),
@@ -491,10 +488,11 @@ def _logaddexp(b: Body) -> str:
 def _hypot(b: Body) -> str:
     """By the larger one: squares of large numbers are infinite."""
     sides = [b("Abs", x) for x in b.operands()]
-    most, zero, infinite = b("Max", *sides), b.number(0.0), b.number(math.inf)
-    plain = b("Or", b("Equal", most, zero), b("Equal", most, infinite))
-    ratio = b("Div", b("Min", *sides), b("Where", plain, b.number(1.0), most))
-    return b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
+    most, infinite = b("Max", *sides), b("Or", *[b("IsInf", x) for x in sides])
+    divisor = b("Where", b("Equal", most, b.number(0.0)), b.number(1.0), most)
+    ratio = b("Div", b("Min", *sides), divisor)
+    result = b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
+    return b("Where", infinite, b.number(math.inf), result)  # beside nan, too
 
 
 @body("copysign")
@@ -758,10 +756,17 @@ def _swapped(b: Body, i: int, transpose: bool) -> str:
     return b("Transpose", x, perm=[*range(ndim - 2), ndim - 1, ndim - 2])
 
 
+@body("matmul")
+def _matmul(b: Body) -> str:
+    """Beside a vector no matrix is transposed, which ONNX Runtime would forget."""
+    if 1 in (b.types[0].ndim, b.types[1].ndim) and (b.transpose_x or b.transpose_y):
+        return b("MatMul", b.operand(1, b.out.dtype), b.operand(0, b.out.dtype))
+    return b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
+
+
 @body("batch_contract")
 def _batch_contract(b: Body) -> str:
-    products = b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
-    return b.reduced("ReduceSum", products, range(b.types[0].ndim - 2), False)
+    return b.reduced("ReduceSum", _matmul(b), range(b.types[0].ndim - 2), False)
 
 
 def _normalized(b: Body, x: str) -> tuple[str, str]:

@@ -196,8 +196,6 @@ def matmul(at: Call, x: Value, y: Value) -> Value:
     if is_known(x) and is_known(y) and x.dtype.kind != "f":
         return np.matmul(x, y)
     (a, left), (b, right) = _turned(x), _turned(y)
-    if a.ndim < 2 or b.ndim < 2:
-        return ml.matmul(a, b)
     if b.ndim == 2 and a.ndim > 2 and not left:
         rows = ml.reshape(a, (-1, a.shape[-1])) if a.size else a
         product = ml.matmul(rows, b, transpose_y=right)
