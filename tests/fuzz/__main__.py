@@ -1,18 +1,14 @@
 """Fuzzers, by name: `python -m tests.fuzz NAME`; `python -m tests.fuzz NAME --help` has options.
 
-    programs --programs 100000 --seed 0
     machines --programs 100000 --seed 0
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
     values, graphs, saved: as these
 
-`programs`: random programs, valid ones with instructions, text or bytes changed, each launched
-with a limit on its steps. Whatever they are, the VM may only run them or raise an `MlvmError`; it
-loses no byte, keeps every tensor readable, and computes on. The raw machine and one with workers
-give the same bits.
-
-`machines`: each of these programs runs on the reference machine and on the native one, which must
-do the same.
+`machines`: random programs, valid ones with instructions, text or bytes changed, each launched
+with a limit on its steps, on the reference machine and on the native one, which must do the same.
+Whatever they are, a VM may only run them or raise an `MlvmError`; it loses no byte, keeps every
+tensor readable, and computes on. The raw machine and one with workers give the same bits.
 
 `language`: random functions in the eager language, called a few times eagerly and captured, with
 fusion and recomputation on and off, on one thread and on three. All must be equal to the bit, and
@@ -46,7 +42,7 @@ from typing import Any
 
 from tests.fuzz.command import limit_memory, parser_of
 
-PROGRAMS = ("programs", "machines", "language", "values", "graphs", "saved")
+PROGRAMS = ("machines", "language", "values", "graphs", "saved")
 OTHERS = (
     *("transformations", "lengths", "interrupts", "threads", "remote", "groups", "neighbours"),
     *("races", "built"),
@@ -93,12 +89,10 @@ def fuzz_programs(name: str, argv: list[str]) -> int:
 
 
 def _fuzzer(name: str, options: Any) -> Callable[..., tuple[Any, str | None]]:
-    places = {"language": "language.fuzzing", "programs": "trying", "machines": "trying"}
-    fuzz: Any = import_module(f"tests.fuzz.{places.get(name, name)}").fuzz
+    place = "language.fuzzing" if name == "language" else name
+    fuzz: Any = import_module(f"tests.fuzz.{place}").fuzz
     if name == "language":
         fuzz = partial(fuzz, skip=options.skip, device=options.device, few=options.few)
-    elif name == "machines":
-        fuzz = partial(fuzz, runs=import_module("tests.fuzz.machines").Machines())
     return fuzz  # type: ignore[no-any-return]
 
 

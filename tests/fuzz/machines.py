@@ -2,7 +2,8 @@
 
 That is: outputs, arguments and globals afterwards, the bytes held, and the error with its class,
 text, place and notes. Floats may differ by rounding. The native machine runs each program on one
-thread and shared among three, to the bit.
+thread and shared among three, to the bit; so do the raw machine and one with workers what has no
+error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,17 +20,23 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core import store
-from mlvm.core.errors import MlvmError, notes_of
+from mlvm.core.errors import ArgumentError, MlvmError, ProgramError, UnknownFunction, notes_of
+from mlvm.core.program.assembly import disassemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
-from tests.fuzz.making import Case
-from tests.fuzz.trying import MAX_STEPS, Found, Fuzz, Table, launch, new_vm
+from tests.fuzz.making import Case, make_case
+from tests.fuzz.trying import MAX_STEPS, Found, Table, computes, launch, new_vm, time_limit
 
 SPECIAL: Final = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 1e-40, 5e-324, 1.0, -1.0, 0.5, 88.8)
 TOLERANCE: Final = {4: 1e-4, 8: 1e-10}
 """By a float's bytes; of the largest one of its tensor."""
+
+UNREACHED: Final = (ProgramError, UnknownFunction, ArgumentError)
+"""Errors in a part that is never reached, which the raw machine does not know."""
+
+SECONDS: Final = 20  # for one program; more counts as a hang
 
 _FIRST_HANDLE: Final = 10**9
 """So that a handle in a text is known for one."""
@@ -59,15 +67,16 @@ def all_is_shared() -> Iterator[None]:
 
 
 def new_machines() -> dict[str, VM]:
-    """Make the machines to compare, whose handles are known in a text."""
+    """Make the machines to compare, whose handles are known in a text: native ones where there are
+    such."""
     if next(store._handles) < _FIRST_HANDLE:
         store._handles = itertools.count(_FIRST_HANDLE)
-    with all_is_shared():
-        return {
-            "reference machine": new_vm(native=False),
-            "native machine": new_vm(native=True),
-            "native machine with 3 threads": new_vm(native=True, threads=3),
-        }
+    machines = {"reference machine": new_vm(native=False)}
+    if extension.EXTENSION is not None:
+        with all_is_shared():
+            machines["native machine"] = new_vm(native=True)
+            machines["native machine with 3 threads"] = new_vm(native=True, threads=3)
+    return machines
 
 
 def outcome(vm: VM, program: Program, arrays: tuple[Array, ...], max_steps: int | None) -> Outcome:
@@ -129,16 +138,24 @@ def with_special_values(rng: random.Random, array: Array) -> Array:
     return changed.reshape(array.shape)
 
 
-class Machines(Fuzz):
+class Machines:
     """Tries cases on all machines, and counts what comes out, by the case's kind."""
 
-    name = "machines"
-
     def __init__(self) -> None:
-        self.counts = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.renew()
+
+    def renew(self) -> None:
+        """Make new machines, whose function tables no program has changed."""
         self.vms = new_machines()
+        native = len(self.vms) > 1
+        self.others = {
+            "raw machine": new_vm(native=native, checked=False),
+            "machine with workers": new_vm(native=native, workers=2),
+        }
 
     def run(self, case: Case) -> None:
+        """Raises whatever no machine may raise, and `Found`."""
         try:
             program = case.make()
         except MlvmError as error:
@@ -149,14 +166,61 @@ class Machines(Fuzz):
         rng = random.Random(max_steps)
         args = tuple([with_special_values(rng, array) for array in case.args])
         outcomes = [outcome(vm, program, args, max_steps) for vm in self.vms.values()]
-        changed = [vm.attached(Table).changed for vm in self.vms.values()]
-        if any(changed):
-            self.vms = new_machines()
-        if len({*changed}) > 1:
-            raise Found(f"the function table was changed: {changed}")
-        reference, one, three = outcomes
+        reference, first = outcomes[0], outcomes[:2][-1]
         failed = reference.error
         self.counts[case.kind, failed[0].__name__ if failed else "ran"] += 1
-        _, name, other = self.vms
-        require_same(name, one, reference, bits=False)
-        require_same(other, three, one, bits=True)
+        changed = {vm.attached(Table).changed for vm in self.vms.values()}
+        if len(changed) > 1:
+            raise Found("not all machines have changed their function tables")
+        names = [*self.vms]
+        require_same(names[:2][-1], first, reference, bits=False)
+        for name, each in zip(names[2:], outcomes[2:], strict=True):
+            require_same(name, each, first, bits=True)
+        if True in changed:
+            self.renew()
+        elif not all(map(computes, self.vms.values())):
+            raise Found("a VM computes wrong results")
+        elif failed is None:
+            for name, vm in self.others.items():
+                other = outcome(vm, program, args, max_steps)
+                if other.error is None or not issubclass(other.error[0], UNREACHED):
+                    require_same(name, other, first, bits=True)
+
+    def report(self) -> str:
+        """Return what was tried and its outcomes, a line each."""
+        totals: Counter[str] = Counter()
+        for (kind, _), n in self.counts.items():
+            totals[kind] += n
+        lines = []
+        for kind, total in sorted(totals.items()):
+            lines.append(f"{kind}: {total}")
+            outcomes = Counter({out: n for (k, out), n in self.counts.items() if k == kind})
+            lines += [f"  {n:8d}  {outcome}" for outcome, n in outcomes.most_common()]
+        return "\n".join(lines)
+
+
+def listing(case: Case) -> str:
+    """The case's program as text, or as a value when assembly cannot write it."""
+    try:
+        program = case.make()
+    except Exception:
+        return "(it could not even be made)"
+    try:
+        return disassemble(program)
+    except Exception:
+        return repr([*program.functions.values()])
+
+
+def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Machines, str | None]:
+    """Try the given number of cases; return the outcomes, and how the machine failed, if it did."""
+    runs = Machines()
+    for number in range(first, first + programs):
+        try:
+            with time_limit(SECONDS):
+                runs.run(make_case(seed, number))
+        except Exception as error:
+            place = f"python -m tests.fuzz machines --seed {seed} --first {number} --programs 1"
+            text = listing(make_case(seed, number))
+            trace = "".join(traceback.format_exception(error))
+            return runs, f"{text}\n{trace}\nThe program above did this. Again: {place}"
+    return runs, None

@@ -1,29 +1,25 @@
-"""Trials of programs, and the outcomes that the machine may have."""
+"""Launches of programs, and the host functions that these call."""
 
 from __future__ import annotations
 
 import signal
-import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, MachineError, MlvmError, ProgramError, UnknownFunction
+from mlvm.core.errors import MachineError, MlvmError
 from mlvm.core.machine.callee import Value
 from mlvm.core.machine.frame import Frame
-from mlvm.core.program.assembly import disassemble
 from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
 from tests.core.programs import ADD_INTO, f32s, put
-from tests.fuzz.making import GLOBALS, Case, make_case
+from tests.fuzz.making import GLOBALS
 
 MAX_STEPS: Final = 100
-SECONDS: Final = 20  # for one program; more counts as a hang
 
 
 class Found(Exception):
@@ -150,68 +146,6 @@ def computes(vm: VM) -> bool:
     return result == [3, 6]
 
 
-class Fuzz:
-    """Tries cases and counts what comes out, by the case's kind."""
-
-    name = "programs"
-    """Of the fuzzer, in the command."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.vm = new_vm()
-        self.others = {
-            "raw machine": new_vm(checked=False),
-            "machine with workers": new_vm(workers=2),
-        }
-
-    def run(self, case: Case) -> None:
-        """Raises whatever the machine may not raise, and `Found`."""
-        try:
-            program = case.make()
-        except MlvmError as error:
-            self.counts[case.kind, f"not made: {type(error).__name__}"] += 1
-            return
-        outputs, after, failed, _ = launch(self.vm, program, case.args)
-        results = outputs + after
-        if not computes(self.vm):
-            raise Found("the VM computes wrong results")
-        outcome = "ran" if failed is None else type(failed).__name__
-        self.counts[case.kind, outcome] += 1
-        if self.vm.attached(Table).changed:  # the table is not what it was
-            self.vm = new_vm()
-        elif failed is None:
-            for name in self.others:
-                self.compare(name, program, case.args, results)
-
-    def compare(
-        self, name: str, program: Program, args: tuple[Array, ...], results: list[Array]
-    ) -> None:
-        """Raise `Found` unless another VM leaves the same bits."""
-        outputs, after, failed, _ = launch(self.others[name], program, args)
-        again = outputs + after
-        if isinstance(failed, ProgramError | UnknownFunction | ArgumentError):
-            return  # in a part that is never reached, which the raw machine does not know
-        if failed is not None:
-            raise Found(f"the {name} refuses it: {failed!r}")
-        for ours, theirs in zip(results, again, strict=True):
-            if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-                raise Found(f"the {name} leaves tensors of other types")
-            if ours.tobytes() != theirs.tobytes():
-                raise Found(f"the {name} computes {theirs}, not {ours}")
-
-    def report(self) -> str:
-        """Return what was tried and its outcomes, a line each."""
-        totals: Counter[str] = Counter()
-        for (kind, _), n in self.counts.items():
-            totals[kind] += n
-        lines = []
-        for kind, total in sorted(totals.items()):
-            lines.append(f"{kind}: {total}")
-            outcomes = Counter({out: n for (k, out), n in self.counts.items() if k == kind})
-            lines += [f"  {n:8d}  {outcome}" for outcome, n in outcomes.most_common()]
-        return "\n".join(lines)
-
-
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
     """Raise `TimeIsUp` in the block after so long, where the system can."""
@@ -229,32 +163,3 @@ def time_limit(seconds: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def listing(case: Case) -> str:
-    """The case's program as text, or as a value when assembly cannot write it."""
-    try:
-        program = case.make()
-    except Exception:
-        return "(it could not even be made)"
-    try:
-        return disassemble(program)
-    except Exception:
-        return repr([*program.functions.values()])
-
-
-def fuzz(
-    programs: int, seed: int, first: int = 0, runs: Fuzz | None = None
-) -> tuple[Fuzz, str | None]:
-    """Try the given number of cases; return the outcomes, and how the machine failed, if it did."""
-    runs = Fuzz() if runs is None else runs
-    for number in range(first, first + programs):
-        try:
-            with time_limit(SECONDS):
-                runs.run(make_case(seed, number))
-        except Exception as error:
-            place = f"python -m tests.fuzz {runs.name} --seed {seed} --first {number} --programs 1"
-            text = listing(make_case(seed, number))
-            trace = "".join(traceback.format_exception(error))
-            return runs, f"{text}\n{trace}\nThe program above did this. Again: {place}"
-    return runs, None
