@@ -53,6 +53,7 @@ CASES: dict[str, list[Case]] = {
     "arange": [
         _range(0, 5, 1, "i64"),
         _range(10, -1, -3, "i8"),
+        _range(-100, 120, 50, "i8"),
         _range(5, 0, -2, "u8"),
         _range(2**63, 2**63 + 5, 2, "u64"),
         _range(3, 3, 1, "i32"),

@@ -49,9 +49,11 @@ def test_the_bits_are_the_same_on_any_number_of_threads() -> None:
     script = (
         "import numpy as np\n"
         "from mlvm.core.ops.rows import row_sums, sum_rows\n"
+        "from tests.cases.evaluate import evaluate\n"
         "for shape in [(20_000, 31), (600, 512), (300, 2048), (30, 20_000)]:\n"
         "    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)\n"
         "    sums = row_sums(x, x)\n"
-        "    print(sums.tobytes().hex(), sum_rows(x, sums[:, 0]).tobytes().hex())"
+        "    print(sums.tobytes().hex(), sum_rows(x, sums[:, 0]).tobytes().hex())\n"
+        "    print(evaluate('sum', x, axis=0).tobytes().hex())"
     )
     assert len(printed_on_threads(script)) == 1
