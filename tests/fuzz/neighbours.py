@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from mlvm.machines.remote.client import RemoteVM
@@ -27,7 +26,6 @@ SECRET: Final = "between neighbours"
 MOST: Final = 3.0
 """Times that a round trip may take beside a busy client."""
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _PAUSE: Final = 0.001  # seconds between two round trips
 _BUSY: Final = """if True:
     import sys

@@ -13,8 +13,8 @@ witness, no threads, and no error of the server's own in its log.
 With `--killed`: clients that compute and write are killed by SIGKILL at random moments, while four
 others train. In the end the server holds no byte, and the others have had the same bits all along.
 
-With `--attacks`: eleven attacks on a server (`tests/fuzz/attacks.py`), that many times as large as
-in the suite; 1000 times `coming_and_going` are 100,000 connections.
+With `--attacks`: attacks on a server (`tests/fuzz/attacks.py`), that many times as large as in the
+suite; 1000 times `coming_and_going` are 100,000 connections.
 
 Prints what was tried and what came of it. What should not be is printed, and the exit status is 1.
 """
@@ -37,7 +37,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -60,14 +59,13 @@ from tests.fuzz.attacks import ATTACKS, attack
 from tests.fuzz.command import parser_of
 from tests.fuzz.making import VALID
 from tests.fuzz.mutations import framed, mutated
-from tests.threads import start
+from tests.threads import start, wait_for
 
 SECRET: Final = "a secret for fuzzing"
 PATIENCE: Final = 30.0
 """Seconds after which something hangs."""
 
 _BATCH: Final = 40  # messages of a connection
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _KNOWN: Final = {name for name in vars(errors) if isinstance(getattr(errors, name), type)}
 _LIMITS: Final = Limits(
     message_bytes=1 << 20,
@@ -114,30 +112,16 @@ def fuzz(messages: int, seed: int) -> tuple[Counter[str], str | None]:
                 return outcomes, f"connection {number - 1}: {error}"
             sent += count
         failure = _left_over(server, 32, log)
-    return outcomes, failure or _threads_left(before)
+    wait_for(lambda: threading.active_count() <= before, PATIENCE)
+    return outcomes, failure
 
 
 def _left_over(server: Server, nbytes: int, log: io.StringIO) -> str | None:
     """Return what is left of clients that have gone, if anything is."""
-    deadline = time.monotonic() + PATIENCE
-    while len(server.status()["clients"]) > 1:
-        if time.monotonic() > deadline:
-            return f"clients hang: {server.status()['clients'][1:]}"
-        time.sleep(0.01)
+    wait_for(lambda: len(server.status()["clients"]) == 1, PATIENCE)
     if server.status()["bytes"] != nbytes:
         return f"the server holds {server.status()['bytes']} bytes, not {nbytes}"
-    events = [json.loads(line) for line in log.getvalue().splitlines()]
-    wrong = [each for each in events if each["event"] == "error" or each.get("left")]
-    return f"the log has {wrong[0]}" if wrong else None
-
-
-def _threads_left(before: int) -> str | None:
-    deadline = time.monotonic() + PATIENCE
-    while threading.active_count() > before:
-        if time.monotonic() > deadline:
-            return f"threads hang: {threading.enumerate()}"
-        time.sleep(0.01)
-    return None
+    return _wrong_in(log.getvalue().splitlines())
 
 
 def _stranger(server: Server, choices: random.Random, outcomes: Counter[str]) -> int:
@@ -350,12 +334,9 @@ def _train_meanwhile(address: str, killed: int, number: int) -> str | None:
     errors = [each.exception(PATIENCE) for each in trainers]
     wrong += [f"a trainer: {error!r}" for error in errors if error is not None]
     gc.collect()
-    deadline = time.monotonic() + PATIENCE
     with Observer(address) as observer:
-        while (status := observer.status())["clients"]:
-            if time.monotonic() > deadline:
-                return f"clients hang: {status['clients']}"
-            time.sleep(0.02)
+        wait_for(lambda: not observer.status()["clients"], PATIENCE)
+        status = observer.status()
     if status["bytes"]:
         wrong.append(f"the server holds {status['bytes']} bytes")
     if status["admitted"] < 5 + number // 4:

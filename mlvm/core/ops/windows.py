@@ -357,7 +357,7 @@ def conv2d_kernel_vjp(
 
 def _pool(x: TensorType, window: Pair, **how: Any) -> TensorType:
     require("float", x)
-    return x.with_shape((x.shape[0], *_grid(x.shape, window, **how), x.shape[3]))
+    return x.with_shape((*x.shape[:1], *_grid(x.shape, window, **how), x.shape[-1]))
 
 
 @op(infer=_pool)

@@ -169,22 +169,6 @@ def test_a_number_may_name_another_program() -> None:
 # --- eager code, by the short way ----------------------------------------------------
 
 
-def test_eager_code_has_the_bits_of_a_local_vm(served: Served) -> None:
-    def compute(vm: Any) -> bytes:
-        with ml.Arena(vm, "a").allocating():
-            x = ml.asarray(np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32))
-
-            def loss(x: ml.Tensor) -> ml.Tensor:
-                for _ in range(20):
-                    x = ml.tanh(x @ x) + ml.sin(x) * 0.5
-                return ml.sum(x)
-
-            return b"".join(ml.grad(loss)(x).numpy().tobytes() for _ in range(3))
-
-    here = LocalVM(native=served.machine.native)
-    assert compute(served.vm) == compute(here)
-
-
 @native
 def test_cached_launches_are_forgotten_when_handles_name_others() -> None:
     """The table of launches that are run by the bytes of their messages."""
@@ -265,15 +249,6 @@ def test_after_the_end_every_call_says_so_but_those_that_free(served: Served) ->
     vm.dealloc_tensor(x)
     vm.close()
     assert repr(vm) == "<RemoteVM 'far', it was closed>"
-
-
-def test_a_lost_server_is_noticed() -> None:
-    served = Served()
-    x = put(served.vm, 1)
-    served.theirs.shutdown(socket.SHUT_RDWR)
-    for _ in range(2):
-        refuses(ConnectionLost, "far: ", served.vm.read, x)
-    served.end()
 
 
 @pytest.mark.usefixtures("alarms_interrupt")
