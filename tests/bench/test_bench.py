@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -34,7 +33,15 @@ from bench.harness import (
 )
 from mlvm.machines.native import extension
 from tests.bench.suite import SUITE, counted
-from tests.brief import Capsys, Patch, cases, refuses, run_python
+from tests.brief import Capsys, Patch, cases, output_of, refuses
+
+
+def records_of(**medians: float) -> list[Record]:
+    """A record of each contender's cost, all of whose rounds were the same."""
+    return [
+        Record("count", name, "cost", "s", median=median, min=median, max=median, runs=1)
+        for name, median in medians.items()
+    ]
 
 
 def only(*names: str) -> Suite:
@@ -123,54 +130,35 @@ def test_without_native_kernels_a_contender_of_threads_is_skipped(
         assert list(prepare(True)) == ["count"]
 
 
-def test_nothing_is_compared_with_a_cost_of_0() -> None:
-    zero, one = (
-        Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
-        for name, value in (("ours", 0.0), ("theirs", 1.0))
-    )
-    assert ratios(SUITE, [zero, one]) == []
-
-
-def test_all_are_compared_with_each_of_ours() -> None:
-    suite = dataclasses.replace(SUITE, ours=("a", "b"))
-    records = [
-        Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
-        for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0))
-    ]
-    result = {(r.ours, r.theirs): r.ratio for r in ratios(suite, records)}
-    assert result == {("a", "b"): 2.0, ("b", "a"): 0.5, ("a", "c"): 6.0, ("b", "c"): 3.0}
-
-
-def test_the_ratio_of_a_rate_is_in_favour_of_the_larger() -> None:
-    suite = dataclasses.replace(SUITE, rates=frozenset({"cost"}))
-    ours, theirs = (
-        Record("count", name, "cost", "1/s", median=value, min=value, max=value, runs=1)
-        for name, value in (("ours", 6.0), ("theirs", 4.0))
-    )
-    (ratio,) = ratios(suite, [ours, theirs])
-    assert ratio.ratio == 1.5
+@cases("options, medians, expected",
+    ({}, {"ours": 0.0, "theirs": 1.0}, {}),
+    (
+        {"ours": ("a", "b")}, {"a": 1.0, "b": 2.0, "c": 6.0},
+        {("a", "b"): 2.0, ("b", "a"): 0.5, ("a", "c"): 6.0, ("b", "c"): 3.0},
+    ),
+    (
+        {"rates": frozenset({"cost"})}, {"ours": 6.0, "theirs": 4.0}, {("ours", "theirs"): 1.5},
+    ),
+    ids=["nothing beside a cost of 0", "all beside each of ours", "the larger rate is better"],
+)  # fmt: skip
+def test_ratios(options: Any, medians: Any, expected: Any) -> None:
+    result = ratios(dataclasses.replace(SUITE, **options), records_of(**medians))
+    assert {(each.ours, each.theirs): each.ratio for each in result} == expected
 
 
 def test_the_table_has_ratio_target_and_limit_beside_the_medians() -> None:
-    ours, theirs = (
-        Record("count", name, "cost", "s", median=value, min=value, max=value, runs=1)
-        for name, value in (("ours", 2.0), ("theirs", 5.0))
-    )
-    header, our_line, their_line = table(only("ours", "theirs"), [ours, theirs]).splitlines()
-    assert header.split()[-4:] == ["runs", "over", "ours", "limit"]
-    assert our_line.split()[-4:] == ["1", "<=", "2.000", "met"]
-    assert their_line.split()[-4:] == ["2.50", "(>=", "3.00", "missed)"]
+    lines = table(only("ours", "theirs"), records_of(ours=2.0, theirs=5.0)).splitlines()
+    header, our_line, their_line = (line.split()[-4:] for line in lines)
+    assert header == ["runs", "over", "ours", "limit"]
+    assert our_line == ["1", "<=", "2.000", "met"]
+    assert their_line == ["2.50", "(>=", "3.00", "missed)"]
 
 
 def contested(rate: bool = False, **medians: float) -> tuple[Suite, list[Record]]:
     """A suite in which a and b contest with c and d, and a record of each one's cost or rate."""
     contest = Contest("pairs", "cost", ("a", "b"), ("c", "d"), {"count": 2.0})
     rates = frozenset({"cost"} if rate else ())
-    suite = dataclasses.replace(SUITE, contests=(contest,), rates=rates)
-    return suite, [
-        Record("count", name, "cost", "s", median=median, min=median, max=median, runs=1)
-        for name, median in medians.items()
-    ]
+    return dataclasses.replace(SUITE, contests=(contest,), rates=rates), records_of(**medians)
 
 
 def test_a_contest_is_between_the_best_of_either_side() -> None:
@@ -258,18 +246,19 @@ def test_bad_usage_exits_with_2(monkeypatch: Patch, arguments: list[str]) -> Non
     assert caught.code == 2
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "bench", *arguments)
+def measured(name: str, folder: Path, rates: Collection[str] = ()) -> Any:
+    """Run a benchmark as a user does; return its report, and what it printed."""
+    file = folder / "measured.json"
+    printed = output_of("-m", "bench", name, "--quick", "--json", file)
+    report: dict[str, Any] = json.loads(file.read_text())
+    check_report(report, rates)
+    return report, printed
 
 
 def test_dispatch(tmp_path: Path) -> None:
-    finished = bench("dispatch", "--quick", "--json", str(tmp_path / "dispatch.json"))
-    assert finished.returncode == 0, finished.stderr
-    report: dict[str, Any] = json.loads((tmp_path / "dispatch.json").read_text())
-    check_report(report)
+    report, printed = measured("dispatch", tmp_path)
     assert report["ratios"]
-    measured = {(r["case"], r["contender"], r["metric"]) for r in report["records"]}
-    assert measured >= {
+    assert {(r["case"], r["contender"], r["metric"]) for r in report["records"]} >= {
         ("add", "numpy", "us_per_op"),
         ("add", "mlvm", "us_per_op"),
         ("add", "mlvm", "kernel_us"),
@@ -277,23 +266,20 @@ def test_dispatch(tmp_path: Path) -> None:
         ("add_taped", "mlvm", "us_per_op"),
         ("add_backward", "mlvm", "us_per_op"),
     }
-    assert all(f"{r['median']:.3f}" in finished.stdout for r in report["records"])
+    assert all(f"{r['median']:.3f}" in printed for r in report["records"])
 
 
 def test_memory(tmp_path: Path) -> None:
-    finished = bench("memory", "--quick", "--json", str(tmp_path / "memory.json"))
-    assert finished.returncode == 0, finished.stderr
-    report: dict[str, Any] = json.loads((tmp_path / "memory.json").read_text())
-    check_report(report)
+    report, _ = measured("memory", tmp_path)
     for contender in ("mlvm-eager", "mlvm-replay"):
-        measured = {
+        medians = {
             r["metric"]: r["median"] for r in report["records"] if r["contender"] == contender
         }
-        assert measured.keys() == memory.SUITE.units.keys()
-        assert measured["bytes_after_warmup"] == 0
-        assert measured["lower_bound_bytes"] <= measured["planned_bytes"]
-        assert measured["lower_bound_bytes"] <= measured["high_water_bytes"]
-        assert measured["high_water_bytes"] < measured["peak_over_import_bytes"]
+        assert medians.keys() == memory.SUITE.units.keys()
+        assert medians["bytes_after_warmup"] == 0
+        assert medians["lower_bound_bytes"] <= medians["planned_bytes"]
+        assert medians["lower_bound_bytes"] <= medians["high_water_bytes"]
+        assert medians["high_water_bytes"] < medians["peak_over_import_bytes"]
 
 
 def test_scaling() -> None:
@@ -380,20 +366,17 @@ def test_targets_and_limits_are_for_contenders_of_the_suite(suite: Suite) -> Non
 
 
 def test_queue(tmp_path: Path) -> None:
-    finished = bench("queue", "--quick", "--json", str(tmp_path / "queue.json"))
-    assert finished.returncode == 0, finished.stderr
-    report: dict[str, Any] = json.loads((tmp_path / "queue.json").read_text())
-    check_report(report, rates={"elements_per_s", "gb_per_s", "batches_per_s"})
-    measured = {(r["case"], r["contender"], r["metric"]) for r in report["records"]}
+    report, _ = measured("queue", tmp_path, {"elements_per_s", "gb_per_s", "batches_per_s"})
+    results = {(r["case"], r["contender"], r["metric"]) for r in report["records"]}
     for contender in ("mlvm-put", "mlvm-reserve", "queue.Queue"):
-        assert ("digits", contender, "batches_per_s") in measured
+        assert ("digits", contender, "batches_per_s") in results
         for case in ("4 KiB", "1 MiB", "64 MiB"):
-            assert (case, contender, "elements_per_s") in measured
-            assert (case, contender, "gb_per_s") in measured
-    assert ("1 MiB", "memcpy", "gb_per_s") in measured
+            assert (case, contender, "elements_per_s") in results
+            assert (case, contender, "gb_per_s") in results
+    assert ("1 MiB", "memcpy", "gb_per_s") in results
 
 
-def check_report(report: dict[str, Any], rates: Collection[str] = ()) -> None:
+def check_report(report: dict[str, Any], rates: Collection[str]) -> None:
     """Check the form of a benchmark's JSON."""
     assert report.keys() == {"environment", "records", "ratios", "contests"}
     assert report["environment"].keys() == {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -470,14 +469,6 @@ def test_the_page_lists_every_tag() -> None:
         writer.value(example)
         letters += chr(writer.message(Kind.call)[16])
     assert letters == tags
-
-
-def test_the_pages_example_prints_what_it_says() -> None:
-    [(code, output)] = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, {})
-    assert printed.getvalue() == output
 
 
 test_rows = claims("wire", globals())
