@@ -143,21 +143,17 @@ def from_end(x: Any, dim: int | None) -> Any:
     return (x.shape.index(3) if dim is None else dim % max(x.ndim, 1)) - x.ndim
 
 
-def largest(x: Any, y: Any, keepdim: bool) -> Any:
+def _extreme(either: Any, of_all: Any, place: Any, x: Any, y: Any, keepdim: bool) -> Any:
     """`max` in its three meanings: of two tensors, of all, along an axis (with positions)."""
     if isinstance(y, ml.Tensor):
-        return ml.maximum(x, y)
+        return either(x, y)
     if y is None:
-        return ml.max(x)
-    return ml.max(x, axis=y, keepdims=keepdim), ml.argmax(x, axis=y, keepdims=keepdim)
+        return of_all(x)
+    return of_all(x, axis=y, keepdims=keepdim), place(x, axis=y, keepdims=keepdim)
 
 
-def smallest(x: Any, y: Any, keepdim: bool) -> Any:
-    if isinstance(y, ml.Tensor):
-        return ml.minimum(x, y)
-    if y is None:
-        return ml.min(x)
-    return ml.min(x, axis=y, keepdims=keepdim), ml.argmin(x, axis=y, keepdims=keepdim)
+largest: Final = functools.partial(_extreme, ml.maximum, ml.max, ml.argmax)
+smallest: Final = functools.partial(_extreme, ml.minimum, ml.min, ml.argmin)
 
 
 def axes_of(s: Any, dim: Any) -> Any:

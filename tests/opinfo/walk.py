@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import gradcheck_wrapper_hermitian_input
+from torch.utils._pytree import tree_leaves, tree_map
 
 import mlvm.eager as ml
+from mlvm.eager.tree import replace
 from tests.opinfo.adapters import COMPARED
 from tests.opinfo.names import Entry, Refusals
 
@@ -242,7 +244,9 @@ class _Call:
         self.entry = entry
         self.tensors: list[Any] = []
         self.variables: list[int] = []
-        self.pattern = self._as_ours(arguments)
+        value, args, keywords = arguments
+        known_here = {name: each for name, each in keywords.items() if name not in _NOT_OURS}
+        self.pattern = tree_map(self._as_ours, (value, args, known_here))
 
     def _as_ours(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -250,15 +254,7 @@ class _Call:
                 self.variables.append(len(self.tensors))
             self.tensors.append(ours(value))
             return _Place(len(self.tensors) - 1)
-        if isinstance(value, torch.dtype):
-            return _dtype(value)
-        if isinstance(value, dict):
-            known_here = {name: each for name, each in value.items() if name not in _NOT_OURS}
-            return {name: self._as_ours(each) for name, each in known_here.items()}
-        if isinstance(value, (list, tuple)):
-            items = [self._as_ours(each) for each in value]
-            return items if isinstance(value, list) else tuple(items)
-        return value
+        return _dtype(value) if isinstance(value, torch.dtype) else value
 
     def __call__(self, tensors: list[Any]) -> Any:
         value, args, keywords = _filled(self.pattern, tensors)
@@ -270,7 +266,8 @@ class _Call:
 
         def call(tensors: list[Any]) -> Any:
             value, args, keywords = _filled(pattern, tensors)
-            return [x for x in _flat(function(value, *args, **keywords)) if type(x) is ml.Tensor]
+            results = ml.tree.leaves(function(value, *args, **keywords))
+            return [x for x in results if type(x) is ml.Tensor]
 
         return ml.capture(call)
 
@@ -300,14 +297,7 @@ class _Place:
 
 
 def _filled(pattern: Any, tensors: list[Any]) -> Any:
-    if isinstance(pattern, _Place):
-        return tensors[pattern.number]
-    if isinstance(pattern, dict):
-        return {name: _filled(each, tensors) for name, each in pattern.items()}
-    if isinstance(pattern, (list, tuple)):
-        items = [_filled(each, tensors) for each in pattern]
-        return items if isinstance(pattern, list) else tuple(items)
-    return pattern
+    return replace(lambda place: tensors[place.number], pattern, _Place)
 
 
 def _dtype(value: Any) -> Any:
@@ -364,41 +354,21 @@ def _by_torch(op: Any, entry: Entry, arguments: Any) -> tuple[Any, str]:
         return None, f"PyTorch refuses it: {_message(error)}"
 
 
-def _fresh(value: Any) -> Any:
+def _fresh(arguments: Any) -> Any:
     """The arguments again: some operators write to theirs."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {name: _fresh(each) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_fresh(each) for each in value])
-    return value
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, arguments)
 
 
-def _wide(value: Any) -> Any:
+def _wide(arguments: Any) -> Any:
     """The arguments in f64 and c128."""
-    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-        wide = torch.complex128 if value.is_complex() else torch.float64
-        return value.detach().to(wide).requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {name: _wide(each) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_wide(each) for each in value])
-    return value
 
+    def widened(x: Any) -> Any:
+        if not _is_inexact(x):
+            return x
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        return x.detach().to(wide).requires_grad_(x.requires_grad)
 
-def _variables(value: Any) -> Iterator[Any]:
-    """The tensors of the arguments that a gradient is taken of, in order."""
-    if isinstance(value, torch.Tensor):
-        if value.requires_grad:
-            yield value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            if name not in _NOT_OURS:
-                yield from _variables(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _variables(each)
+    return tree_map(widened, arguments)
 
 
 def _gradients_by_torch(op: Any, entry: Entry, arguments: Any) -> list[Any]:
@@ -415,7 +385,8 @@ def _gradients_by_torch(op: Any, entry: Entry, arguments: Any) -> list[Any]:
                 for w, x in zip(_weights(entry, results), inexact, strict=True)
             ]
             chosen = [(x, w) for x, w in zip(inexact, weights, strict=True) if x.requires_grad]
-            variables = list(_variables(arguments))
+            tensors = [x for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+            variables = [x for x in tensors if x.requires_grad]
             if not chosen or not variables:
                 return []
             gs = torch.autograd.grad(
@@ -465,12 +436,7 @@ def _compared(entry: Entry | str | None, results: Any) -> list[Any]:
     return _flat(results if name in (None, "type") else COMPARED[name](results))
 
 
-def _flat(results: Any) -> list[Any]:
-    if isinstance(results, dict):
-        return [x for each in results.values() for x in _flat(each)]
-    if isinstance(results, (list, tuple)):
-        return [x for each in results for x in _flat(each)]
-    return [results]
+_flat: Final[Callable[[Any], list[Any]]] = tree_leaves
 
 
 def _difference(
