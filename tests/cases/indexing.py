@@ -155,6 +155,7 @@ CASES: dict[str, list[Case]] = {
         Case((_X[0], np.array(-1, np.int8)), _scatter_add, {"axis": -1, "length": 2}),
         Case((_X.astype("f"), np.array([1, 0], "B")), _scatter_add, {"axis": 0, "length": 2}),
         Case((_MATRIX, np.array([0, 0, 1])), _scatter_add, {"axis": 1, "length": 2}),
+        Case((_X[0, 0], np.array([2, 0, 2, -1])), _scatter_add, {"axis": -1, "length": 3}),
     ],
     "index_add": [
         Case((_X[:, ::-1], _X, np.array([2, 0, 2])), _index_add, {"axis": 1}),
