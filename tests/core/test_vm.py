@@ -27,7 +27,7 @@ from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import Patch, cases, refuses
 from tests.cases.claim_tests import claims
-from tests.core.programs import ADD_INTO, f32s, put, straight
+from tests.core.programs import ADD_INTO, asm, f32s, put, straight
 from tests.interrupting import interrupted
 from tests.threads import PATIENCE, in_threads, start, waits
 
@@ -293,17 +293,14 @@ def test_of_ever_new_types_of_arguments_few_are_remembered() -> None:
     assert len(alive) < 2500
 
 
-def test_a_chain_remembers_few_of_ever_new_types() -> None:
+NEGATED = '{"chain": [["negative", 0, 1]], "outputs": 1}'
+IN_CHAIN = f'get 0 | get 0 | push_str "fused" | cfunc 2 0 {NEGATED}'
+
+
+@cases("body", "", IN_CHAIN, ids=["alone", "in a chain"])
+def test_of_ever_new_types_of_results_few_are_remembered(body: str) -> None:
     vm, alive = VM(), weakref.WeakSet[TensorType]()
-    program = straight(
-        ("push_str", "some"),
-        ("cfunc", 0, 1),
-        ("get", 0),
-        ("get", 0),
-        ("push_str", "fused"),
-        ("cfunc", 2, 0, {"chain": [["negative", 0, 1]], "outputs": 1}),
-        "halt",
-    )
+    program = asm(f'.func main 0 * | push_str "some" | cfunc 0 1 | {body} | halt')
 
     def some(frame: Frame) -> None:
         type = TensorType(f32, (len(calls),))

@@ -344,24 +344,6 @@ def test_counts_that_contradict_each_other_on_a_raw_machine(libraries: Libraries
     assert result.error[:2] == (MachineError, "keep left 0 results where 1 are announced")
 
 
-@cases("results, announced", (0, 0), (2, STAR), (2, 2), (2, 1), (0, 1), (300, 300))
-def test_counts_of_a_function_in_python(machines: Machines, results: int, announced: Any) -> None:
-    def f(frame: Frame) -> None:
-        for i in range(results):
-            frame.push(i)
-
-    machines.both(called("f", 1, results=announced), prepare=lambda vm: vm.register("f", f))
-    for count in (2, 300):
-        machines.both(
-            called("f", 1, results=announced),
-            prepare=lambda vm, count=count: vm.register("f", f, nresults=count),  # type: ignore[misc]
-        )
-        machines.both(
-            called("f", 1, results=announced),
-            prepare=lambda vm, count=count: vm.register("f", f, nparams=count),  # type: ignore[misc]
-        )
-
-
 # --- functions that come back --------------------------------------------------------
 
 

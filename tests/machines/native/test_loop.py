@@ -24,7 +24,7 @@ from mlvm.core.errors import OutOfMemory, notes_of
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
-from mlvm.core.types import Array, TensorType, f32
+from mlvm.core.types import Array, TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
@@ -32,7 +32,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 from tests.brief import Patch, cases, refuses
 from tests.cases.claim_tests import claims
-from tests.core.programs import asm, f32s, put
+from tests.core.programs import NEGATIVE, asm, f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
 from tests.fuzz.trying import new_vm
 
@@ -115,40 +115,6 @@ def test_a_call_that_meets_ever_new_types_keeps_few_plans() -> None:
     assert len(plans) < 10
 
 
-def test_a_program_that_meets_ever_new_types_keeps_few() -> None:
-    program = assemble('.func main 0 *\npush_str "some"\ncfunc 0 1\nhalt')
-    vm, alive = VM(native=True), weakref.WeakSet[TensorType]()
-
-    def some(frame: Frame) -> None:
-        type = TensorType(f32, (len(calls),))
-        calls.append(len(calls))
-        alive.add(type)
-        frame.push(np.ones(type.shape, np.float32))
-
-    calls: list[int] = []
-    vm.register("some", some)
-    for _ in range(3000):
-        vm.launch(program)
-    assert len(alive) < 1500
-
-
-def test_without_memory_the_reference_says_so() -> None:
-    text = 'load_arg 0\npush_str "broadcast_to"\ncfunc 1 1 {"shape": [1000000, 10000000]}'
-    result = both(text, f32s(1))
-    assert result.error is not None
-    assert "Unable to allocate" in result.error[4]
-
-
-# --- limits --------------------------------------------------------------------------
-
-
-@cases("max_steps", -5, -1, 0, 1, 5, 6, 2**31, 2**63, 2**70)
-def test_limits_on_steps(max_steps: int) -> None:
-    straight = 'load_arg 0\nload_arg 0\npush_str "negative.out"\ncfunc 2 0\n'
-    both(straight, f32s(1, 2), max_steps=max_steps)
-    both(straight + "push_int 1\njump_if_false end\nend:\n", f32s(1, 2), max_steps=max_steps)
-
-
 # --- interrupts ----------------------------------------------------------------------
 
 
@@ -211,48 +177,16 @@ HOSTILE = """
 """
 
 
-def frees_the_argument(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.dealloc_tensor(handles.pop())
-
-
-def launches_the_program(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.launch(program, [put(vm, f32s(5, 6, 7))])
-
-
-def launches_another(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.launch(Program.of_op("negative", 1, {}, 1), handles)
-
-
-def registers(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.register("negative", lambda frame: frame.push(f32s(9, 9)), nresults=1)
-
-
-def removes_itself(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.remove("hostile")
-
-
-def removes_what_follows(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.remove("negative.out")
-
-
-def removes_and_launches(vm: VM, program: Program, handles: list[int]) -> None:
-    vm.register("hostile", lambda frame: None, nresults=0)
-    vm.launch(program, handles)
-    vm.launch(program, [put(vm, f32s(5, 6, 7))])
-
-
 def forgets_the_program(vm: VM, program: Program, handles: list[int]) -> None:
     vm._forget_links()
     vm._linked.clear()
     gc.collect()
 
 
-def collects(vm: VM, program: Program, handles: list[int]) -> None:
-    gc.collect()
-
-
-def raises(vm: VM, program: Program, handles: list[int]) -> None:
-    raise ValueError("no")
+def launches_twice(vm: VM, program: Program, handles: list[int]) -> None:
+    vm.register("hostile", lambda frame: None, nresults=0)
+    vm.launch(program, handles)
+    vm.launch(program, [put(vm, f32s(5, 6, 7))])
 
 
 def calls_for_ever(vm: VM, program: Program, handles: list[int]) -> None:
@@ -260,11 +194,26 @@ def calls_for_ever(vm: VM, program: Program, handles: list[int]) -> None:
     vm.launch(program, handles)
 
 
-@cases("does",
-    frees_the_argument, launches_the_program, launches_another, registers, removes_itself,
-    removes_what_follows, removes_and_launches, forgets_the_program, collects, raises,
-    calls_for_ever,
-)  # fmt: skip
+def negates(frame: Frame) -> None:
+    frame.push(f32s(9, 9))
+
+
+ACTS: dict[str, Callable[[VM, Program, list[int]], object]] = {
+    "frees the argument": lambda vm, _, handles: vm.dealloc_tensor(handles.pop()),
+    "launches the program": lambda vm, program, _: vm.launch(program, [put(vm, f32s(5, 6, 7))]),
+    "launches another": lambda vm, _, handles: vm.launch(NEGATIVE, handles),
+    "registers": lambda vm, *_: vm.register("negative", negates, nresults=1),
+    "removes itself": lambda vm, *_: vm.remove("hostile"),
+    "removes what follows": lambda vm, *_: vm.remove("negative.out"),
+    "collects": lambda *_: gc.collect(),
+    "raises": lambda *_: int("no"),
+    "replaces itself and launches": launches_twice,
+    "forgets the program": forgets_the_program,
+    "calls for ever": calls_for_ever,
+}
+
+
+@pytest.mark.parametrize("does", ACTS.values(), ids=ACTS)
 def test_a_host_function_that_changes_what_runs(does: Any) -> None:
     outcomes = []
     for native in (False, True):
