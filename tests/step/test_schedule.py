@@ -36,7 +36,7 @@ def test_what_is_placed_lives_from_the_group_that_makes_it_to_the_last_that_read
 
 @given(steps())
 def test_the_most_alive_is_the_largest_sum_of_what_lives(step: Step) -> None:
-    """What takes a place is as large as the other, and comes when that ends."""
+    """A value that takes a place is as large as the other, and comes when that ends."""
     schedule = schedule_of(step)
     totals = [
         sum(

@@ -32,10 +32,8 @@ from mlvm.core.errors import (
     ShapeError,
     StaleTensor,
 )
-from mlvm.core.types import TensorType
 from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
-from models.mlp import Mlp
 from tests.brief import Capsys, Fn, Patch, cases, refuses, run_python
 from tests.threads import PATIENCE, in_threads, start
 from tests.wired import machine
@@ -391,7 +389,8 @@ def test_what_nobody_refers_to_is_freed_at_once(place: Place) -> None:
     gc.disable()
     try:
         captured, x = scaling_by(ones(3)), ones(3)
-        y = captured(x)
+        for _ in range(3):  # a known call keeps no arguments alive, either
+            y = captured(x)
         references = weakref.ref(captured), weakref.ref(x)
         del x
         assert references[1]() is None
@@ -848,26 +847,6 @@ def test_what_was_measured_is_printed_in_two_lines() -> None:
     refuses(CaptureError, write, ml.measure, ml.sin, "f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, x="f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, {"a": ["f32[2,4]"]})
-
-
-def test_a_step_is_measured_on_a_machine_without_bytes() -> None:
-    with ml.Arena(ml.DryVM(), "weights").allocating():
-        model = Mlp((28, 28, 1), 10, (4096, 4096), key=ml.zeros((2,), dtype="u64"))
-        opt = optim.SGD(model, 0.1, momentum=0.9)
-
-        def step(images: ml.Tensor, labels: ml.Tensor) -> Any:
-            loss, grads = ml.value_and_grad(cross_entropy)(model, images, labels)
-            opt.update(grads)
-            return loss
-
-        types = TensorType("f32", (1024, 28, 28, 1)), TensorType("i64", (1024,))
-        measured = ml.measure(step, *types)
-        hidden = 1024 * 4096 * 4
-        assert measured.plan.lower_bound <= measured.plan.nbytes <= measured.arena
-        assert measured.arena > 2 * hidden
-        captured = ml.capture(step)
-        captured(ml.zeros(types[0].shape), ml.zeros(types[1].shape, dtype="i64"))
-        assert captured.plan == measured.plan
 
 
 # --- what a captured function is -----------------------------------------------------------------

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import gc
 import operator
-import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -19,15 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.__main__ import main
 from mlvm.core.errors import CaptureError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import bf16
 from mlvm.eager import nn
 from mlvm.machines.wire import WireVM
 from tests.brief import Fn, cases, refuses
-from tests.fuzz.machines import same_bits
-from tests.threads import PATIENCE, start
 from tests.trees import bits
 
 pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
@@ -440,40 +435,6 @@ def test_on_other_machines(native: bool, wired: bool) -> None:
             assert bits((captured(x, w), w)) == bits((fn(x, v), v))
 
 
-def test_a_saved_step_has_its_constants(tmp_path: Path) -> None:
-    table = np.arange(12, dtype=np.float32).reshape(4, 3)
-
-    @ml.capture
-    def step(x: Any) -> Any:
-        return (x @ table)[[0, 0, 2]] * [1.0, 2.0, 3.0] + ml.random.normal(3, key=ml.random.key(5))
-
-    x = np.arange(4, dtype=np.float32) - 1.5
-    x = np.stack([x, x, x * 2])
-    expected = step(x).numpy()
-    step.save(tmp_path / "step.mlvm")
-    np.save(tmp_path / "x.npy", x)
-    file, arg, out = (str(tmp_path / name) for name in ("step.mlvm", "x.npy", "out"))
-    assert main(["run", file, "--arg", arg, "--out", out]) == 0
-    assert same_bits(np.load(tmp_path / "out" / "0.npy"), expected)
-
-
-def test_a_drained_step_has_its_constants(around: Any) -> None:
-    queue = ml.QueueTensor(around, ["f32[3]"], 4)
-    total = ml.zeros(3)
-
-    @ml.capture
-    def add_up() -> Any:
-        nonlocal total
-        [x] = queue.get()
-        total += (x - MEAN)[[2, 1, 0]] * [1.0, 2.0, 4.0]
-        return ml.copy(total)
-
-    for i in range(4):
-        queue.put([np.full(3, i, np.float32)])
-    queue.close()
-    assert add_up.drain().tolist() == [-6.0, -4.0, 8.0]
-
-
 # --- arguments -----------------------------------------------------------------------------------
 
 
@@ -554,28 +515,6 @@ def test_a_function_that_changes_its_own_array_is_recorded_each_time() -> None:
     for _ in range(4):
         assert bits(captured(x, 0)) == bits(step(x, 1))
     assert captured.signatures == 0
-
-
-def test_an_array_that_another_thread_changes_while_it_is_recorded() -> None:
-    mean, before, after = np.zeros(3), threading.Event(), threading.Event()
-
-    def change() -> None:
-        before.wait(60)
-        mean[:] = 5.0
-        after.set()
-
-    def step(x: Any) -> Any:
-        y = x + mean
-        before.set()
-        after.wait(60)
-        return y
-
-    captured, x = ml.capture(step), ml.zeros(3)
-    changing = start(change)
-    assert captured(x).tolist() == [0.0] * 3
-    changing.result(PATIENCE)
-    for _ in range(2):
-        assert captured(x).tolist() == [5.0] * 3
 
 
 # --- what is refused --------------------------------------------------------------------------

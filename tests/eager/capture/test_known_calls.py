@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import weakref
 from typing import Any
 
 import pytest
@@ -125,20 +123,6 @@ def test_what_is_updated_moves_where_somebody_needs_the_old_value() -> None:
     assert not is_hit(captured, x)
     captured(x)
     assert (total.tolist(), alias.tolist()) == ([3.0, 3.0], [[2.0], [2.0]])
-
-
-def test_a_known_call_keeps_no_arguments_alive() -> None:
-    gc.disable()
-    try:
-        x, y = ml.ones(2), ml.ones(2)
-        captured = warmed(lambda x, y: x + y, x, y)
-        references = weakref.ref(x), weakref.ref(captured)
-        del x
-        assert references[0]() is None
-        del captured
-        assert references[1]() is None
-    finally:
-        gc.enable()
 
 
 def test_nothing_is_known_on_another_vm_or_inside_a_capture() -> None:

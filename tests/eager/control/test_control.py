@@ -446,24 +446,6 @@ def test_functions_call_themselves_and_each_other(mode: Mode) -> None:
     assert numbers(step(ml.asarray(2))) == [1, True, False]
 
 
-def test_a_tree_in_arrays(mode: Mode) -> None:
-    """A recursion over indices that tensors hold, as over the nodes of a tree."""
-    left, right = ml.asarray([1, 3, -1, -1, -1]), ml.asarray([2, 4, -1, -1, -1])
-    value = ml.asarray([0.0, 0.0, 3.0, 5.0, 7.0])
-
-    def step(left: ml.Tensor, right: ml.Tensor, value: ml.Tensor, root: ml.Tensor) -> ml.Tensor:
-        @ml.function
-        def total(node: ml.Tensor) -> ml.Tensor:
-            result: ml.Tensor = ml.cond(
-                left[node] < 0, lambda: value[node], lambda: total(left[node]) - total(right[node])
-            )
-            return result
-
-        return total(root)
-
-    assert float(mode(step)(left, right, value, ml.asarray(0))) == (5.0 - 7.0) - 3.0
-
-
 def test_too_deep_a_recursion_is_an_error() -> None:
     refuses(LimitExceeded, "calls lie within each other", ml.capture(endless), ml.asarray(0))
 
@@ -480,25 +462,6 @@ def test_a_function_that_is_another_each_time_is_an_error() -> None:
 
 
 # --- beside JAX ----------------------------------------------------------------------
-
-
-def test_what_no_cotangent_reaches_in_a_loop_has_a_gradient_of_zero(mode: Mode) -> None:
-    def steps(p: ml.Tensor, w: ml.Tensor, y: ml.Tensor) -> tuple[Any, Any]:
-        def body(s: Any, row: Any = None) -> Any:
-            return s[0] * w * row * float("inf"), s[1] * 2
-
-        scanned, _ = ml.scan(lambda s, row: (body(s, row), None), (p, y), ml.ones((2,)))
-        turned = ml.while_loop(lambda s: s[1] < 3, lambda s: body(s, 1), (p, y))
-        return scanned[1], turned[1]
-
-    def gradients(p: ml.Tensor, w: ml.Tensor, y: ml.Tensor) -> Any:
-        def of(k: int) -> Any:
-            return ml.grad(lambda *args: steps(*args)[k], argnums=(0, 1, 2))
-
-        return of(0)(p, w, y), of(1)(p, w, y)
-
-    gradients_of_each = mode(gradients)(ml.ones(()), ml.ones(()), ml.ones(()))
-    assert [[float(g) for g in each] for each in gradients_of_each] == [[0, 0, 4], [0, 0, 4]]
 
 
 def _while(body: Callable[[ml.Tensor], ml.Tensor], w: ml.Tensor) -> ml.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,31 +240,6 @@ def test_sums_are_saved_and_forget_what_is_not_finite() -> None:
     assert other.tolist() == [-1.0, -1.0]
     optimizer.update({"w": ml.asarray([ml.inf, ml.nan])})
     assert optimizer.state()["gradients/w"].tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3])
-def test_what_is_saved_goes_on_to_the_bit(tmp_path: Path, stop: int) -> None:
-    def start() -> tuple[Net, optim.MultiSteps]:
-        model = Net()
-        return model, optim.MultiSteps(optim.AdamW(model, optim.cosine(0.1, 4)), 2)
-
-    def run(model: Net, optimizer: optim.MultiSteps, data: list[Any]) -> None:
-        for x, y in data:
-            x, y = ml.asarray(x), ml.asarray(y)
-            grads = ml.grad(lambda m, x=x, y=y: ml.mean_squared_error(m(x), y))(model)
-            optimizer.update(grads)
-
-    model, optimizer = start()
-    vars(optimizer.optimizer)["weight_decay"] = 0.5  # a number that the file has, too
-    run(model, optimizer, DATA[:stop])
-    ml.save(tmp_path / "file", {"model": model, "optimizer": optimizer})
-    run(model, optimizer, DATA[stop:])
-    again, its = start()
-    ml.load(tmp_path / "file", into={"model": again, "optimizer": its})
-    run(again, its, DATA[stop:])
-    assert same(values(again.state()), values(model.state()))
-    assert same(values(its.state()), values(optimizer.state()))
-    assert vars(its.optimizer)["weight_decay"] == 0.5
 
 
 def test_state_that_does_not_fit_changes_nothing() -> None:

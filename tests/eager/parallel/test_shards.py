@@ -17,6 +17,7 @@ from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.membership import Shard, sharding
 from tests.brief import Patch, cases, refuses
+from tests.trees import bits
 
 pytest.importorskip("threadpoolctl")
 pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
@@ -81,6 +82,7 @@ class Trained:
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.state: dict[str, Array] = {}
+        self.states: list[dict[str, Array]] = []
         self.nbytes: list[int] = []
 
 
@@ -127,10 +129,10 @@ def train(
                     return float(step_of(ml.asarray(x), ml.asarray(y)))
                 trained.nbytes.append(weights.used)
                 assert model.num_parameters() == (-1 if isinstance(model, Net) else 8994)
-                return {
-                    **{f"model/{k}": t.numpy() for k, t in model.state().items()},
-                    **{f"optimizer/{k}": t.numpy() for k, t in optimizer.state().items()},
-                }
+                state = {f"model/{k}": t.numpy() for k, t in model.state().items()}
+                state |= {f"optimizer/{k}": t.numpy() for k, t in optimizer.state().items()}
+                trained.states.append(state)
+                return state
 
         return step
 
@@ -146,6 +148,63 @@ def require_same(one: Trained, other: Trained) -> None:
     assert one.state.keys() == other.state.keys()
     for path, x in one.state.items():
         np.testing.assert_array_equal(other.state[path], x, strict=True, err_msg=path)
+
+
+# --- whole replicas ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_several_vms_train_as_one_does(name: str) -> None:
+    one = train(1, OPTIMIZERS[name], plainly=True)
+    assert one.losses[-1] != one.losses[0]
+    for vms in (2, 3):
+        several = train(vms, OPTIMIZERS[name], plainly=True)
+        np.testing.assert_allclose(several.losses, one.losses, rtol=1e-5)
+        for path, x in one.state.items() if name == "momentum" else ():
+            # Adam makes steps of full length of gradients that are rounding errors.
+            np.testing.assert_allclose(several.state[path], x, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def test_replicas_stay_equal_bit_for_bit_and_so_do_runs() -> None:
+    first, second = (train(3, OPTIMIZERS["adamw"], plainly=True) for _ in range(2))
+    require_same(first, second)
+    for state in (*first.states, *second.states):
+        assert bits(state) == bits(first.state)
+
+
+def make_step(vm: VM) -> Callable[..., tuple[float, list[float]]]:
+    """At the top of a module, for members in other processes."""
+    weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+    with weights.allocating():
+        model = Net()
+        optimizer = OPTIMIZERS["adamw"](model)
+
+    @ml.capture
+    def improve(x: Tensor, y: Tensor) -> Tensor:
+        loss, grads = ml.parallel.value_and_grad(loss_of)(model, x, y)
+        optimizer.update(ml.optim.clip_by_global_norm(grads, 0.5))
+        return loss
+
+    def step(x: Array, y: Array) -> tuple[float, list[float]]:
+        with batch:
+            loss = float(improve(ml.asarray(x), ml.asarray(y)))
+            return loss, [float(ml.sum(x)) for x in model.state().values()]
+
+    return step
+
+
+def test_threads_and_processes_train_with_the_same_bits() -> None:
+    histories: dict[Any, list[list[Any]]] = {}
+    for text in ("threads:2", "processes:2"):
+        with ml.parallel.group(text) as group:
+            for shard in (None, "all"):
+                step = ml.parallel.data_parallel(make_step, group, shard=shard)
+                histories.setdefault(shard, []).append([step(*each) for each in batches()])
+    for threads, processes in histories.values():
+        assert threads == processes
+    assert histories[None][0][0] == histories["all"][0][0]  # where nothing is clipped yet
+    losses, of_parts = ([loss for loss, _ in histories[shard][0]] for shard in (None, "all"))
+    np.testing.assert_allclose(of_parts, losses, rtol=1e-5)
 
 
 # --- buckets -------------------------------------------------------------------------

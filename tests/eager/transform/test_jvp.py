@@ -312,20 +312,6 @@ def test_a_branch_that_is_not_taken_has_no_tangent(wrap: Callable[..., Any], nes
     assert float(tangent) == pytest.approx(1.0)
 
 
-def test_nested_branches_take_quadratic_work_to_record(recorded: Counter[str]) -> None:
-    def launches(depth: int) -> int:
-        def branch(x: Tensor, depth: int = depth) -> Any:
-            if depth == 0:
-                return ml.sin(x)
-            return ml.cond(ml.sum(x) > depth, lambda: branch(x * 1.5, depth - 1), lambda: x)
-
-        recorded.clear()
-        ml.capture(lambda x: ml.jvp(branch, (x,), (x,))[1])(ml.ones(2))
-        return recorded["launch"]
-
-    assert launches(8) < 12 * launches(2)
-
-
 def _launches(fn: Callable[..., Any], counts: Counter[str], *args: Tensor) -> int:
     """Return how many launches the recording of `fn` takes; it must compute what eager does."""
     step = ml.capture(fn)
@@ -335,39 +321,43 @@ def _launches(fn: Callable[..., Any], counts: Counter[str], *args: Tensor) -> in
     return counts["launch"]
 
 
-@cases("loop", "while_loop", "scan")
-def test_nested_loops_take_quadratic_work_to_record(loop: str, recorded: Counter[str]) -> None:
-    def nest(depth: int, x: Tensor) -> Any:
-        if depth == 0:
-            return ml.sin(x) * x
-        if loop == "scan":
-            (x, _), rows = ml.scan(
-                lambda state, z: ((nest(depth - 1, state[0]), state[1] + z), state[0]),
-                (x, ml.ones(2)),
-                ml.ones((2, 2)),
-            )
-            return x + ml.sum(rows, axis=0)
-        body = lambda state: (state[0] + 1, nest(depth - 1, state[1]))  # noqa: E731
-        return ml.while_loop(lambda state: state[0] < 2, body, (ml.asarray(0), x))[1]
+def _branches(depth: int, x: Tensor) -> Any:
+    if depth == 0:
+        return ml.sin(x)
+    return ml.cond(ml.sum(x) > depth, lambda: _branches(depth - 1, x * 1.5), lambda: x)
 
-    few, many = [
-        _launches(lambda x, d=d: ml.jvp(partial(nest, d), (x,), (x,))[1], recorded, ml.ones(2))
-        for d in (2, 6)
+
+def _loops(depth: int, x: Tensor) -> Any:
+    if depth == 0:
+        return ml.sin(x) * x
+    body = lambda state: (state[0] + 1, _loops(depth - 1, state[1]))  # noqa: E731
+    return ml.while_loop(lambda state: state[0] < 2, body, (ml.asarray(0), x))[1]
+
+
+def _scans(depth: int, x: Tensor) -> Any:
+    if depth == 0:
+        return ml.sin(x) * x
+    body = lambda state, z: ((_scans(depth - 1, state[0]), state[1] + z), state[0])  # noqa: E731
+    (x, _), rows = ml.scan(body, (x, ml.ones(2)), ml.ones((2, 2)))
+    return x + ml.sum(rows, axis=0)
+
+
+def _row_of_branches(count: int, x: Tensor) -> Any:
+    parts = [ml.cond(z > 0, ml.sin, lambda z: ml.ones(()), z * x[0] - 4.0) for z in range(count)]
+    return ml.sum(ml.stack(parts)) * x
+
+
+@cases("fn, few, many, times", (_branches, 2, 8, 12), (_loops, 2, 6, 8), (_scans, 2, 6, 8),
+    (_row_of_branches, 2, 8, 6),
+)  # fmt: skip
+def test_nests_take_quadratic_work_to_record_and_rows_linear(
+    fn: Callable[..., Any], few: int, many: int, times: int, recorded: Counter[str]
+) -> None:
+    counts = [
+        _launches(lambda x, n=n: ml.jvp(partial(fn, n), (x,), (x,))[1], recorded, ml.ones(2))
+        for n in (few, many)
     ]
-    assert many < 8 * few
-
-
-def test_many_branches_of_one_op_take_linear_work_to_record(recorded: Counter[str]) -> None:
-    def total(count: int, xs: Tensor) -> Any:
-        parts = [ml.cond(x > 0, ml.sin, lambda x: ml.ones(()), x) for x in list(xs)[:count]]
-        return ml.sum(ml.stack(parts))
-
-    xs = ml.asarray(np.linspace(-1.0, 1.0, 8, dtype=np.float32))
-    few, many = [
-        _launches(lambda xs, n=n: ml.jvp(partial(total, n), (xs,), (xs,))[1], recorded, xs)
-        for n in (2, 8)
-    ]
-    assert many < 6 * few
+    assert counts[1] < times * counts[0]
 
 
 def test_branches_take_little_more_work_with_each_tangent(recorded: Counter[str]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextvars
 import ctypes
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -28,7 +27,6 @@ import random
 import re
 import sys
 import threading
-import types
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -427,83 +425,6 @@ def test_a_refusal_says_what_and_where_and_what_to_do() -> None:
 
 
 # --- what no code reads is not looked at ------------------------------------------------
-
-
-@dataclasses.dataclass
-class State:
-    """A training loop's own, of which a step reads two fields."""
-
-    model: nn.Module
-    optimizer: optim.Optimizer
-    steps: int = 0
-    history: list[float] = dataclasses.field(default_factory=list)
-
-
-class Loop:
-    """A training loop with all that such loops carry around."""
-
-    def __init__(self, kind: str) -> None:
-        self.model = nn.Sequential(nn.Linear(4, 8), ml.gelu, nn.Dropout(0.5), nn.Linear(8, 1))
-        optimizers: dict[str, Callable[[], optim.Optimizer]] = {
-            "sgd": lambda: optim.SGD(self.model, 0.1, momentum=0.9),
-            "adam": lambda: optim.Adam(self.model, optim.cosine(0.1, 20, warmup_steps=2)),
-            "adamw": lambda: optim.AdamW(self.model, optim.one_cycle(0.1, 20)),
-        }
-        self.optimizer = optimizers[kind]()
-        self.state = State(self.model, self.optimizer)
-        self.log = logging.getLogger("signature")
-        self.lock = threading.Lock()
-        self.rng = np.random.default_rng(0)
-        self.file = io.StringIO()
-        self.batches = iter(range(100))
-        self.steps = 0
-        self.cache: dict[int, float] = {}
-        self.clip = 1.0
-        self.progress = types.SimpleNamespace(done=0, clip=1.0)
-
-    def loss(self, model: nn.Module, x: ml.Tensor) -> ml.Tensor:
-        return ml.mean(model(x) ** 2 + 0.0 * ml.random.normal((1,)))
-
-    def step(self, x: ml.Tensor) -> ml.Tensor:
-        with self.lock:
-            self.log.debug("a step")
-            if x.shape[-1] != 4:
-                raise ValueError(f"{self.state} has no use for {x.type}")
-            clip = getattr(self, "clip", None) or self.progress.clip
-            loss, grads = ml.value_and_grad(self.loss)(self.state.model, x)
-            self.state.optimizer.update(optim.clip_by_global_norm(grads, clip))
-        return loss
-
-    def after(self, loss: float) -> None:
-        """Do the other work of a training loop."""
-        self.steps += 1
-        self.state.steps += 1
-        self.state.history.append(loss)
-        self.cache[self.steps] = loss
-        self.progress.done += 1
-        self.log.info("loss %s", loss)
-        self.log.setLevel(logging.INFO if self.steps % 2 else logging.WARNING)
-        self.file.write(str(loss))
-        self.rng.normal()
-        next(self.batches)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
-def test_a_training_step_is_recorded_once(kind: str, weights: ml.Arena) -> None:
-    losses: list[list[float]] = []
-    for wrap in (ml.capture, lambda fn: fn):
-        ml.random.seed(0)
-        loop = Loop(kind)
-        step: Any = wrap(loop.step)
-        batch = ml.Arena(weights.vm, "batch")
-        losses.append([])
-        for i in range(10):
-            with batch:
-                losses[-1].append(float(step(ml.full((2, 4), float(i)))))
-            loop.after(losses[-1][-1])
-        if wrap is ml.capture:
-            assert step.signatures == 1
-    assert losses[0] == losses[1]
 
 
 @cases(

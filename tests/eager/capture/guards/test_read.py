@@ -227,15 +227,6 @@ def test_what_cannot_be_told_is_looked_at_each_time(value: Any) -> None:
     assert guards.values() is None
 
 
-def test_a_function_lets_go_of_the_arguments_that_it_had() -> None:
-    captured = ml.capture(lambda x, y: x + y)
-    x, y = ml.ones(2), ml.ones(2)
-    captured(x, y)
-    reference = weakref.ref(x)
-    del x
-    assert reference() is None
-
-
 def test_random_changes_are_told_from_none() -> None:
     """Whenever a watch holds, another look finds the same."""
     draw = random.Random(12)
