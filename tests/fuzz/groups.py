@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from functools import partial
@@ -37,6 +36,7 @@ from mlvm.parallel.processes import ProcessGroup
 from mlvm.parallel.tcp import TcpGroup
 from tests.core.programs import put
 from tests.fuzz.command import parser_of
+from tests.parallel.joined import SECRET, free_address
 from tests.parallel.members import call
 
 LIMIT: Final = 5.0
@@ -44,8 +44,6 @@ LIMIT: Final = 5.0
 
 TIMEOUT: Final = 1.0
 """Seconds that members wait for each other where one is stopped."""
-
-SECRET: Final = "between the members alone"
 
 SHARED: Final = Path("/dev/shm")
 FILES: Final = Path("/proc/self/fd")
@@ -103,7 +101,8 @@ def one_of_processes(seed: int, sign: signal.Signals) -> tuple[float, str | None
         expected = f" for member {victim} (vm{victim})"
     failure = _wrong(message, kind, expected, took, sign)
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    return took, failure or (f"processes {alive} are still there" if alive else None)
+    failure = failure or (f"processes {alive} are still there" if alive else None)
+    return took, failure or (None if group.closed else "the group goes on")
 
 
 def _timeout(sign: signal.Signals) -> float:
@@ -136,8 +135,7 @@ def one_of_tcp(seed: int, sign: signal.Signals) -> tuple[float, str | None]:
     rng = random.Random(seed)
     size = rng.choice((2, 3, 5))
     victim = rng.randrange(size)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     context = multiprocessing.get_context("fork")  # a fresh Python takes a second
     pipes = [context.Pipe() for _ in range(size)]
     processes = [

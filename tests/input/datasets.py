@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.input.sampling import Indices
+from mlvm.input.sampling import Indices, SampleRandom
 
 
 class Numbers:
@@ -20,3 +20,8 @@ class Numbers:
 
     def __getitem__(self, indices: Indices) -> Any:
         return np.repeat(indices[:, None], 2, 1).astype(np.float32), indices
+
+
+def noisy(arrays: Any, random: SampleRandom) -> Any:
+    numbers, indices = arrays
+    return numbers + random.normal((2,)), indices

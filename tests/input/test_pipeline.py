@@ -36,14 +36,9 @@ from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
 from tests.brief import Patch, cases, line_of, refuses, start_python, with_long
 from tests.cases.claim_tests import claims
-from tests.input.datasets import Numbers
+from tests.input.datasets import Numbers, noisy
 from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
-
-
-def noisy(arrays: Any, random: SampleRandom) -> Any:
-    numbers, indices = arrays
-    return numbers + random.normal((2,)), indices
 
 
 def failing_at(sample: int, error: BaseException) -> Any:
@@ -509,7 +504,7 @@ def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
     body = f"""
     import time
     import mlvm.eager as ml
-    from tests.input.datasets import Numbers
+    from tests.input.datasets import Numbers, noisy
 
     def slow(arrays, random):
         time.sleep(0.02)

@@ -253,19 +253,6 @@ def test_ctrl_c_ends_a_run(other: str) -> None:
     assert output.split() == ["interrupted", "GroupError"]
 
 
-@cases("size", 1, 2)
-def test_an_interrupt_anywhere_in_a_run_leaves_a_group_that_runs(size: int) -> None:
-    before = blas_threads()
-    with Group(size) as group:
-        for n in itertools.count(1, with_long(3, 1)):
-            reached = interrupted_at_line(lambda: group.run(reduce), n, "/mlvm/parallel/")
-            assert group.run(reduce) == [[float(size)] * 4] * size, n
-            assert blas_threads() == before, n
-            if not reached:
-                break
-    assert n > 20
-
-
 def test_an_interrupt_anywhere_in_close_leaves_the_rest_to_another() -> None:
     vms = [VM("a"), VM("b")]
     threads = threading.active_count()

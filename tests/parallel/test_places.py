@@ -205,17 +205,6 @@ def test_groups_have_names() -> None:
 # --- deaths --------------------------------------------------------------------------
 
 
-def test_a_killed_process_is_named_and_ends_the_others() -> None:
-    with ProcessGroup(3) as members:
-        pids = members.pids
-        began = time.monotonic()
-        with pytest.raises(GroupError, match=r"member 1 \(vm1\), process \d+, was killed by SIGK"):
-            members.run(places.is_killed)
-        assert time.monotonic() - began < 5
-        refuses(GroupError, "the group is closed", members.run, places.reduce)
-    assert not any(is_alive(pid) for pid in pids if pid is not None)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_members_killed_at_random_moments_leave_nothing() -> None:
     summary, wrong = groups.fuzz(1, 1, seed=0)

@@ -181,11 +181,11 @@ def test_who_does_not_know_the_secret_or_the_size_stays_out() -> None:
 def test_every_member_says_who_was_refused(secret: str, size: int, text: str, first: str) -> None:
     """Also one that joined before, or after."""
     address = free_address()
-    wait = {"joins": (0.0, 0.5), "is refused": (0.5, 0.0)}[first]
+    wait = {"joins": (0.0, 0.3), "is refused": (0.3, 0.0)}[first]
 
     def member(seconds: float, rank: int, size: int, secret: str) -> TcpGroup:
         time.sleep(seconds)
-        return TcpGroup(rank, size, address, secret=secret, start=2)
+        return TcpGroup(rank, size, address, secret=secret, start=1)
 
     errors = both(
         partial(member, 0, 0, 3, SECRET),
