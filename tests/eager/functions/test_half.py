@@ -155,17 +155,6 @@ def test_draws_between_bounds_are_those_of_f32_rounded(dtype: DType) -> None:
 
 
 @both
-def test_an_integer_tensor_is_what_the_number_is(dtype: DType) -> None:
-    for value, n in ((256.0, 257), (ml.inf, 70_000), (2049.0, 2049)):
-        x, whole = ml.asarray([value], dtype=dtype), ml.asarray([n])
-        expected = x - n, x == n
-        for wrap in (lambda f: f, ml.capture):
-            result = wrap(lambda x, y: (x - y, x == y))(x, whole)
-            assert words(result[0]) == words(expected[0])
-            assert result[1].tolist() == expected[1].tolist()
-
-
-@both
 @pytest.mark.parametrize("native", [True, False])
 def test_the_next_half_also_in_a_chain(dtype: DType, native: bool) -> None:
     with ml.Arena(ml.VM(native=native), "here").allocating():
@@ -452,38 +441,6 @@ def test_a_normalisation_of_large_halves(layer: Any) -> None:
         assert bool(ml.all(ml.isfinite(layer.var)))
         assert layer.var.dtype is ml.float32
         assert nn.BatchNorm(4, dtype=ml.bfloat16).var.dtype is ml.float32
-
-
-LAYERS: list[tuple[Any, tuple[int, ...]]] = [
-    (nn.Linear(4, 4), (5, 2, 4)),
-    (nn.RMSNorm(4), (5, 2, 4)),
-    (nn.LayerNorm(4), (5, 2, 4)),
-    (nn.GroupNorm(2, 4), (5, 2, 4)),
-    (nn.BatchNorm(4), (5, 2, 4)),
-    (nn.Conv1d(4, 4, 3), (5, 2, 4)),
-    (nn.Conv2d(4, 4, 3, groups=4), (1, 5, 2, 4)),
-    (nn.ConvTranspose2d(4, 4, 3), (1, 5, 2, 4)),
-    (nn.GRU(4, 4), (5, 2, 4)),
-    (nn.LSTM(4, 4), (5, 2, 4)),
-    (nn.RNNCell(4, 4), (2, 4)),
-]
-
-
-@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda x: type(x).__name__)
-def test_one_rule_for_inputs_of_other_floats(layer: Any, shape: tuple[int, ...]) -> None:
-    """Halves beside f32 weights are widened; beside halves everything else is refused."""
-
-    def dtype_of(result: Any) -> DType:
-        return result.dtype if isinstance(result, ml.Tensor) else dtype_of(result[0])
-
-    name, twin = type(layer).__name__, layer.astype(ml.bfloat16)
-    assert dtype_of(twin(ml.ones(shape, dtype=ml.bfloat16))) is ml.bfloat16
-    assert dtype_of(layer(ml.ones(shape, dtype=ml.float16))) is ml.float32
-    text = f"^{name}: x is f32 and the weights are bf16; write ml.astype\\(x, ml.bfloat16\\)$"
-    for x in (ml.ones(shape), np.ones(shape, np.float32)):
-        refuses(ml.errors.DTypeError, text, twin, x)
-    with pytest.raises(ml.errors.DTypeError, match="x is f16 and the weights are bf16"):
-        twin(ml.ones(shape, dtype=ml.float16))
 
 
 def test_a_buffer_assigned_in_another_dtype_is_the_models() -> None:

@@ -18,7 +18,6 @@ from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from tests.brief import cases
-from tests.trees import arrays
 
 X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
 Y = np.array([2.0, 4.0, 8.0], np.float32)
@@ -223,55 +222,6 @@ def test_every_public_function_of_tensors_takes_arrays() -> None:
 def test_public_functions_are_pickled_by_name(path: str) -> None:
     function = operator.attrgetter(path)(ml)
     assert pickle.loads(pickle.dumps(function)) is function
-
-
-class Doubling(ml.nn.Module):
-    def __init__(self) -> None:
-        self.layers = ml.nn.Sequential(ml.nn.Linear(3, 4), ml.gelu, ml.nn.LayerNorm(4))
-
-    def __call__(self, x: Any) -> Any:
-        return 2 * self.layers(x)
-
-
-IMAGES = np.linspace(-1, 1, 2 * 6 * 6 * 3, dtype=np.float32).reshape(2, 6, 6, 3)
-
-MODELS: dict[str, tuple[Callable[[], Any], np.ndarray[Any, Any]]] = {
-    "a model": (Doubling, X),
-    "Embedding": (lambda: ml.nn.Embedding(5, 2), np.array([[0, 4], [1, 1]])),
-    "LayerNorm": (lambda: ml.nn.LayerNorm(3), X),
-    "GRUCell": (lambda: ml.nn.GRUCell(3, 2), X),
-    "Conv2d": (lambda: ml.nn.Conv2d(3, 4, 3), IMAGES),
-    "Conv1d": (lambda: ml.nn.Conv1d(3, 4, 3), IMAGES[0]),
-    "ConvTranspose2d": (lambda: ml.nn.ConvTranspose2d(3, 4, 3), IMAGES),
-    "LSTM": (lambda: ml.nn.LSTM(3, 4), IMAGES[0]),
-    "MultiHeadAttention": (lambda: ml.nn.MultiHeadAttention(3, 1), IMAGES[0]),
-    "BatchNorm": (lambda: ml.nn.BatchNorm(3), X),
-    "GroupNorm": (lambda: ml.nn.GroupNorm(3, 3), IMAGES),
-    "RMSNorm": (lambda: ml.nn.RMSNorm(3), X),
-    "MaxPool2d": (lambda: ml.nn.MaxPool2d(2), IMAGES),
-    "AvgPool2d": (lambda: ml.nn.AvgPool2d(2), IMAGES),
-    "GlobalAvgPool": (ml.nn.GlobalAvgPool, IMAGES),
-    "Softmax": (ml.nn.Softmax, X),
-    "SiLU": (ml.nn.SiLU, X),
-    "ELU": (ml.nn.ELU, X),
-    "Dropout": (lambda: ml.nn.Dropout(0.0), X),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_called_on_an_array_in_the_float_of_its_weights(name: str) -> None:
-    make, array = MODELS[name]
-    model = make()
-    expected = arrays(model(ml.asarray(array)))
-    has_floats = array.dtype == np.float32 and bool(model.named_parameters())
-    for data in (array, array.astype(np.float64)) if has_floats else (array,):
-        for call in (model, ml.capture(model)):
-            for result, each in zip(arrays(call(data)), expected, strict=True):
-                np.testing.assert_array_equal(result, each, strict=True)
-    if has_floats and name != "BatchNorm":  # whose running means stay f32
-        wide = model.astype(ml.float64)
-        for call in (wide, ml.capture(wide)):
-            assert {x.dtype for x in arrays(call(data))} == {np.dtype("f8")}
 
 
 def test_losses_take_arrays_of_labels() -> None:

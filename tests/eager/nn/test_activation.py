@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn
-from tests.brief import Fn, cases
+from tests.brief import Fn
 from tests.eager.nn.checks import check, f64
 
 NAMES = (
@@ -56,8 +55,3 @@ def test_pooling_layers_are_their_functions(name: str) -> None:
     whole, reduce = getattr(nn, f"Global{name.title()}Pool")(), {"max": ml.max, "avg": ml.mean}
     np.testing.assert_array_equal(whole(x).numpy(), reduce[name](x, axis=(1, 2)).numpy())
     np.testing.assert_array_equal(whole(x[:, 0, 0]).numpy(), x[:, 0, 0].numpy())
-
-
-@cases("make", lambda: nn.MaxPool2d(2, stride=1), lambda: nn.AvgPool2d((1, 2)), nn.GlobalAvgPool)
-def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
-    check(lambda layer, x: layer(x), make(), f64(1, 3, 4, 2))

@@ -9,7 +9,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn
-from tests.eager.nn.checks import check, f64, normal, randomized
+from tests.eager.nn.checks import normal, randomized
 
 
 def test_rms_norm() -> None:
@@ -17,7 +17,6 @@ def test_rms_norm() -> None:
     w, x = randomized(layer), normal(2, 3, 5)
     expected = x / np.sqrt((x**2).sum(-1, keepdims=True) / 5 + 1e-3) * w["scale"]
     np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12)
-    check(lambda layer, x: layer(x), layer, f64(2, 5))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
@@ -33,19 +32,6 @@ def test_group_norm(groups: int) -> None:
     expected = expected * w["scale"] + w["bias"]
     np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-11)
     assert layer(ml.asarray(normal(4, 6))).shape == (4, 6)
-
-
-def test_group_norm_has_gradients() -> None:
-    layer = nn.GroupNorm(2, 4, dtype="f64")
-    randomized(layer)
-    check(lambda layer, x: layer(x), layer, f64(2, 3, 4))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_has_gradients(training: bool) -> None:
-    layer = nn.BatchNorm(3, dtype="f64").train(training)
-    randomized(layer)
-    check(lambda layer, x: layer(x), layer, f64(4, 3))
 
 
 def test_a_captured_training_step_moves_the_running_statistics() -> None:
