@@ -3,7 +3,7 @@
     machines --programs 100000 --seed 0
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
-    values, graphs, saved: as these
+    values, graphs, saved, transformations, lengths, interrupts: as these
 
 `machines`: random programs, valid ones with instructions, text or bytes changed, each launched
 with a limit on its steps, on the reference machine and on the native one, which must do the same.
@@ -22,10 +22,11 @@ with copies.
 `graphs`: random ONNX graphs of 150 ops, eagerly and captured, beside ONNX Runtime. `saved`: the
 random functions of `language` as ONNX files, checked, run there, and read back.
 
-Others have options of their own: `transformations` (lanes and derivatives beside JAX), `lengths`
-(open axes), `interrupts`, `threads`, `remote` (damaged messages, killed clients), `groups` (killed
-members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind), `built`
-(the loop in C and built steps, under libFuzzer or sanitizers).
+`transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
+
+Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
+(killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
+`built` (the loop in C and built steps, under libFuzzer or sanitizers).
 
 Prints outcomes. The first program that does anything else is printed with the numbers that make it
 again, one in the eager language cut down to what is needed, and the exit status is 1.
@@ -35,18 +36,16 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 from tests.fuzz.command import limit_memory, parser_of
 
-PROGRAMS = ("machines", "language", "values", "graphs", "saved")
-OTHERS = (
-    *("transformations", "lengths", "interrupts", "threads", "remote", "groups", "neighbours"),
-    *("races", "built"),
+PROGRAMS = (
+    *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
+    "interrupts",
 )
+OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,37 +62,26 @@ def main(argv: list[str] | None = None) -> int:
 
 def fuzz_programs(name: str, argv: list[str]) -> int:
     """Run a fuzzer that draws programs by their numbers."""
+    place = "language.fuzzing" if name == "language" else name
+    module: Any = import_module(f"tests.fuzz.{place}")
     parser = parser_of(name, __doc__)
     parser.add_argument("--programs", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of all programs")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
-    if name == "language":
-        kinds: Any = import_module("tests.fuzz.language.trying").KINDS
-        text = "a kind of difference that is let pass (repeatable)"
-        parser.add_argument("--skip", action="append", default=[], choices=kinds, help=text)
-        parser.add_argument("--few", action="store_true", help="few ways to run it, at random")
-        parser.add_argument("--device", help="beside the processor, as opencl:0")
     text = "GiB of addresses for the process, if it is limited"
     parser.add_argument("--memory", type=int, default=4, help=text)
-    options = parser.parse_args(argv)
-    device = str(getattr(options, "device", None))
-    if options.memory and not device.startswith("cuda"):  # which maps all of a GPU
-        limit_memory(options.memory << 30)
-    fuzz = _fuzzer(name, options)
+    if hasattr(module, "add_options"):
+        module.add_options(parser)
+    options = vars(parser.parse_args(argv))
+    memory = options.pop("memory")
+    if memory and not str(options.get("device")).startswith("cuda"):  # which maps all of a GPU
+        limit_memory(memory << 30)
     gc.freeze()  # what is there now need not be looked at when a program's garbage is collected
-    runs, failure = fuzz(options.programs, options.seed, options.first)
+    runs, failure = module.fuzz(**options)
     print(runs.report())
     if failure is not None:
         print(failure)
     return int(failure is not None)
-
-
-def _fuzzer(name: str, options: Any) -> Callable[..., tuple[Any, str | None]]:
-    place = "language.fuzzing" if name == "language" else name
-    fuzz: Any = import_module(f"tests.fuzz.{place}").fuzz
-    if name == "language":
-        fuzz = partial(fuzz, skip=options.skip, device=options.device, few=options.few)
-    return fuzz  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

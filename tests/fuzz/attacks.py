@@ -31,6 +31,7 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.server import Server
+from tests.fuzz.command import Wrong
 from tests.threads import wait_for
 
 SECRET: Final = "a secret for attacks"
@@ -51,10 +52,6 @@ MOST_SECONDS: Final = 1.0
 """For which another client may have to wait."""
 
 _ADD: Final = Program.of_op("add.out", 3, {}, 0)
-
-
-class Wrong(Exception):
-    """An attack has taken more than it may."""
 
 
 def _mib() -> float:

@@ -1,8 +1,40 @@
-"""Shared pieces of the fuzzers' command lines."""
+"""Shared pieces of the fuzzers: command lines, and loops over programs by their numbers."""
 
 from __future__ import annotations
 
 import argparse
+import traceback
+from collections import Counter
+from collections.abc import Callable
+
+
+class Wrong(Exception):
+    """A program, or what ran it, did what it may not."""
+
+
+class Outcomes(Counter[str]):
+    """Numbers of programs by their outcomes."""
+
+    def report(self) -> str:
+        """A line for each outcome."""
+        return "\n".join(f"{n:8}  {outcome}" for outcome, n in self.most_common())
+
+
+def outcomes_of(
+    numbers: range, attempt: Callable[[int], str], until: str | None = None
+) -> tuple[Outcomes, str | None]:
+    """Try programs by their numbers: return how often each outcome was, and what the attempts
+    raised, if one did. With `until` the first failure with this text is the last."""
+    outcomes, failures = Outcomes(), list[str]()
+    for number in numbers:
+        try:
+            outcomes[attempt(number)] += 1
+        except Exception as error:
+            text = str(error) if isinstance(error, Wrong) else traceback.format_exc()
+            failures.append(f"--first {number}: {text}")
+            if until is not None and until in text:
+                break
+    return outcomes, "\n".join(failures) or None
 
 
 def parser_of(module: str, doc: str | None) -> argparse.ArgumentParser:

@@ -12,12 +12,11 @@ else is printed with the number that makes it again, and the exit status is 1.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import threading
 import time
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -39,7 +38,7 @@ from mlvm.machines.wire import WireVM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.processes import ProcessGroup
 from tests.core.programs import put
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.trying import time_limit
 from tests.input.datasets import Numbers
 from tests.interrupting import lines_run
@@ -58,10 +57,6 @@ _REMOTE_CALLS: Final = ("alloc", "read", "launch", "outputs", "dealloc", "size")
 
 PROCESSES: Final = 50
 """One program in so many runs in a process."""
-
-
-class Wrong(Exception):
-    """A program left what it may not."""
 
 
 def require(condition: object, text: str) -> None:
@@ -381,40 +376,23 @@ def try_program(seed: int, number: int, groups: Groups, server: Server) -> str:
     return try_close(rng) if kind < 0.92 else try_group(rng, groups, rng.choice("12"))
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(memory=0)
+
+
 def fuzz(
     programs: int, seed: int, first: int = 0, until: str | None = None
-) -> tuple[Counter[str], list[str]]:
+) -> tuple[Outcomes, str | None]:
     """Try the given number of programs; return how many of each kind, and what was wrong. With
     `until` the first failure with this text is the last."""
-    counts: Counter[str] = Counter()
-    failures = []
     groups = Groups()
-    server = Server("127.0.0.1:0", secret=_SECRET)
-    try:
-        for number in range(first, first + programs):
-            try:
-                with time_limit(SECONDS):
-                    counts[try_program(seed, number, groups, server)] += 1
-            except Exception as error:
-                text = str(error) if isinstance(error, Wrong) else traceback.format_exc()
-                failures.append(f"--seed {seed} --first {number}: {text}")
-                if until is not None and until in text:
-                    break
-    finally:
-        groups.close()
-        server.close()
-    return counts, failures
 
+    def attempt(number: int) -> str:
+        with time_limit(SECONDS):
+            return try_program(seed, number, groups, server)
 
-def main(argv: list[str] | None = None) -> int:
-    parser = parser_of(__name__, __doc__)
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args(argv)
-    counts, failures = fuzz(options.programs, options.seed, options.first)
-    for kind, count in counts.most_common():
-        print(f"{count:8d}  {kind}")
-    for failure in failures:
-        print(failure)
-    return int(bool(failures))
+    with Server("127.0.0.1:0", secret=_SECRET) as server:
+        try:
+            return outcomes_of(range(first, first + programs), attempt, until)
+        finally:
+            groups.close()

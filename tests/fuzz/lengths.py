@@ -7,15 +7,15 @@ length, or raise what it raises. So must its step, which is saved after the last
 step may refuse lengths at which the function computes otherwise, and these are counted. With
 `--built`, each step that C takes is built, too, and run at these lengths.
 
-    python -m tests.fuzz lengths --functions 500 --seed 0 --built
+    python -m tests.fuzz lengths --programs 500 --seed 0 --built
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import subprocess
 import tempfile
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import LoadedStep, SavedStep
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 
 WIDTH = 4
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 23, 31)
@@ -254,38 +254,33 @@ def check(
     return "raised" if failed else "equal", step.signatures
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the fuzzer; return 1 if a function was wrong."""
-    parser = parser_of(__name__, __doc__)
-    parser.add_argument("--functions", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(memory=0)
     parser.add_argument("--built", action="store_true", help="build the steps as C, too")
-    options = parser.parse_args(argv)
-    build, scratch = None, tempfile.TemporaryDirectory()
-    if options.built:
-        from mlvm.machines.native import _native
-        from tests.standalone.making import SET, Kernels
 
-        _native.choose_simd(SET)
-        build = Kernels(Path(scratch.name), SET).build
-    counts: Counter[str] = Counter()
-    traces: Counter[int] = Counter()
+
+def fuzz(
+    programs: int, seed: int, first: int = 0, *, built: bool = False
+) -> tuple[Outcomes, str | None]:
+    """Try the functions of that many seeds; return their outcomes and those of the saved steps'
+    calls, and which were wrong."""
     saved: Counter[str] = Counter()
-    wrong = 0
-    warnings.simplefilter("ignore")
-    for seed in range(options.seed, options.seed + options.functions):
-        try:
-            with np.errstate(all="ignore"):
-                what, count = check(seed, counts=saved, build=build)
-        except Exception:
-            what, count = "raw error", 0
-            traceback.print_exc()
-        if what not in ("equal", "raised"):
-            wrong += 1
-            print(f"seed {seed}: {what}", flush=True)
-        counts[what.partition(" at ")[0]] += 1
-        traces[count] += 1
-    print(dict(counts), "functions by traces:", dict(sorted(traces.items())))
-    print("calls of saved steps:", dict(saved))
-    scratch.cleanup()
-    return int(wrong > 0)
+    with tempfile.TemporaryDirectory() as scratch:
+        build = None
+        if built:
+            from mlvm.machines.native import _native
+            from tests.standalone.making import SET, Kernels
+
+            _native.choose_simd(SET)
+            build = Kernels(Path(scratch), SET).build
+
+        def attempt(number: int) -> str:
+            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+                what, traces = check(seed + number, counts=saved, build=build)
+            if what not in ("equal", "raised"):
+                raise Wrong(what)
+            return f"{what}, in {traces} traces"
+
+        outcomes, failure = outcomes_of(range(first, first + programs), attempt)
+    outcomes.update({f"calls of saved steps: {what}": n for what, n in saved.items()})
+    return outcomes, failure

@@ -56,7 +56,7 @@ from mlvm.machines.wire import encode_call
 from tests.brief import start_python
 from tests.core.programs import put
 from tests.fuzz.attacks import ATTACKS, attack
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import Wrong, parser_of
 from tests.fuzz.making import VALID
 from tests.fuzz.mutations import framed, mutated
 from tests.threads import start, wait_for
@@ -76,10 +76,6 @@ _LIMITS: Final = Limits(
     handshake_seconds=2.0,
     handles=1000,
 )
-
-
-class Wrong(Exception):
-    """The server did what it should not."""
 
 
 # --- messages -------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import importlib
 import re
 import tempfile
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.eager.tree import flatten
 from mlvm.onnx import load, save
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.graphs import session
 from tests.fuzz.language import world
 from tests.fuzz.language.making import make
@@ -26,17 +26,6 @@ _REFUSED: Final = re.compile(
     r"random\.(?!key)|ropout|BatchNorm|key=|out=|\.update\(|\] = |[-+*/|&^]= |ml\.function|again"
 )
 """Statements that an ONNX file cannot have: draws, updates and recursion."""
-
-
-class Saved:
-    """Outcomes of the programs so far."""
-
-    def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
-
-    def report(self) -> str:
-        """A line for each outcome."""
-        return "\n".join(f"{n:7}  {outcome}" for outcome, n in self.outcomes.most_common())
 
 
 def _tensors(tree: Any) -> list[Any]:
@@ -95,20 +84,18 @@ def difference(seed: int, number: int) -> str | None:
     return None
 
 
-def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Saved, str | None]:
-    """Try a number of programs; what came out, and the first that differs."""
-    runs = Saved()
-    for number in range(first, first + programs):
+def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Outcomes, str | None]:
+    """Try a number of programs; what came out, and those that differ."""
+
+    def attempt(number: int) -> str:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 message = difference(seed, number)
         except MlvmError as error:
-            runs.outcomes[f"refused: {type(error).__name__}"] += 1
-            continue
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            return f"refused: {type(error).__name__}"
         if message is not None:
-            return runs, f"--saved --seed {seed} --first {number}: {message}"
-        runs.outcomes["the same"] += 1
-    return runs, None
+            raise Wrong(message)
+        return "the same"
+
+    return outcomes_of(range(first, first + programs), attempt)

@@ -35,7 +35,7 @@ from mlvm.core.errors import ArenaBusy, ArenaError, QueueEmpty, QueueFull, Stale
 from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.garbage import collect
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import Wrong, parser_of
 from tests.threads import start
 
 SHAPES: Final = [(1,), (8,), (2, 4), (9,), (16,), (3, 5), (40,)]
@@ -54,10 +54,6 @@ _POOL: Final = 24
 _LARGE: Final = 1 << 20  # what is not less is not squared again
 
 _values = itertools.count(1)
-
-
-class Wrong(Exception):
-    """A tensor does not hold what was put there, or a thread allocates where it should not."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ program that differs is printed with the number that makes it again, and the exi
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.types import Array
 from tests.brief import Fn
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.functions import HERE, Library, Program, arguments, jax_library, leaves
 
 FORWARD = ("jvp", "linearize", "jacfwd", "custom_jvp", "vmap", "vmap", "jit")
@@ -208,7 +209,7 @@ _LEVELS: dict[str, Callable[[Library, Any, Fn], Fn]] = {
 }  # fmt: skip
 
 
-def special(program: Program, args: list[Array]) -> list[Array]:
+def with_specials(program: Program, args: list[Array]) -> list[Array]:
     """The arguments, with nan, infinities and zeros of both signs among them."""
     rng = np.random.default_rng(program.number + 2 * 10**6)
     values = [np.nan, np.inf, -np.inf, 0.0, -0.0]
@@ -236,7 +237,7 @@ def differs(
     fn = transformed(here, ml, program, levels)
     fn = ml.autocast("bfloat16")(fn) if autocast else fn
     step = ml.capture(fn)
-    for values in ([special(program, args)] if specials else []) + [args]:
+    for values in ([with_specials(program, args)] if specials else []) + [args]:
         results = here.computed(fn, values)
         captured = here.computed(step, values)
         for ours, theirs in zip(results, captured, strict=True):
@@ -298,33 +299,35 @@ def _slope_differs(fn: Fn, args: list[Array]) -> str | None:
     return wrong
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = parser_of(__name__, __doc__)
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(memory=0)
     parser.add_argument("--special", action="store_true", help="nan, infinities, zeros, captured")
     parser.add_argument(
         "--slopes", action="store_true", help="lanes and differences, also where JAX is"
     )
     parser.add_argument("--autocast", action="store_true", help="in bf16, captured and eagerly")
-    options = parser.parse_args(argv)
-    jax = None if options.slopes or options.autocast else jax_library()
+
+
+def fuzz(
+    programs: int,
+    seed: int,
+    first: int = 0,
+    *,
+    special: bool = False,
+    slopes: bool = False,
+    autocast: bool = False,
+) -> tuple[Outcomes, str | None]:
+    """Try the given number of programs; return how many were right, and those that differ."""
+    jax = None if slopes or autocast else jax_library()
     module = None if jax is None else importlib.import_module("jax")
-    wrong = 0
-    for number in range(options.seed, options.seed + options.programs):
-        program = Program(number)
-        try:
-            difference = differs(
-                program, jax, module, specials=options.special, autocast=options.autocast
-            )
-        except Exception as error:  # what a program raises is what it is looked for
-            difference = f"{type(error).__name__}: {error}"
+    there = "JAX" if jax else "nothing else" if autocast else "lanes and differences"
+
+    def attempt(number: int) -> str:
+        program = Program(seed + number)
+        difference = differs(program, jax, module, specials=special, autocast=autocast)
         if difference is not None:
-            wrong += 1
-            print(f"program {number}: {' '.join(program.text)}; {', '.join(stack_of(program))}")
-            print(difference)
-        if (number - options.seed) % 50 == 49:
-            print(f"{number - options.seed + 1} programs", flush=True)
-    there = "JAX" if jax else "nothing else" if options.autocast else "lanes and differences"
-    print(f"{options.programs} programs captured, and beside {there}, {wrong} wrong")
-    return 1 if wrong else 0
+            levels = ", ".join(stack_of(program))
+            raise Wrong(f"{' '.join(program.text)}; {levels}\n{difference}")
+        return f"captured, and beside {there}"
+
+    return outcomes_of(range(first, first + programs), attempt)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import hypothesis
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
+from tests.fuzz.command import Outcomes
 
 SHAPES: Final = ((6,), (2, 3), (3, 2))
 _KEYS: Final[dict[int, list[Any]]] = {
@@ -205,7 +207,7 @@ def _nested() -> st.SearchStrategy[Instruction]:
     return st.tuples(control, _NUMBER, _NUMBER, _NUMBER, body, body)
 
 
-def programs() -> st.SearchStrategy[Program]:
+def drawn_programs() -> st.SearchStrategy[Program]:
     """Programs of two variables, with loops, branches and checkpoints."""
     return st.lists(st.one_of(_simple(), _simple(), _simple(), _nested()), min_size=1, max_size=8)
 
@@ -279,37 +281,27 @@ def try_program(program: Program, *, captured: bool, gradients: bool = True) -> 
         _require_equal(actual, start, "an argument of a gradient")
 
 
-class _Report(NamedTuple):
-    """Report of the trials."""
-
-    tried: int
-
-    def report(self) -> str:
-        return f"{self.tried} programs, eagerly and captured"
-
-
-def fuzz(count: int, number: int, first: int) -> tuple[_Report, str | None]:
+def fuzz(programs: int, seed: int, first: int) -> tuple[Outcomes, str | None]:
     """Try the given number of programs. Returns what was tried, and the smallest that fails, if one
     does."""
-    tried = 0
+    outcomes = Outcomes()
 
-    @seed(number + first)
+    @hypothesis.seed(seed + first)
     @settings(
-        max_examples=count,
+        max_examples=programs,
         deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @given(programs())
+    @given(drawn_programs())
     def each(program: Program) -> None:
-        nonlocal tried
-        tried += 1
+        outcomes["programs, eagerly and captured"] += 1
         for captured in (False, True):
             try_program(program, captured=captured)
 
     try:
         each()
     except Exception:
-        return _Report(tried), traceback.format_exc()
-    return _Report(tried), None
+        return outcomes, traceback.format_exc()
+    return outcomes, None

@@ -25,20 +25,20 @@ fewer_examples = settings(
 
 
 @settings(fewer_examples, max_examples=60)
-@given(values.programs())
+@given(values.drawn_programs())
 def test_programs_beside_numpy_with_copies(program: values.Program) -> None:
     values.try_program(program, captured=False)
 
 
 @settings(fewer_examples, max_examples=8)
-@given(values.programs())
+@given(values.drawn_programs())
 def test_programs_captured(program: values.Program) -> None:
     values.try_program(program, captured=True)
 
 
 @pytest.mark.local(reason="the VM behind the wire is here")
 @settings(fewer_examples, max_examples=15)
-@given(values.programs())
+@given(values.drawn_programs())
 def test_programs_elsewhere(program: values.Program) -> None:
     with ml.use(connect_to(ml.VM("far"))):
         values.try_program(program, captured=False, gradients=False)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Collection
 from typing import Any, Final
 
 import mlvm.eager as ml
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import Source, built_by
-from tests.fuzz.language.trying import Found, Kind, require_same
+from tests.fuzz.language.trying import Found, require_same
 from tests.fuzz.trying import time_limit
 
 SECONDS: Final = 60
@@ -30,24 +30,22 @@ MOST_REFUSED: Final = 0.05
 """Of all programs, as a fraction, that may be refused by a `CaptureError`."""
 
 
-def outcome_of(
-    source: Source, skip: Collection[Kind] = (), device: str | None = None, few: str | None = None
-) -> str:
+def outcome_of(source: Source, device: str | None = None, few: str | None = None) -> str:
     """Run a program and return its outcome in a few words. Raises `Found`, and what else it fails
     with. `few` is a seed that chooses some of the ways to run it."""
     with warnings.catch_warnings(), time_limit(SECONDS * (ON_DEVICE if device else 1)):
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ml.NoEffectWarning)  # random losses may use no parameter
         chosen = None if few is None else random.Random(few)
-        return require_same(built_by(source.text()), skip=skip, device=device, few=chosen)
+        return require_same(built_by(source.text()), device=device, few=chosen)
 
 
 def failure_of(
-    source: Source, skip: Collection[Kind] = (), device: str | None = None, few: str | None = None
+    source: Source, device: str | None = None, few: str | None = None
 ) -> Exception | None:
     """Return the error by which a program fails, if it does."""
     try:
-        outcome_of(source, skip, device, few)
+        outcome_of(source, device, few)
     except Exception as error:
         return error
     return None
@@ -58,11 +56,9 @@ def kind_of(error: Exception | None) -> str | None:
     return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
 
 
-def cut_down(
-    source: Source, skip: Collection[Kind] = (), device: str | None = None, few: str | None = None
-) -> Source:
+def cut_down(source: Source, device: str | None = None, few: str | None = None) -> Source:
     """The program without what it does not need to fail as it does."""
-    kind = kind_of(failure_of(source, skip, device, few))
+    kind = kind_of(failure_of(source, device, few))
     until = time.monotonic() + CUTTING_SECONDS
     smaller: Source | None = source
     while smaller is not None:
@@ -70,7 +66,7 @@ def cut_down(
         for each in source.cuts():
             if time.monotonic() > until:
                 return source
-            if kind_of(failure_of(each, skip, device, few)) == kind:
+            if kind_of(failure_of(each, device, few)) == kind:
                 smaller = each
                 break
     return source
@@ -79,18 +75,15 @@ def cut_down(
 class Fuzz:
     """Tries programs, and counts what comes of them."""
 
-    def __init__(
-        self, seed: int, skip: Collection[Kind] = (), device: str | None = None, few: bool = False
-    ) -> None:
+    def __init__(self, seed: int, device: str | None = None, few: bool = False) -> None:
         self.seed = seed
-        self.skip = skip
         self.device = device
         self.few = few
         self.counts: Counter[str] = Counter()
 
     def _options(self, number: int, source: Source) -> tuple[Any, ...]:
         few = f"few:{self.seed}:{number}" if self.few else None
-        return source, self.skip, self.device, few
+        return source, self.device, few
 
     def run(self, number: int) -> str | None:
         """Try the program of that number; how it failed, if it did."""
@@ -110,13 +103,12 @@ class Fuzz:
         if error is None:
             smaller, error = source, failed
         trace = "".join(traceback.format_exception(error))
-        skip = "".join(f" --skip {kind}" for kind in self.skip)
-        skip += f" --device {self.device}" if self.device else ""
-        skip += " --few" if self.few else ""
+        rest = f" --device {self.device}" if self.device else ""
+        rest += " --few" if self.few else ""
         again = f"python -m tests.fuzz language --seed {self.seed} --first {number} --programs 1"
         return (
             f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
-            f"The program above did this. Again: {again}{skip}"
+            f"The program above did this. Again: {again}{rest}"
         )
 
     def report(self) -> str:
@@ -134,18 +126,17 @@ class Fuzz:
         return f"{refused} of {total} programs are refused by a CaptureError"
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--few", action="store_true", help="few ways to run it, at random")
+    parser.add_argument("--device", help="beside the processor, as opencl:0")
+
+
 def fuzz(
-    programs: int,
-    seed: int,
-    first: int = 0,
-    skip: Collection[Kind] = (),
-    device: str | None = None,
-    *,
-    few: bool = False,
+    programs: int, seed: int, first: int = 0, *, device: str | None = None, few: bool = False
 ) -> tuple[Fuzz, str | None]:
     """Try the given number of programs, with a line of progress on a terminal; return the outcomes,
     and how one failed, if one did."""
-    runs = Fuzz(seed, skip, device, few)
+    runs = Fuzz(seed, device, few)
     start = time.monotonic()
     for number in range(first, first + programs):
         failure = runs.run(number)

@@ -14,7 +14,7 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.language import fuzzing
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
-from tests.fuzz.language.trying import Found, Kind, require_same
+from tests.fuzz.language.trying import Found, require_same
 from tests.fuzz.language.world import World, tensor
 
 pytestmark = [
@@ -22,18 +22,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::mlvm.eager.NoEffectWarning"),
 ]
 
-KNOWN: tuple[Kind, ...] = ()
-"""What is still found in the eager language, until it is mended."""
-
 
 def test_programs_in_the_eager_language(capsys: Capsys) -> None:
     options = ["--programs", "6", "--seed", "0", "--first", "100", "--memory", "0"]
-    options += [option for kind in KNOWN for option in ("--skip", kind)]
     status, output = main(["language", *options]), capsys.readouterr().out
     assert status == 0, output
     counts = {what: int(n) for n, what in re.findall(r"^ +(\d+)  (.+)$", output, re.MULTILINE)}
     assert sum(counts.values()) == 6
-    assert counts["same"] > (2 if KNOWN else 4)
+    assert counts["same"] > 4
 
 
 def test_a_program_is_made_again_from_its_numbers() -> None:
@@ -128,8 +124,8 @@ def test_a_wrong_replay_is_found_cut_down_and_printed(
     again = re.search(r"language --seed 0 --first (\d+) --programs 1", rest)
     assert again is not None
     monkeypatch.undo()
-    assert fuzzing.failure_of(make(0, int(again[1])), KNOWN) is None
-    require_same(built_by(program), skip=KNOWN)
+    assert fuzzing.failure_of(make(0, int(again[1]))) is None
+    require_same(built_by(program))
 
 
 def test_a_plan_that_fusion_made_larger_is_found(monkeypatch: Patch) -> None:
@@ -142,7 +138,7 @@ def test_a_plan_that_fusion_made_larger_is_found(monkeypatch: Patch) -> None:
             return super().plan._replace(nbytes=100 + 100 * self.fuse)
 
     monkeypatch.setattr(ml, "capture", Larger)
-    _, failure = fuzzing.fuzz(5, seed=0, skip=[kind for kind in KNOWN if kind != "plans"])
+    _, failure = fuzzing.fuzz(5, seed=0)
     assert failure is not None
     assert "200 bytes, and 100 unfused" in failure
 

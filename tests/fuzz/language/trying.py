@@ -15,10 +15,10 @@ from __future__ import annotations
 import gc
 import random
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,8 +36,6 @@ Kind = Literal["values", "roles", "errors", "ends", "bytes", "plans", "machines"
 """What a captured step may have otherwise than the eager one: values or structure; what shares
 memory, or can be updated in place; the error raised; what the arena's reset ends; bytes left when
 all is dropped; a larger plan with fusion than without; another machine that does otherwise."""
-
-KINDS: Final = get_args(Kind)
 
 EXPECTED: Final = {
     "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
@@ -277,13 +275,12 @@ OTHER_RUNS: Final = 0.15
 def require_same(
     build: Callable[[], World],
     *,
-    skip: Collection[Kind] = (),
     device: str | None = None,
     few: random.Random | None = None,
 ) -> str:
     """Raise `Found` unless the program does the same eagerly and captured, or on that device. What
-    came of it: "same", the name of an error, or why it was refused. Differences of a kind in `skip`
-    pass. `few` chooses some of the runs.
+    came of it: "same", the name of an error, or why it was refused. `few`
+    chooses some of the runs.
 
     Raises `NoProgram` for one that raises eagerly what is no `MlvmError`.
     """
@@ -302,7 +299,7 @@ def require_same(
     if device is not None:
         _require_same_on_device(build, eager, on_device(device))
         return outcome
-    if vm.native and "machines" not in skip:
+    if vm.native:
         _require_same_on_other_machines(build, eager, vm_of, few)
     plans: dict[str, list[int]] = {}
     runs: dict[str, How] = {"eager again": lambda step: step} if _is_chosen(few) else {}
@@ -313,21 +310,15 @@ def require_same(
         fuse, recompute = MODES[name]
         runs[name] = partial(ml.capture, fuse=fuse, recompute=recompute)
     for name, how in runs.items():
-        try:
-            run = Run(build, vm, how)
-            if _bytes_of(vm) != size:
-                raise Found("bytes", f"{name}: {_bytes_of(vm)} MiB are left, not {size}")
-            for i, (actual, expected) in enumerate(zip(run.steps, eager.steps, strict=False)):
-                refused = require_same_step(f"{name}, step {i}", actual, expected)
-                if refused is not None:
-                    outcome = f"refused: {refused}"
-            plans[name] = run.plans
-        except Found as failure:
-            if failure.kind not in skip:
-                raise
-            outcome = f"skipped: {failure.kind}"
-    if "plans" not in skip:
-        _require_small_plans(plans)
+        run = Run(build, vm, how)
+        if _bytes_of(vm) != size:
+            raise Found("bytes", f"{name}: {_bytes_of(vm)} MiB are left, not {size}")
+        for i, (actual, expected) in enumerate(zip(run.steps, eager.steps, strict=False)):
+            refused = require_same_step(f"{name}, step {i}", actual, expected)
+            if refused is not None:
+                outcome = f"refused: {refused}"
+        plans[name] = run.plans
+    _require_small_plans(plans)
     return outcome
 
 
