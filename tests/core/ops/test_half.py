@@ -123,32 +123,6 @@ def test_numpy_does_not_compute_with_bf16() -> None:
     assert TensorType.of(x) is TensorType("bf16", (2,))
 
 
-def test_torch_and_ml_dtypes_round_alike() -> None:
-    torch = pytest.importorskip("torch")
-    drawn = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32).view(np.float32)
-    drawn = drawn[~np.isnan(drawn)]
-    for dtype, other in ((f16, torch.float16), (bf16, torch.bfloat16)):
-        theirs = torch.tensor(drawn).to(other).view(torch.int16).numpy().view(np.uint16)
-        assert np.array_equal(half.cast(drawn, dtype).view(np.uint16), theirs)
-
-
-def test_promotion_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    theirs = {
-        "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
-        "i32": torch.int32, "i64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
-        "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64,
-        "c128": torch.complex128,
-    }  # fmt: skip
-    names = {dtype: name for name, dtype in theirs.items()}
-    for name, other in itertools.product(theirs, HALVES):
-        if (name, other) == ("c64", f16):  # which has a complex number of its own there
-            continue
-        expected = names[torch.promote_types(theirs[name], theirs[other.name])]
-        assert promote(DType.named(name), other).name == expected
-        assert promote(other, DType.named(name)).name == expected
-
-
 # --- ops -----------------------------------------------------------------------------
 
 
@@ -269,7 +243,6 @@ def test_a_sum_is_accumulated_in_f32(vm: VM, dtype: DType) -> None:
 def test_operands_of_several_dtypes(vm: VM) -> None:
     x = np.array([0.1, 1.0, 300.0])
     values = {dtype: half.cast(x, dtype) for dtype in (f16, bf16, f32, f64)}
-    whole = np.array([1, 2, 3])
     for a, b in itertools.product((f16, bf16), (f16, bf16, f32, f64)):
         out = promote(a, b)
         result = launched(vm, "multiply", [values[a], values[b]])
@@ -277,13 +250,6 @@ def test_operands_of_several_dtypes(vm: VM) -> None:
         wide = np.float64 if out is f64 else np.float32
         exact = half.shown(values[a]).astype(wide) * half.shown(values[b]).astype(wide)
         assert np.array_equal(bits(result), bits(half.cast(exact, out)))
-    for dtype in HALVES:
-        for name in ("add", "less", "where", "concat"):
-            operands = [values[dtype], whole]
-            first = [np.array([True, False, True])] if name == "where" else []
-            result = launched(vm, name, [*first, *operands])
-            exact = launched(vm, name, [*first, half.widened(values[dtype]), whole])
-            assert np.array_equal(bits(result), bits(half.cast(exact, TensorType.of(result).dtype)))
 
 
 INTEGERS = [np.array([257, 2049, 70_000, -513], np.int32), np.array([257, 2**62 + 1, 3, -(2**55)])]
@@ -296,7 +262,7 @@ def test_an_integer_beside_a_half_is_made_one(vm: VM, dtype: DType) -> None:
     no = np.zeros(4, np.bool_)
     for integers in [*INTEGERS, INTEGERS[0].astype(np.uint16)]:
         cast = half.cast(integers, dtype)
-        for name in ("subtract", "equal", "less", "maximum", "atan2", "pow", "where", "concat"):
+        for name in ("add", "subtract", "equal", "less", "atan2", "pow", "where", "concat"):
             first = [no] if name == "where" else []
             result = launched(vm, name, [*first, x, integers])
             exact = launched(vm, name, [*first, x, cast])
