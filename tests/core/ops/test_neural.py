@@ -7,11 +7,8 @@ import math
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mlvm.core.ops.blocks import BLOCK_SIZE
-from mlvm.core.ops.windows import Padding, Pair
 from tests.brief import cases
 from tests.cases.case import Draws
 from tests.cases.claim_tests import claims
@@ -45,26 +42,6 @@ def test_gelu_and_its_gradient_far_from_zero(dtype: str, approximate: bool) -> N
         slope = evaluate("gelu_slope", far, approximate=approximate)
         np.testing.assert_array_equal(value, np.maximum(far, 0))
         np.testing.assert_array_equal(slope, far > 0)
-
-
-SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    size=st.tuples(st.integers(3, 7), st.integers(3, 7)),
-    window=SIZES,
-    stride=SIZES,
-    padding=st.tuples(*[st.tuples(st.integers(0, 2), st.integers(0, 2))] * 2),
-)
-def test_unpatches_is_the_transpose_of_patches(
-    size: Pair, window: Pair, stride: Pair, padding: Padding
-) -> None:
-    x = f64(2, *size, 2)
-    windows = evaluate("patches", x, window=window, stride=stride, padding=padding)
-    y = f64(*windows.shape)
-    back = evaluate("unpatches", y, shape=x.shape, stride=stride, padding=padding)
-    np.testing.assert_allclose(np.vdot(windows, y), np.vdot(x, back), 1e-10, 1e-10)
 
 
 # --- numerics and edges ---------------------------------------------------------------

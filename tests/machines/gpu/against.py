@@ -1,4 +1,4 @@
-"""The cases of an op on a device, beside the reference machine; all of them by
+"""The cases of an op on a device, beside the reference machine; all of them and larger ones by
 
     python -m tests.machines.gpu.against opencl:0 [OP ...]
 
@@ -10,6 +10,8 @@ made of them are within as many units of the largest element.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -73,18 +75,31 @@ def launched(vm: ml.VM, name: str, case: Case) -> Array:
     return result
 
 
+def check(vm: ml.VM, name: str, case: Case) -> None:
+    """Raises `AssertionError` where the device differs from what the case expects."""
+    compare(name, launched(vm, name, case), case.expected(*case.inputs, **case.attributes))
+
+
 def main(device: str, *names: str) -> int:
-    vm = ml.VM("gpu", device=device)
-    failed = 0
-    for name in names or CASES:
-        for i, case in enumerate(CASES[name]):
+    from tests.machines.gpu.larger import LARGER, as_gpu
+
+    every = [(name, case) for name, cases in CASES.items() for case in cases]
+    small = [(name, replace(case, expected=partial(evaluate, name))) for name, case in every]
+    failed = host_ops = 0
+    for part, pairs in {"cases": small, "larger": LARGER, "larger, as a GPU": LARGER}.items():
+        vm = ml.VM("gpu", device=device)
+        if part.endswith("GPU"):
+            as_gpu(vm)
+        for i, (name, case) in enumerate(pairs):
+            if names and name not in names:
+                continue
             try:
-                expected = evaluate(name, *case.inputs, **case.attributes)
-                compare(name, launched(vm, name, case), expected)
+                check(vm, name, case)
             except Exception as error:
                 failed += 1
-                print(f"{name}, case {i}: {type(error).__name__}: {error}", flush=True)
-    print(f"{failed} cases failed; {vm.counts.host_ops} ops ran on the host")  # type: ignore[attr-defined]
+                print(f"{name}, {part} {i}: {type(error).__name__}: {error}", flush=True)
+        host_ops += vm.counts.host_ops  # type: ignore[attr-defined]
+    print(f"{failed} cases failed; {host_ops} ops ran on the host")
     return failed > 0
 
 

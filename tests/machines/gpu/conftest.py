@@ -2,7 +2,7 @@
 on which a kernel compiles.
 
 Drivers compile without optimization here, which is most of the time of a test on PoCL;
-`python -m tests.machines.gpu.against` and `.larger` have all cases with it.
+`python -m tests.machines.gpu.against` has all cases with it.
 """
 
 from __future__ import annotations

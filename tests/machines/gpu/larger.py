@@ -1,22 +1,16 @@
 """Cases of ops that take a device more than one step: trees of several levels, tiles with edges,
-runs that are merged, draws that are refused. The reference machine says what is right.
-
-    python -m tests.machines.gpu.larger opencl:0
-"""
+runs that are merged, draws that are refused. The reference machine says what is right."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-import mlvm.eager as ml
 from mlvm.core.types import Array
 from tests.cases import Case
 from tests.cases.evaluate import evaluate
-from tests.machines.gpu.against import compare, launched
 
 _rng = np.random.default_rng(7)
 
@@ -107,28 +101,3 @@ LARGER = [(name, Case(inputs, _reference(name), how)) for name, inputs, how in _
 def as_gpu(vm: Any) -> None:
     """Have the VM's device, a processor, get the calls that a GPU gets."""
     vm.memory.driver.facts = vm.memory.driver.facts._replace(is_cpu=False)
-
-
-def check(vm: ml.VM, name: str, case: Case) -> None:
-    """Raises `AssertionError` where the device differs from the reference machine."""
-    compare(name, launched(vm, name, case), case.expected(*case.inputs, **case.attributes))
-
-
-def main(device: str) -> int:
-    failed = 0
-    for gpu in (False, True):
-        vm = ml.VM("gpu", device=device)
-        if gpu:
-            as_gpu(vm)
-        for i, (name, case) in enumerate(LARGER):
-            try:
-                check(vm, name, case)
-            except Exception as error:
-                failed += 1
-                print(f"{name}, larger case {i}: {type(error).__name__}: {error}")
-    print(f"{failed} of {2 * len(LARGER)} larger cases failed")
-    return failed > 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))

@@ -6,8 +6,8 @@ import pytest
 
 from mlvm.machines.gpu.vm import GpuVM
 from tests.brief import cases
-from tests.machines.gpu.against import launched
-from tests.machines.gpu.larger import LARGER, as_gpu, check
+from tests.machines.gpu.against import check, launched
+from tests.machines.gpu.larger import LARGER, as_gpu
 
 _CHOSEN = {  # by name, of how many cases the first: each takes a kernel or a way of its own
     "sum": 3,
