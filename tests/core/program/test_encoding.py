@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from mlvm.core.errors import DTypeError, EncodingError, MlvmError, ProgramError
 from mlvm.core.op import MAX_NESTING
 from mlvm.core.program.encoding import Kind, Writer, open_message
-from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
-from mlvm.core.types import Array, DType, TensorType, f32
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.types import DType, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
 from tests.cases.claim_tests import claims
+from tests.core.program.test_assembly import programs
 from tests.core.programs import code, f32s
 from tests.fuzz.mutations import assert_well_refused, framed
 
@@ -28,13 +28,11 @@ HEADER = 16
 # --- what a program may hold ---------------------------------------------------------
 
 texts = st.text(st.characters(), max_size=8)  # lone surrogates too
-names = st.from_regex(r"[A-Za-z_][\w.]{0,6}", fullmatch=True)
-integers = st.integers(-(2**70), 2**70)
 values: st.SearchStrategy[Any] = st.recursive(
     st.one_of(
         st.none(),
         st.booleans(),
-        integers,
+        st.integers(-(2**70), 2**70),
         st.floats(allow_nan=False),
         texts,
         st.sampled_from(list(DType.all.values())),
@@ -46,29 +44,6 @@ values: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=6,
 )
-counts: st.SearchStrategy[Count] = st.one_of(st.integers(0, 2**40), st.just(STAR))
-IMMEDIATES: dict[str, st.SearchStrategy[Any]] = {
-    "n": integers, "i": integers, "s": texts, "name": names, "func": names,
-    "label": st.integers(0, 1000), "nparams": counts, "nresults": counts,
-    "attrs?": st.dictionaries(texts, values, max_size=3),
-}  # fmt: skip
-instructions: st.SearchStrategy[Instruction] = st.sampled_from(Opcode).flatmap(
-    lambda opcode: st.tuples(*(IMMEDIATES[kind] for kind in opcode.immediates)).map(
-        lambda immediates: Instruction(opcode, immediates)
-    )
-)
-constants: st.SearchStrategy[Array] = st.sampled_from(list(DType.all.values())).flatmap(
-    lambda dtype: hnp.arrays(dtype.numpy, hnp.array_shapes(min_dims=0, min_side=0, max_side=3))
-)
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> Program:
-    functions = [
-        Function(name, draw(st.integers(0, 5)), draw(counts), tuple(draw(st.lists(instructions))))
-        for name in ["main", *draw(st.sets(names.filter("main".__ne__), max_size=2))]
-    ]
-    return Program(functions, draw(st.dictionaries(names, constants, max_size=3)))
 
 
 # --- there and back ------------------------------------------------------------------
