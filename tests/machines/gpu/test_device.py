@@ -48,6 +48,7 @@ from tests.brief import ROOT, Patch, cases, refuses
 from tests.cases import CASES
 from tests.cases.evaluate import evaluate
 from tests.core.programs import put
+from tests.invariance.walk import Sample, reference
 from tests.machines.gpu.against import compare, launched
 from tests.test_docs import shown
 from tests.threads import PATIENCE, start
@@ -133,7 +134,7 @@ def test_each_elementwise_op_is_that_of_the_reference(vm: GpuVM, dtype: str) -> 
         chain = Chain(links, count).attributes()
         vm.launch(Program.of_op("fused", count + 3, chain, 0), [*outs, *operands])
         for handle, (name, sources, attributes, _) in zip(outs, some, strict=True):
-            expected = _reference(name, [xs[i] for i in sources], attributes)
+            expected = reference(Sample(name, tuple([xs[i] for i in sources]), attributes))
             result = vm.read(handle)
             if half.is_half(result):
                 result, expected = half.widened(result), half.widened(expected)
@@ -142,16 +143,6 @@ def test_each_elementwise_op_is_that_of_the_reference(vm: GpuVM, dtype: str) -> 
             else:
                 compare(name, result, expected)
     assert vm.counts.host_ops == before
-
-
-def _reference(name: str, arrays: list[Array], attributes: dict[str, Any]) -> Array:
-    type = OPS[name].infer([TensorType.of(x) for x in arrays], attributes)
-    assert type is not None
-    out = np.empty(type.shape, type.dtype.numpy)
-    every = [out, *arrays]
-    with np.errstate(all="ignore"):
-        half.suited(OPS[name], OPS[name].kernel, every)(*every, **attributes)
-    return out
 
 
 @pytest.mark.parametrize("name", sorted({*KERNELS} - ELEMENTWISE))
