@@ -18,12 +18,19 @@ def test_one_checkout_beside_itself(capfd: pytest.CaptureFixture[str]) -> None:
     assert "; 0 fail in both" in text
 
 
+def checkout(folder: Path, file: str, before: str, after: str) -> None:
+    """Make a checkout that is this one but for a text and the lines of a file; others are links."""
+    changed, *inside = Path(file).parts
+    for name in {"mlvm", "models", "examples"} - {changed}:
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / changed, folder / changed)
+    text = (ROOT / file).read_text("utf-8")
+    assert before in text
+    (folder / changed).joinpath(*inside).write_text("\n" + text.replace(before, after), "utf-8")
+
+
 def test_another_op_in_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("mlvm", "models", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    file = tmp_path / "models" / "mlp.py"
-    text = file.read_text("utf-8")
-    file.write_text(text.replace("relu(", "elu("), "utf-8")
+    checkout(tmp_path, "models/mlp.py", "relu(", "elu(")
     assert main([str(ROOT), str(tmp_path), "--functions", "0", "--only", "mlp guesses"]) == 1
     text = capfd.readouterr().out
     assert '-    push_str "relu.out"' in text
@@ -32,13 +39,8 @@ def test_another_op_in_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_another_step_of_an_example(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("mlvm", "models", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    file = tmp_path / "examples" / "embedded" / "anomaly.py"
-    text = file.read_text("utf-8")
-    file.write_text(
-        "\n" + text.replace("HIDDEN, WINDOWS = 16, 3, 12", "HIDDEN, WINDOWS = 16, 3, 8")
-    )
+    size = "HIDDEN, WINDOWS = 16, 3, 12"
+    checkout(tmp_path, "examples/embedded/anomaly.py", size, "HIDDEN, WINDOWS = 16, 3, 8")
     assert main([str(ROOT), str(tmp_path), "--functions", "0", "--only", "anomaly"]) == 1
     text = capfd.readouterr().out
     assert "example:examples embedded anomaly.py.learn differs" in text

@@ -75,11 +75,11 @@ class Checkout:
             "OPENBLAS_NUM_THREADS": "1",
             "OTHER_HANDLES": str(other_handles),
         }
-        code = "import mlvm; print(mlvm.__file__)"
-        file = self.python("-c", code)
+        code = "import mlvm.__main__ as main; print(main.__file__); main.main(['info'])"
+        file, *info = self.python("-c", code).splitlines()
         if not Path(file).is_relative_to(self.root):
             sys.exit(f"{root} has no mlvm: Python finds {file}")
-        self.kernels = self.python("-m", "mlvm", "info").splitlines()[1]
+        self.kernels = info[1]
 
     def python(self, *arguments: str) -> str:
         """Run Python there and return what it prints; its errors, where it fails."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import itertools
 import os
 import pkgutil
 import re
@@ -50,8 +51,8 @@ OUT: Final = Path(sys.argv[1])
 
 def lookup(name: str, home: str) -> Any:
     """The public function of that name: where it is at home, or wherever it has moved."""
-    homes = [home, *(each.name for each in pkgutil.walk_packages(mlvm.__path__, "mlvm."))]
-    for module in homes:
+    others = (each.name for each in pkgutil.walk_packages(mlvm.__path__, "mlvm."))
+    for module in itertools.chain([home], others):
         try:
             value = getattr(importlib.import_module(module), name, None)
         except ImportError:
