@@ -211,17 +211,6 @@ def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: Patch) -> None
     refuses(HandleError, "ended by dealloc_tensor", store.entry, handles[1])
 
 
-def test_the_bytes_of_what_has_ended_are_free() -> None:
-    store = FreeStore()
-    tensor, storage = store.alloc_tensor(TensorType(f32, (100,))), store.alloc_storage(400)
-    view = store.tensor_from_storage(storage, TensorType(f32, (100,)), 0)
-    memory = [weakref.ref(store.entry(handle).array.base) for handle in (tensor, view)]
-    assert all(reference() is not None for reference in memory)
-    store.dealloc_tensor(tensor)
-    store.dealloc_storage(storage)
-    assert all(reference() is None for reference in memory)
-
-
 def test_caches_are_cleared_when_a_handle_may_name_another_array() -> None:
     store = FreeStore()
     type = TensorType(f32, (2,))
@@ -252,21 +241,6 @@ def test_what_was_replaced_is_free() -> None:
     store.replace(x, aligned_array(TensorType("u8")))
     assert memory() is None
     assert store.consumed == 1
-
-
-def test_a_tensor_in_a_storage_may_leave_it_and_outlive_it() -> None:
-    store = FreeStore()
-    storage = store.alloc_storage(64)
-    x, y = (store.tensor_from_storage(storage, TensorType(f32), 4 * i) for i in range(2))
-    store.replace(x, aligned_array(TensorType(f32, (2,))))
-    assert store.consumed == 64 + 8
-    store.replace(x, store.entry(y).array)
-    assert store.consumed == 64
-    store.replace(y, aligned_array(TensorType(f32)))
-    store.dealloc_storage(storage)
-    assert store.consumed == 4
-    assert store.entry(y).type is TensorType(f32)
-    refuses(HandleError, "ended with its storage", store.entry, x)
 
 
 def test_a_read_only_array_is_copied() -> None:

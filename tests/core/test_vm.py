@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlvm.core import vm as vm_module
-from mlvm.core.errors import DTypeError, HandleError, MlvmError, OutOfMemory, ProgramError
+from mlvm.core.errors import HandleError, MlvmError, OutOfMemory, ProgramError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
@@ -29,7 +27,7 @@ from tests.brief import Patch, cases, refuses
 from tests.cases.claim_tests import claims
 from tests.core.programs import ADD_INTO, asm, f32s, put, straight
 from tests.interrupting import interrupted
-from tests.threads import PATIENCE, in_threads, start, waits
+from tests.threads import PATIENCE, start, waits
 
 VECTOR = TensorType(f32, (2,))
 NEGATE = Program.of_op("negative", 1, {}, 1)
@@ -104,51 +102,6 @@ def test_values_are_copied_in_and_out(vm: VM) -> None:
     written[:] = 0
     vm.read(handle)[:] = 0
     np.testing.assert_array_equal(vm.read(handle), [1, 2])
-
-
-def test_a_new_tensor_is_zeros(vm: VM) -> None:
-    array = vm.read(vm.alloc_tensor(TensorType("i16", (2, 3))))
-    np.testing.assert_array_equal(array, np.zeros((2, 3), np.int16), strict=True)
-
-
-def test_swap_exchanges_memory(vm: VM) -> None:
-    x, y = put(vm, f32s(1)), put(vm, f32s(2))
-    borrowed = vm.borrow(x)
-    vm.swap(x, y)
-    assert [vm.read(x).item(), vm.read(y).item()] == [2, 1]
-    assert np.shares_memory(borrowed, vm.borrow(y))
-    refuses(DTypeError, r"one type, not f32\[1\] and f32\[2\]", vm.swap, x, put(vm, f32s(1, 2)))
-
-
-def test_views_share_their_storages_bytes(vm: VM) -> None:
-    storage = vm.alloc_storage(16)
-    floats = vm.tensor_from_storage(storage, VECTOR, 8)
-    words = vm.tensor_from_storage(storage, TensorType("u32", (4,)), 0)
-    vm.write(floats, f32s(1, -2))
-    np.testing.assert_array_equal(vm.read(words), [0, 0, 0x3F800000, 0xC0000000])
-    vm.dealloc_tensor(floats)
-    np.testing.assert_array_equal(vm.read(words), [0, 0, 0x3F800000, 0xC0000000])
-    assert vm.type_of(words) is TensorType("u32", (4,))
-
-
-@given(
-    st.sampled_from(["bool", "u8", "i16", "f32", "f64"]),
-    st.lists(st.integers(0, 9), max_size=3),
-    st.integers(0, 3),
-)
-def test_memory_is_aligned_and_counted(dtype: str, shape: list[int], units: int) -> None:
-    vm, type = VM(), TensorType(dtype, shape)
-    storage = vm.alloc_storage(64 * units + type.nbytes)
-    own, view = vm.alloc_tensor(type), vm.tensor_from_storage(storage, type, 64 * units)
-    if type.nbytes:
-        for handle in (own, view):
-            assert vm.borrow(handle).ctypes.data % 64 == 0
-    assert vm.consumed_size_in_mib() * 2**20 == 64 * units + 2 * type.nbytes
-    vm.dealloc_tensor(view)
-    assert vm.consumed_size_in_mib() * 2**20 == 64 * units + 2 * type.nbytes
-    vm.dealloc_tensor(own)
-    vm.dealloc_storage(storage)
-    assert vm.consumed_size_in_mib() == 0
 
 
 # --- launches -------------------------------------------------------------------------
@@ -427,38 +380,6 @@ def test_a_host_function_launches_on_its_own_vm_and_on_another(monkeypatch: Patc
     np.testing.assert_array_equal(home.read(out), [-np.inf, np.inf])
     assert_usable(home)
     assert_usable(other)
-
-
-def test_a_nested_launch_that_fails_leaves_the_outer_one_running(monkeypatch: Patch) -> None:
-    def launch(out: Array, x: Array) -> None:
-        refuses(HandleError, "", vm.launch, NEGATE, [0])
-        np.negative(x, out)
-
-    vm = vm_with_probe(monkeypatch, launch)
-    out, x = put(vm, f32s(0)), put(vm, f32s(1))
-    vm.launch(PROBE, [out, x])
-    assert vm.read(out) == -1
-
-
-def test_launches_from_several_threads_are_one_after_the_other(monkeypatch: Patch) -> None:
-    inside = threading.Lock()
-
-    def increment(out: Array, x: Array) -> None:
-        assert inside.acquire(blocking=False)
-        before = out.copy()
-        threading.Event().wait(0.0005)  # lets the other threads run
-        np.add(before, x, out)
-        inside.release()
-
-    vm = vm_with_probe(monkeypatch, increment)
-    total, one = put(vm, f32s(0)), put(vm, f32s(1))
-
-    def work(_: int) -> None:
-        for _ in range(10):
-            vm.launch(PROBE, [total, one])
-
-    in_threads(work, range(4))
-    assert vm.read(total) == 40
 
 
 def test_a_launch_on_a_busy_vm_waits_and_other_vms_do_not(monkeypatch: Patch) -> None:

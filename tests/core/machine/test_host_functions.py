@@ -171,16 +171,6 @@ def test_the_programs_own_count_is_held_too() -> None:
             vm.launch(call_f(0, wrong))
 
 
-@cases("nresults", 0, 1, 3)
-def test_star_accepts_any_number_of_results(nresults: int) -> None:
-    def count(frame: Frame) -> None:
-        for i in range(nresults):
-            frame.push(f32s(i))
-
-    vm = host(count)
-    assert vm.launch(call_f()) == list(range(nresults))
-
-
 @cases("fn", None, 5, "f")
 def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
     refuses(MachineError, "f: expected a function, got", vm.register, "f", fn)

@@ -20,7 +20,7 @@ from mlvm.core.types import Array, DType, TensorType, bool_
 from tests.brief import cases
 from tests.cases.claim_tests import claims
 from tests.cases.tables import sections
-from tests.core.programs import code, f32s, instruction, straight
+from tests.core.programs import code, f32s, instruction
 
 
 @cases("dtype", "f32", "f64")
@@ -65,16 +65,6 @@ def test_an_int_of_any_size_has_a_short_text(digits: int, sign: int) -> None:
             assert len(format_instruction(Instruction(opcode, (n,)))) < 400
     code = (instruction("push_int", n), instruction("halt"))
     assert len(disassemble(Program([Function("main", n, n, code)]))) < 500
-
-
-def test_programs_that_differ_have_different_text() -> None:
-    programs = [
-        straight("halt"), straight(("push_int", 1), "halt"), straight(("push_str", "1"), "halt"),
-        Program([Function("main", 0, 0, (instruction("halt"),))]),
-        Program([straight("halt").main], {"c": f32s(0.0)}),
-        Program([straight("halt").main], {"c": f32s(-0.0)}),
-    ]  # fmt: skip
-    assert len(set(map(disassemble, programs))) == len(programs)
 
 
 # --- reading it back ------------------------------------------------------------------

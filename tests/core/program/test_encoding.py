@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import DTypeError, EncodingError, MlvmError, ProgramError
 from mlvm.core.op import MAX_NESTING
 from mlvm.core.program.encoding import Kind, Writer, open_message
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Program
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
@@ -56,14 +56,6 @@ def test_a_program_comes_back_as_it_was(program: Program) -> None:
     assert again == program
     assert again.to_bytes() == data
     assert repr(list(again.functions.values())) == repr(list(program.functions.values()))
-
-
-@pytest.mark.parametrize("opcode", Opcode)
-def test_every_instruction(opcode: Opcode) -> None:
-    examples: dict[str, Any] = {"attrs?": {"axis": (0, 1)}, "s": "é", "name": "c", "func": "main"}
-    immediates = tuple(examples.get(kind, 3) for kind in opcode.immediates)
-    program = Program.straight([Instruction(opcode, immediates)])
-    assert Program.from_bytes(program.to_bytes()) == program
 
 
 @given(values)

@@ -224,19 +224,6 @@ def test_public_functions_are_pickled_by_name(path: str) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
 
 
-def test_losses_take_arrays_of_labels() -> None:
-    logits, labels = ml.asarray(X), np.array([0, 2])
-    expected = ml.softmax_cross_entropy(logits, ml.asarray(labels)).numpy()
-    np.testing.assert_array_equal(untyped.softmax_cross_entropy(logits, labels).numpy(), expected)
-    np.testing.assert_array_equal(untyped.softmax_cross_entropy(X, [0, 2]).numpy(), expected)
-    ignoring = untyped.softmax_cross_entropy(logits, labels, ignore_index=2, label_smoothing=0.1)
-    assert ignoring.tolist()[1] == 0
-    losses: list[Any] = [ml.mean_squared_error, ml.l1, ml.huber, ml.kl_divergence]
-    for loss in losses:
-        expected = loss(logits, ml.asarray(X * 2)).numpy()
-        np.testing.assert_array_equal(loss(logits, X * 2).numpy(), expected)
-
-
 @pytest.mark.local(reason="a VM elsewhere is behind a wire already")
 def test_a_vm_elsewhere_takes_them_too() -> None:
     calls: list[Any] = [lambda x: x + Y, lambda x: Y * x, lambda x: x[[0]], lambda x: x == X]

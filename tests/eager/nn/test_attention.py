@@ -108,27 +108,6 @@ def in_heads(w: dict[str, Array], x: Array, memory: Array, mask: Array, heads: i
     return result
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_self_attention(causal: bool) -> None:
-    layer = nn.MultiHeadAttention(6, 2, dtype="f64")
-    w, x, mask = randomized(layer), normal(2, 4, 6), np.ones((2, 1, 1, 4), bool)
-    mask[1, ..., 2:] = False
-    visible = mask & np.tri(4, dtype=bool) if causal else mask
-    y = layer(ml.asarray(x), mask=ml.asarray(mask), is_causal=causal).numpy()
-    np.testing.assert_allclose(y, in_heads(w, x, x, visible, 2), rtol=1e-10)
-    y = layer(ml.asarray(x), is_causal=causal).numpy()
-    visible = np.tri(4, dtype=bool) if causal else np.ones((4, 4), bool)
-    np.testing.assert_allclose(y, in_heads(w, x, x, visible, 2), rtol=1e-10)
-
-
-def test_cross_attention() -> None:
-    layer = nn.MultiHeadAttention(6, 3, memory_dim=4, dtype="f64")
-    w, x, memory = randomized(layer), normal(2, 3, 6), normal(2, 5, 4)
-    y = layer(ml.asarray(x), ml.asarray(memory)).numpy()
-    np.testing.assert_allclose(y, in_heads(w, x, memory, np.ones(5, bool), 3), rtol=1e-10)
-    check(lambda layer, x, memory: layer(x, memory), layer, f64(1, 2, 6), f64(1, 3, 4))
-
-
 @pytest.mark.parametrize("base", [None, 100.0])
 def test_attention_layers_have_gradients(base: float | None) -> None:
     layer = nn.MultiHeadAttention(4, 2, rotary_base=base, dtype="f64")
@@ -217,14 +196,3 @@ def test_rotary_encoding() -> None:
     at_rest = ml.rotary_encoding(ml.asarray(x))
     in_order = ml.rotary_encoding(ml.asarray(x), ml.arange(4))
     np.testing.assert_array_equal(at_rest.numpy(), in_order.numpy())
-
-
-def test_a_product_of_turned_vectors_depends_on_their_distance() -> None:
-    q, k = f64(1, 8), f64(1, 8)
-
-    def product(m: int, n: int) -> float:
-        turned = [ml.rotary_encoding(x, ml.asarray([at])) for x, at in ((q, m), (k, n))]
-        return float(ml.sum(turned[0] * turned[1]))
-
-    assert product(9, 4) == pytest.approx(product(105, 100), rel=1e-10)
-    assert product(9, 4) != pytest.approx(product(9, 5), rel=1e-3)

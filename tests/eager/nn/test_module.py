@@ -158,15 +158,6 @@ def test_gradients_have_the_names_of_the_parameters() -> None:
     assert [path for path, _ in named_leaves(gradients)] == PATHS
 
 
-def test_load_parameters_restores_a_model() -> None:
-    model, other = Model(), Model()
-    kernel = other.stem.kernel
-    other.load_parameters({path: x.numpy() for path, x in model.named_parameters().items()})
-    assert other.stem.kernel is kernel
-    x = from_array(np.ones((2, 4), np.float32))
-    np.testing.assert_array_equal(other(x).numpy(), model(x).numpy())
-
-
 @cases(
     "change, error, message",
     ({"bias": None}, PathError, "missing parameter 'bias'"),
@@ -249,9 +240,6 @@ def test_a_module_without_call() -> None:
 
     refuses(NotImplementedError, "Empty defines no __call__", lambda: Empty()(1))
     assert Empty().parameters() == {}
-
-
-# --- what is refused -----------------------------------------------------------------
 
 
 # --- training and evaluation -----------------------------------------------------------

@@ -126,11 +126,6 @@ def test_many_different_calls_are_not_all_remembered(monkeypatch: Patch) -> None
 # --- values --------------------------------------------------------------------------
 
 
-def test_torch_reads_a_tensor() -> None:
-    torch = pytest.importorskip("torch")
-    np.testing.assert_array_equal(torch.from_dlpack(ml.asarray(X)).numpy(), X)
-
-
 def test_repr() -> None:
     assert repr(ml.asarray([1.0, 2.5])) == "Tensor([1. , 2.5], f32[2])"
     assert repr(ml.asarray(3)) == "Tensor(3, i64[])"
@@ -167,37 +162,7 @@ def test_an_update_keeps_the_type() -> None:
         n += ml.asarray(N)
 
 
-VIEWS: dict[str, Callable[[ml.Tensor], ml.Tensor]] = {
-    "reshape": lambda x: ml.reshape(x, -1),
-    "expand_dims": lambda x: x[None],
-    "permute_dims": lambda x: ml.permute_dims(ml.reshape(x, (1, 6)), (1, 0)),
-    "broadcast_to": lambda x: ml.broadcast_to(x, (1, 2, 3)),
-    "stop_gradient": ml.stop_gradient,
-}
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_an_update_of_a_view_changes_nothing_else(name: str) -> None:
-    x = ml.asarray(X)
-    y, z = VIEWS[name](x), VIEWS[name](x)
-    y += 1.0
-    ml.add(y, y, out=y)
-    same(x, X)
-    np.testing.assert_array_equal(y.numpy(), 2 * (z.numpy() + 1))
-    x *= 0.0
-    np.testing.assert_array_equal(z.numpy().reshape(-1), X.reshape(-1))
-
-
 # --- arenas --------------------------------------------------------------------------
-
-
-def test_results_live_in_the_current_arena() -> None:
-    arena = ml.Arena(ml.default_vm(), "scratch")
-    with arena:
-        x = ml.asarray(X) * 2.0
-        assert x.arena is arena
-        assert arena.used == 64
-    assert arena.used == 0
 
 
 def test_a_tensor_of_another_vm_is_named() -> None:
