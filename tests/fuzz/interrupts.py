@@ -16,16 +16,23 @@ import argparse
 import os
 import random
 import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache, partial
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import ConnectionLost, MlvmError, QueueEmpty, QueueFull, ShutDown
+from mlvm.core.errors import (
+    ConnectionLost,
+    GroupError,
+    MlvmError,
+    QueueEmpty,
+    QueueFull,
+    ShutDown,
+    UnknownFunction,
+)
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.input.pipeline import Pipeline
@@ -36,12 +43,14 @@ from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.server import Server
 from mlvm.machines.wire import WireVM
 from mlvm.parallel.group import AnyGroup, Group
+from mlvm.parallel.membership import member_of
 from mlvm.parallel.processes import ProcessGroup
 from tests.core.programs import put
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.trying import time_limit
 from tests.input.datasets import Numbers
 from tests.interrupting import lines_run
+from tests.parallel.members import call
 
 INPUT: Final = "/mlvm/input/"
 PARALLEL: Final = "/mlvm/parallel/"
@@ -65,11 +74,34 @@ def require(condition: object, text: str) -> None:
         raise Wrong(text)
 
 
-def interrupt(rng: random.Random, calls: Callable[[], Any], total: int, folder: str) -> str:
-    """Run calls of that total number of lines, with Ctrl-C before one; return its place."""
-    n = rng.randint(1, max(total, 1))
-    reached = lines_run(calls, folder, n)
-    return f"line {n} of {total}, {'reached' if reached >= n else 'not reached'}"
+Trial: TypeAlias = Callable[[], AbstractContextManager[Callable[[], Any]]]
+"""A block with calls to interrupt in it, at whose end `Wrong` is raised for what they have left."""
+
+
+def lines_interrupted(trial: Trial, folder: str, places: Sequence[int]) -> list[int]:
+    """Run the trial's calls for each place, with Ctrl-C before that line; return how many lines ran
+    each time."""
+    try:
+        with trial() as calls:
+            return [lines_run(calls, folder, n) for n in places]
+    except (MlvmError, Wrong) as error:
+        raise Wrong(f"{trial}, lines {places}: {error}") from error
+
+
+def interrupt(rng: random.Random, trial: Trial, folder: str, again: float = 0.0) -> None:
+    """Run the trial's calls, with Ctrl-C before one of their lines; at times twice."""
+    [total] = lines_interrupted(trial, folder, [0])
+    places = [rng.randint(1, max(total, 1)) for _ in range(1 + (rng.random() < again))]
+    lines_interrupted(trial, folder, places)
+
+
+def interrupt_each(trial: Trial, folder: str, step: int = 1) -> int:
+    """Run the trial's calls with Ctrl-C before each of their lines, or one of `step`; return the
+    number of the last."""
+    n = 1
+    while lines_interrupted(trial, folder, [n])[0] >= n:
+        n += step
+    return n
 
 
 # --- queues ---------------------------------------------------------------------------
@@ -136,30 +168,20 @@ _CALLS: Final = (
 )
 
 
-def try_queue(rng: random.Random) -> str:
-    """Interrupt calls on a queue; raise `Wrong` for a slot that is lost or an element that is not
-    in order."""
-    maxsize, is_far = rng.randint(1, 3), rng.random() < 0.2
-    options: Any = {"single_threaded": rng.random() < 0.4, "shared": rng.random() < 0.1}
-    names = [rng.choice(_CALLS) for _ in range(rng.randint(1, 8))]
-    if rng.random() < 0.15:
-        names.insert(rng.randrange(len(names) + 1), rng.choice(["end", "cancel"]))
+@contextmanager
+def queue(
+    names: Sequence[str], maxsize: int = 2, *, is_far: bool = False, **options: Any
+) -> Iterator[Callable[[], None]]:
+    """Calls on a queue: no slot is lost, and elements come in order."""
+    vm: Any = WireVM(VM()) if is_far else VM()
+    calls = QueueCalls(QueueTensor(vm, ["f32[3]", "i64[]"], maxsize, **options))
 
-    def new() -> QueueCalls:
-        vm: Any = WireVM(VM()) if is_far else VM()
-        return QueueCalls(QueueTensor(vm, ["f32[3]", "i64[]"], maxsize, **options))
-
-    def run(calls: QueueCalls, names: list[str]) -> None:
+    def run() -> None:
         for name in names:
             with suppress(QueueEmpty, QueueFull, ShutDown):
                 getattr(calls, name)()
 
-    total = lines_run(partial(run, new(), names), INPUT)
-    calls = new()
-    place = f"{names} of {maxsize} slots, {options}, {'far' if is_far else 'here'}: "
-    place += interrupt(rng, partial(run, calls, names), total, INPUT)
-    if rng.random() < 0.3:
-        place += ", then " + interrupt(rng, partial(run, calls, names), total, INPUT)
+    yield run
     calls.lent.clear()
     queue = calls.queue
     was_closed = queue.closed
@@ -167,21 +189,30 @@ def try_queue(rng: random.Random) -> str:
         with suppress(QueueEmpty, ShutDown):
             calls.get()
     order = calls.elements
-    require(order == sorted(set(order)), f"{place}: elements {order}")
+    require(order == sorted(set(order)), f"elements {order}")
     state = queue.arena.free_slots(), queue.arena.used, queue.arena.live()
-    require(state == (maxsize, 0, []), f"{place}: free slots, bytes and tensors are {state}")
-    require(queue.closed == was_closed, f"{place}: closed by get")
+    require(state == (maxsize, 0, []), f"free slots, bytes and tensors are {state}")
+    require(queue.closed == was_closed, "closed by get")
     if not was_closed:
         for _ in range(maxsize):
             queue.put(calls.value(), 0)
-        require(queue.full(), f"{place}: a slot is there twice")
+        require(queue.full(), "a slot is there twice")
         for _ in range(maxsize):
             calls.get()
     queue.close()
     with suppress(ShutDown):
         queue.get()
-        raise Wrong(f"{place}: a closed queue has an element")
-    return "queue"
+        raise Wrong("a closed queue has an element")
+
+
+def drawn_queue(rng: random.Random) -> Trial:
+    """Draw a queue and the names of its calls."""
+    maxsize, is_far = rng.randint(1, 3), rng.random() < 0.2
+    options: Any = {"single_threaded": rng.random() < 0.4, "shared": rng.random() < 0.1}
+    names = [rng.choice(_CALLS) for _ in range(rng.randint(1, 8))]
+    if rng.random() < 0.15:
+        names.insert(rng.randrange(len(names) + 1), rng.choice(["end", "cancel"]))
+    return partial(queue, names, maxsize, is_far=is_far, **options)
 
 
 # --- pipelines ------------------------------------------------------------------------
@@ -196,44 +227,49 @@ def first_values(batches: Pipeline[Any], count: int) -> list[int]:
     return numbers
 
 
-def try_pipeline(rng: random.Random) -> str:
-    """Interrupt a pipeline that begins, goes on or ends; raise `Wrong` for a batch that is skipped
-    or comes twice, and for threads that stay."""
-    workers, count = rng.randint(0, 3), rng.randrange(3)
-    names = [rng.choice(["get", "get", "peek", "state", "for"]) for _ in range(rng.randint(1, 3))]
-    names += rng.choice([[], ["close"]])
+def new_pipeline(workers: int) -> Pipeline[Any]:
+    options: Any = {"shuffle": True, "seed": 7, "epochs": None, "workers": workers}
+    return Pipeline(Numbers(), 5, vm=VM(), **options)
 
-    def new() -> Pipeline[Any]:
-        options: Any = {"shuffle": True, "seed": 7, "epochs": None, "workers": workers}
-        return Pipeline(Numbers(), 5, vm=VM(), **options)
 
-    def run(batches: Pipeline[Any]) -> None:
-        for name in names:
-            if name == "for":
-                for _ in batches:
-                    break
-            else:
-                getattr(batches, name)()
+@cache
+def all_values() -> list[int]:
+    with new_pipeline(0) as batches:
+        return first_values(batches, 16)
 
-    with new() as batches:
-        whole = first_values(batches, 16)
-    threads = {*threading.enumerate()}
-    with new() as batches:
+
+@contextmanager
+def pipeline(names: Sequence[str], workers: int, count: int) -> Iterator[Callable[[], None]]:
+    """Calls on a pipeline after `count` batches: no batch is skipped or comes twice, and no thread
+    stays."""
+    whole, threads = all_values(), {*threading.enumerate()}
+    with new_pipeline(workers) as batches:
         first_values(batches, count)
-        total = lines_run(partial(run, batches), INPUT)
-    with new() as batches:
-        first_values(batches, count)
-        place = f"{names} after {count} with {workers} workers: "
-        place += interrupt(rng, partial(run, batches), total, INPUT)
+
+        def run() -> None:
+            for name in names:
+                if name == "for":
+                    for _ in batches:
+                        break
+                else:
+                    getattr(batches, name)()
+
+        yield run
         if not batches._closed:
             state = batches.state()
             at = state["epoch"] * 5 + state["next_index"] // 5
             numbers = first_values(batches, 3)
-            require(numbers == whole[at : at + 3], f"{place}: {numbers} at {at}")
+            require(numbers == whole[at : at + 3], f"{numbers} at {at}")
             now = len({*threading.enumerate()} - threads)
-            require(now == workers, f"{place}: {now} threads")
-    require({*threading.enumerate()} <= threads, f"{place}: threads after close")
-    return "pipeline"
+            require(now == workers, f"{now} threads")
+    require({*threading.enumerate()} <= threads, "threads after close")
+
+
+def drawn_pipeline(rng: random.Random) -> Trial:
+    """Draw a pipeline that begins, goes on or ends."""
+    workers, count = rng.randint(0, 3), rng.randrange(3)
+    names = [rng.choice(["get", "get", "peek", "state", "for"]) for _ in range(rng.randint(1, 3))]
+    return partial(pipeline, [*names, *rng.choice([[], ["close"]])], workers, count)
 
 
 # --- groups ---------------------------------------------------------------------------
@@ -262,33 +298,34 @@ class Groups:
             group.close()
 
 
-def try_group(rng: random.Random, groups: Groups, kind: str) -> str:
-    """Interrupt a run of a group; raise `Wrong` if it neither runs again nor is closed."""
+@contextmanager
+def run_of(groups: Groups, kind: str) -> Iterator[Callable[[], Any]]:
+    """A run of a group: it runs again, or is closed."""
     group = groups.group(kind)
-    total = lines_run(partial(group.run, twice), PARALLEL)
-    place = f"a group of {kind}: {interrupt(rng, partial(group.run, twice), total, PARALLEL)}"
+    yield partial(group.run, twice)
     if group.closed:
         group.close()
         group = groups.group(kind)
-    try:
-        results = group.run(twice)
-    except MlvmError as error:
-        raise Wrong(f"{place}: {error}") from error
-    require(results == [2 * rank for rank in range(group.size)], f"{place}: {results}")
-    return f"group of {kind}"
+    results = group.run(twice)
+    require(results == [2 * rank for rank in range(group.size)], f"{results}")
 
 
-def try_close(rng: random.Random) -> str:
-    """Interrupt the end of a group; raise `Wrong` if another `close` leaves threads."""
-    threads = {*threading.enumerate()}
-    with Group(2) as group:
-        group.run(twice)
-        total = lines_run(group.close, PARALLEL)
-    group = Group(2)
-    place = f"close: {interrupt(rng, group.close, total, PARALLEL)}"
+@contextmanager
+def end_of_group() -> Iterator[Callable[[], None]]:
+    """The end of a group: another `close` leaves no thread, and gives the VMs back."""
+    vms, threads = [VM("a"), VM("b")], {*threading.enumerate()}
+    group = Group(vms)
+    group.run(twice)
+    yield group.close
     group.close()
-    require({*threading.enumerate()} <= threads, f"{place}: threads after close")
-    return "close of a group"
+    require({*threading.enumerate()} <= threads, "threads after close")
+    require(member_of(vms[0]) is None, "a VM is a member after close")
+    with suppress(GroupError):
+        group.run(twice)
+        raise Wrong("a closed group runs")
+    with suppress(UnknownFunction):
+        call(vms[0], "barrier")
+        raise Wrong("a VM has the functions of a group that was closed")
 
 
 # --- remote VMs -----------------------------------------------------------------------
@@ -330,32 +367,19 @@ class RemoteCalls:
         self.vm.consumed_size_in_mib()
 
 
-def try_remote(rng: random.Random, server: Server) -> str:
-    """Interrupt calls on a remote VM; raise `Wrong` if it neither computes nor says that its
-    connection is lost."""
-    names = ["alloc", *[rng.choice(_REMOTE_CALLS) for _ in range(rng.randint(1, 8))]]
-
-    def run(calls: RemoteCalls) -> None:
-        for name in names:
-            getattr(calls, name)()
-
-    threads = threading.active_count()
-    with connect(str(server.address), secret=_SECRET) as vm:
-        total = lines_run(partial(run, RemoteCalls(vm)), REMOTE)
+@contextmanager
+def remote(server: Server, names: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Calls on a remote VM: it computes, or says that its connection is lost."""
     with connect(str(server.address), secret=_SECRET) as vm:
         calls = RemoteCalls(vm)
-        place = f"{names}: {interrupt(rng, partial(run, calls), total, REMOTE)}"
-        try:
-            for name in ("read", "alloc", "launch", "outputs", "read", "size", "dealloc"):
+
+        def run(names: Sequence[str] = names) -> None:
+            for name in names:
                 getattr(calls, name)()
-        except ConnectionLost:
-            place = ""
-        except (MlvmError, Wrong) as error:
-            raise Wrong(f"{place}: {error}") from error
-    until = time.monotonic() + SECONDS / 10
-    while threading.active_count() > threads and time.monotonic() < until:
-        time.sleep(1e-3)  # the server's threads for the two connections end
-    return "remote VM" if place else "remote VM, lost"
+
+        yield run
+        with suppress(ConnectionLost):
+            run(["read", "alloc", "launch", "outputs", "read", "size", "dealloc"])
 
 
 # --- all ------------------------------------------------------------------------------
@@ -364,16 +388,26 @@ def try_remote(rng: random.Random, server: Server) -> str:
 def try_program(seed: int, number: int, groups: Groups, server: Server) -> str:
     """Try the program of that number; return its kind. Raises `Wrong`."""
     rng = random.Random(f"interrupts:{seed}:{number}")
-    if number % PROCESSES == 0 and os.name == "posix":
-        return try_group(rng, groups, "processes")
     kind = rng.random()
+    if number % PROCESSES == 0 and os.name == "posix":
+        interrupt(rng, partial(run_of, groups, "processes"), PARALLEL)
+        return "group of processes"
     if kind < 0.6:
-        return try_queue(rng)
+        interrupt(rng, drawn_queue(rng), INPUT, again=0.3)
+        return "queue"
     if kind < 0.85:
-        return try_pipeline(rng)
+        interrupt(rng, drawn_pipeline(rng), INPUT)
+        return "pipeline"
     if kind < 0.9:
-        return try_remote(rng, server)
-    return try_close(rng) if kind < 0.92 else try_group(rng, groups, rng.choice("12"))
+        names = ["alloc", *[rng.choice(_REMOTE_CALLS) for _ in range(rng.randint(1, 8))]]
+        interrupt(rng, partial(remote, server, names), REMOTE)
+        return "remote VM"
+    if kind < 0.92:
+        interrupt(rng, end_of_group, PARALLEL)
+        return "end of a group"
+    size = rng.choice("12")
+    interrupt(rng, partial(run_of, groups, size), PARALLEL)
+    return f"group of {size}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

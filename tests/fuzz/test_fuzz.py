@@ -34,6 +34,7 @@ from tests.fuzz.making import VALID, Case, make_case
 KINDS = ("attributes", "program", "text", "bytes")
 Run = Callable[..., str]
 PROGRAMS = with_long(1000, 2000)
+QUEUE_CALLS = ("put", "reserve", "get", "cancels", "keep", "forget", "put", "inside", "fails")
 
 
 @pytest.fixture
@@ -202,6 +203,23 @@ def test_two_hundred_interrupts(run: Run) -> None:
     output = run("interrupts", "--programs", "200")
     kinds = {*re.findall(r"^ +[1-9]\d*  (.+)$", output, re.MULTILINE)}
     assert kinds >= {"queue", "pipeline", "group of 2"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@cases("trial, folder",
+    (partial(interrupts.queue, QUEUE_CALLS), interrupts.INPUT),
+    (partial(interrupts.queue, QUEUE_CALLS, single_threaded=True), interrupts.INPUT),
+    (partial(interrupts.queue, ["put", "end", "get", "get"]), interrupts.INPUT),
+    (partial(interrupts.queue, ["put", "cancel", "get", "get"]), interrupts.INPUT),
+    *[(partial(interrupts.pipeline, ["get", "close"], workers, count), interrupts.INPUT)
+      for workers in (0, 2) for count in (0, 1)],
+    (interrupts.end_of_group, interrupts.PARALLEL),
+    ids=[*("queue", "queue of one thread", "queue that ends", "queue that is cancelled"),
+         *(f"pipeline, {workers} workers, after {n}" for workers in (0, 2) for n in (0, 1)),
+         "end of a group"],
+)  # fmt: skip
+def test_an_interrupt_before_any_line(trial: interrupts.Trial, folder: str) -> None:
+    assert interrupts.interrupt_each(trial, folder, with_long(3, 1)) > 20
 
 
 @cases(

@@ -34,10 +34,9 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
-from tests.brief import Patch, cases, line_of, refuses, start_python, with_long
+from tests.brief import Patch, cases, line_of, refuses, start_python
 from tests.cases.claim_tests import claims
 from tests.input.datasets import Numbers, noisy
-from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
 
 
@@ -532,35 +531,6 @@ def test_peek_takes_nothing(workers: int) -> None:
         first, state = values(batches, batches.peek()), batches.state()
         assert state["next_index"] == 0
         assert values(batches, batches.get()) == first
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@cases("workers", 0, 2)
-@cases("count", 0, 1)
-def test_an_interrupt_anywhere_skips_no_batch(workers: int, count: int) -> None:
-    """The position and the batches agree, with as many workers as before."""
-    with pipeline(epochs=None) as batches:
-        whole = digests(batches, 5)
-    threads = threading.active_count()
-
-    def calls(batches: Pipeline[Any]) -> None:
-        batches.get()
-        batches.close()
-
-    for n in itertools.count(1, with_long(3, 1)):
-        batches = pipeline(epochs=None, workers=workers)
-        if count:
-            assert digests(batches, count) == whole[:count]
-        reached = interrupted_at_line(lambda b=batches: calls(b), n, "/mlvm/input/")  # type: ignore[misc]
-        if not batches._closed:
-            place = batches.state()["next_index"] // 5
-            assert digests(batches, 3) == whole[place : place + 3], n
-            assert threading.active_count() == threads + workers, n
-        batches.close()
-        assert threading.active_count() == threads, n
-        if not reached:
-            break
-    assert n > 20
 
 
 def test_close_after_an_interrupted_start(monkeypatch: Patch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import gc
-import itertools
 import queue
 import weakref
 from collections.abc import Callable
@@ -23,9 +22,9 @@ from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
-from tests.brief import cases, refuses, with_long
+from tests.brief import cases, refuses
 from tests.cases.claim_tests import claims
-from tests.interrupting import interrupted_at_line, with_each_line_interrupted
+from tests.interrupting import with_each_line_interrupted
 
 PAIR = ["f32[2,3]", "i64[2]"]
 
@@ -217,73 +216,6 @@ def test_cancel_keeps_the_traceback_that_the_error_came_with(vm: VM) -> None:
         assert "load" in [entry.name for entry in caught.traceback]
         depths.append(len(caught.traceback))
     assert depths == depths[:1] * 3
-
-
-# --- Ctrl-C anywhere ------------------------------------------------------------------
-
-
-def put_and_get(q: QueueTensor) -> None:
-    q.put(pair(1))
-    with q.reserve() as (images, labels):
-        images[...] = labels[...] = 2
-    q.get(timeout=1)
-    q.reserve(timeout=1).cancel()
-    x, y = q.get(timeout=1)
-    del x, y
-    with Arena(q.vm, "batch"):
-        q.put_nowait(pair(3))
-        tensors = q.get_nowait()
-    assert all(x.handle == 0 for x in tensors)
-
-
-def end(q: QueueTensor) -> None:
-    q.put(pair(1))
-    q.close()
-    q.get()
-    refuses(ShutDown, "", q.get)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@cases("single_threaded", False, True)
-@cases("calls", put_and_get, end)
-def test_an_interrupt_anywhere_loses_no_slot(calls: Any, single_threaded: bool) -> None:
-    """Each slot is free, waits or is lent, and comes free again."""
-    for n in itertools.count(1, with_long(3, 1)):
-        q = QueueTensor(VM(), PAIR, 2, single_threaded=single_threaded)
-        went_on = interrupted_at_line(lambda q=q: calls(q), n, "/mlvm/input/")  # type: ignore[misc]
-        while q.qsize():
-            q.get(0)
-        refuses((QueueEmpty, ShutDown), "", q.get, 0)
-        assert (q.arena.free_slots(), q.arena.used, q.arena.live()) == (2, 0, []), n
-        if q.closed:
-            q.close()
-            refuses(ShutDown, "", q.get)
-            refuses(ShutDown, "", q.reserve)
-        else:
-            for _ in range(2):
-                q.put(pair(1), timeout=0)
-            assert q.full()
-        if not went_on:
-            break
-    assert n > 20
-
-
-def test_an_interrupted_get_after_an_error_that_is_kept() -> None:
-    """The error's traceback knows the place of the queue's end from an earlier `get`."""
-    for n in itertools.count(1, with_long(3, 1)):
-        q = QueueTensor(VM(), PAIR, 2)
-        error = ShutDown("stop")
-        q.cancel(error)
-        refuses(ShutDown, "stop", q.get)
-        went_on = interrupted_at_line(lambda q=q: suppressed(q), n, "/mlvm/input/")  # type: ignore[misc]
-        refuses(ShutDown, "stop", q.get, 0)
-        if not went_on:
-            break
-    assert n > 10
-
-
-def suppressed(q: QueueTensor) -> None:
-    refuses(ShutDown, "stop", q.get)
 
 
 # --- memory ---------------------------------------------------------------------------

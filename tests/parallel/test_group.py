@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import threading
 import time
@@ -23,8 +22,7 @@ from mlvm.parallel import blas
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from mlvm.parallel.membership import member_of
-from tests.brief import Patch, cases, output_of, refuses, with_long
-from tests.interrupting import interrupted_at_line
+from tests.brief import Patch, cases, output_of, refuses
 from tests.parallel.members import Step, call, run, run_in
 from tests.threads import wait_for
 
@@ -251,21 +249,6 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_run(other: str) -> None:
     output = output_of("-c", CTRL_C.replace("{other}", other))
     assert output.split() == ["interrupted", "GroupError"]
-
-
-def test_an_interrupt_anywhere_in_close_leaves_the_rest_to_another() -> None:
-    vms = [VM("a"), VM("b")]
-    threads = threading.active_count()
-    for n in itertools.count(1, with_long(3, 1)):
-        group = Group(vms)
-        reached = interrupted_at_line(group.close, n, "/mlvm/parallel/")
-        group.close()
-        refuses(GroupError, "closed", group.run, end)
-        assert (threading.active_count(), member_of(vms[0])) == (threads, None), n
-        refuses(UnknownFunction, "", reduce, 0, vms[0])
-        if not reached:
-            break
-    assert n > 20
 
 
 # --- groups --------------------------------------------------------------------------
