@@ -1,8 +1,10 @@
 """The share of small defects that tests find: `python -m tests.mutants --sample 60 --seed 0`.
 
 Each mutant is the package with one place changed: a comparison, a sum or product, a truth value or
-an integer. The tests of the room run on a copy of the checkout until the first failure. Prints a
-line a mutant, with its number, and the share found in each room.
+an integer; in C a comparison, a sum or an integer. The room's tests run once under coverage.py, and
+then, on a copy of the checkout, those that run the changed line, the shortest first, until one
+fails. All of the room's run for C, and for what runs at the import. A line that no test runs in its
+own process is not found. Prints a line a mutant, with its number, and the share of each room.
 
     python -m tests.mutants --room gradients --sample 100
     python -m tests.mutants --show 17 --seed 0      # print mutant 17 and run nothing
@@ -12,16 +14,25 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Final, NamedTuple
+
+import coverage
+import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _WALK = "tests/walks/test_machines.py"
@@ -41,6 +52,7 @@ ROOMS: Final = {
         "mlvm/eager/capture/*.py mlvm/eager/capture/guards/*.py",
         f"{_VALUES} tests/eager/capture",
     ),
+    "c": ("mlvm/machines/native/src/**/*.c", f"tests/machines/native {_WALK}"),
 }
 """Of each room, its files and the tests that judge them."""
 
@@ -60,6 +72,9 @@ class Mutant(NamedTuple):
     room: str
     file: str
     line: int
+    last: int
+    """The last line of the statement."""
+    in_lambda: bool
     start: int
     end: int
     replaced: str
@@ -76,88 +91,223 @@ class Mutant(NamedTuple):
 def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
     """All mutants of a file; docstrings, annotations and messages of errors stay."""
     source = file.read_text("utf-8")
+    name = str(file.relative_to(ROOT))
+    if file.suffix == ".c":
+        yield from _mutants_of_c(room, name, source)
+        return
     starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    for text in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(text))
     if not source.isascii():  # offsets of the syntax tree are in bytes of UTF-8
         return
+    for node, last, in_lambda in _code(ast.parse(source), 0, False):
+        for line, start, end, replacement in _changes(node, source, starts):
+            place = room, name, line, max(line, last), in_lambda, start, end
+            yield Mutant(*place, source[start:end], replacement)
 
-    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Mutant]:
+
+Change = tuple[int, int, int, str]  # a line, two offsets, the text between them from now on
+
+
+def _changes(node: ast.AST, source: str, starts: list[int]) -> Iterator[Change]:
+    """Each change of a node, of which the lines start at the offsets."""
+
+    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
         start = starts[(left.end_lineno or 1) - 1] + (left.end_col_offset or 0)
         end = starts[right.lineno - 1] + right.col_offset
         if source[start:end].count(old) == 1:
-            text = source[start:end]
-            place = room, str(file.relative_to(ROOT)), left.lineno
-            yield Mutant(*place, start, end, text, text.replace(old, new))
+            yield left.lineno, start, end, source[start:end].replace(old, new)
 
-    for node in _code(ast.parse(source)):
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            old = _COMPARISONS_BY_NODE.get(type(node.ops[0]))
-            if old is not None:
-                yield from between(node.left, node.comparators[0], old, _COMPARISONS[old])
-        elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            yield from between(node.left, node.right, *_OPERATORS[type(node.op)])
-        elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
-            old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            yield from between(node.values[0], node.values[1], old, new)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int):
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
-            new = str(not node.value if isinstance(node.value, bool) else node.value + 1)
-            place = room, str(file.relative_to(ROOT)), node.lineno
-            yield Mutant(*place, start, end, source[start:end], new)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        operator = _COMPARISONS_BY_NODE.get(type(node.ops[0]))
+        if operator is not None:
+            yield from between(node.left, node.comparators[0], operator, _COMPARISONS[operator])
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        yield from between(node.left, node.right, *_OPERATORS[type(node.op)])
+    elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
+        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        yield from between(node.values[0], node.values[1], old, new)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int):
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+        value = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield node.lineno, start, end, str(value)
 
 
-def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run and decide: no annotation, no statement that raises."""
+def _code(node: ast.AST, last: int, in_lambda: bool) -> Iterator[tuple[ast.AST, int, bool]]:
+    """The nodes that run and decide, each with its statement's last line, and whether it is of a
+    lambda: no annotation or decorator, no statement that raises."""
     if isinstance(node, ast.Raise | ast.AnnAssign | ast.JoinedStr):
         return
-    yield node
+    if isinstance(node, ast.stmt):
+        last = 0 if hasattr(node, "body") else node.end_lineno or 0
+    yield node, last, in_lambda
     for name, field in ast.iter_fields(node):
-        if name not in ("annotation", "returns"):
+        if name not in ("annotation", "returns", "decorator_list"):
             for child in field if isinstance(field, list) else [field]:
                 if isinstance(child, ast.AST):
-                    yield from _code(child)
+                    yield from _code(child, last, in_lambda or isinstance(node, ast.Lambda))
+
+
+def _mutants_of_c(room: str, name: str, source: str) -> Iterator[Mutant]:
+    """All mutants of a file of C: comments, texts, directives and declarations stay."""
+    skipped = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|^[ \t]*#(?:\\\n|[^\n])*|^static[^\n;]*'
+    code = re.sub(skipped, lambda at: re.sub(r"\S", " ", at[0]), source, flags=re.S | re.M)
+    for at in re.finditer(r"(?<![\w.])\d+(?![\w.])| (?:<=?|>=?|==|!=|\+|-) ", code):
+        old = at[0].strip()
+        new = str(int(old) + 1) if old.isdigit() else {**_COMPARISONS, "+": "-", "-": "+"}[old]
+        line = source.count("\n", 0, at.start()) + 1
+        span = at.start(), at.end()
+        yield Mutant(room, name, line, line, False, *span, at[0], at[0].replace(old, new))
 
 
 def chosen(rooms: list[str], count: int, seed: int) -> list[Mutant]:
-    """The given number of mutants, as many of each room, drawn by the seed."""
+    """The given number of mutants, as many of each room, in turn, drawn by the seed."""
     drawn = []
     for i, room in enumerate(rooms):
         files = [file for each in ROOMS[room][0].split() for file in sorted(ROOT.glob(each))]
         every = [mutant for file in files for mutant in mutants_of(room, file)]
         number = count // len(rooms) + (i < count % len(rooms))
-        drawn += Random(f"{seed} {room}").sample(every, min(number, len(every)))
-    return drawn
+        drawn.append(Random(f"{seed} {room}").sample(every, min(number, len(every))))
+    return [mutant for turn in zip_longest(*drawn) for mutant in turn if mutant]
 
 
-def tests_of(mutant: Mutant) -> list[str]:
-    """Return the test of the file, if there is one, and those of the room."""
-    _, *folders, name = mutant.file.split("/")
-    own = "/".join(["tests", *folders, f"test_{name}"])
-    return [*[own] * (ROOT / own).exists(), *ROOMS[mutant.room][1].split()]
+def tests_of(mutant: Mutant, lines: Lines) -> list[str]:
+    """Return the tests that run the mutant's line, or any of its statement, the shortest first;
+    then, where it runs at the import or in C, the test of its file and those of the room."""
+    of_file = lines.get(mutant.file, {})
+    rows = [of_file.get(line, []) for line in range(mutant.line, mutant.last + 1)]
+    tests = [*dict.fromkeys(test for row in rows for test in row)]
+    if mutant.room == "c" or (IMPORT in tests and not mutant.in_lambda):
+        _, *folders, name = mutant.file.split("/")
+        own = "/".join(["tests", *folders, f"test_{name}"])
+        tests += [*[own] * (ROOT / own).exists(), *ROOMS[mutant.room][1].split()]
+    return [test for test in tests if test != IMPORT]
 
 
-def is_found(mutant: Mutant, checkout: Path, seconds: float) -> bool:
-    """Return whether the tests fail on the mutant, or take longer than that."""
+IMPORT: Final = ""
+"""Stands for the import among the tests that run a line."""
+
+Lines = dict[str, dict[int, list[str]]]
+"""Of each file, and of each line that runs, the tests that run it, the shortest first."""
+
+
+class _Recorder:
+    """Plugin of pytest that records which lines a test runs, and its time."""
+
+    def __init__(self, room: str) -> None:
+        files = [str(ROOT / each) for each in ROOMS[room][0].split()]
+        self.coverage = coverage.Coverage(data_file=None, include=files, config_file=False)
+        self.seconds: dict[str, float] = {IMPORT: 0.0}
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        self.coverage.switch_context(item.nodeid)
+        start = perf_counter()
+        done = yield
+        self.seconds[item.nodeid] = perf_counter() - start
+        return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def lines(self) -> Lines:
+        data = self.coverage.get_data()
+        found: Lines = {}
+        for file in data.measured_files():
+            rows = found[str(Path(file).relative_to(ROOT))] = {}
+            for line, tests in data.contexts_by_lineno(file).items():
+                known = self.seconds.keys() & tests
+                rows[line] = sorted(known, key=self.seconds.__getitem__)
+        return found
+
+
+def record(room: str) -> Lines:
+    """Run the room's tests in this process, which has not imported mlvm."""
+    recorder = _Recorder(room)
+    recorder.coverage.start()
+    pytest.main([*_OPTIONS, *ROOMS[room][1].split()], plugins=[recorder])
+    recorder.coverage.stop()
+    if recorder.failed:
+        raise SystemExit(f"tests fail without a mutant: {' '.join(sorted(recorder.failed))}")
+    return recorder.lines()
+
+
+class _Selection:
+    """Plugin of pytest that runs the given tests alone, in their order, those of a file together,
+    and then those of the given files and folders."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.places = {test: place for place, test in enumerate(tests)}
+        self.files: dict[str, int] = {}
+        for test, place in self.places.items():
+            self.files.setdefault(test.partition("::")[0], place)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        places = {item: self._place(item) for item in items}
+        items[:] = sorted((item for item in items if places[item]), key=places.__getitem__)
+
+    def _place(self, item: pytest.Item) -> tuple[int, ...]:
+        """The place of the test among the others; () for none."""
+        file, *_ = item.nodeid.partition("::")
+        if item.nodeid in self.places:
+            return self.files[file], self.places[item.nodeid]
+        names = (file, *map(str, Path(file).parents))
+        return min(((self.places[name],) for name in names if name in self.places), default=())
+
+
+def meet(tests: list[str]) -> int:
+    """Run tests up to the first failure; pytest's exit status."""
+    paths = dict.fromkeys(test.partition("::")[0] for test in tests)
+    return pytest.main(["-x", *_OPTIONS, *paths], plugins=[_Selection(tests)])
+
+
+_OPTIONS: Final = "-n", "0", "-p", "no:cacheprovider"
+
+
+def _in(checkout: Path, *arguments: str, text: str = "", seconds: float | None = None) -> str:
+    """Run this module in the checkout; raises CalledProcessError, TimeoutExpired."""
+    variables = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.mutants", *arguments],
+        cwd=checkout,
+        env=os.environ | variables | {"PYTHONPATH": str(checkout)},
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=seconds,
+    ).stdout
+
+
+def build(checkout: Path) -> None:
+    """Compile the files of C that have changed; raises CalledProcessError."""
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    variables = {"MLVM_NATIVE": "1", "MLVM_TARGETS": "own"}
+    subprocess.run(
+        command, cwd=checkout, env=os.environ | variables, check=True, capture_output=True
+    )
+
+
+def is_found(mutant: Mutant, checkout: Path, tests: list[str], seconds: float) -> bool:
+    """Return whether a compiler or a test finds the mutant, or the tests take longer than that."""
     file = checkout / mutant.file
     source = file.read_text("utf-8")
     file.write_text(mutant.written(source), "utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    variables = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
-            [*command, *tests_of(mutant)],
-            cwd=checkout,
-            env=os.environ | variables | {"PYTHONPATH": str(checkout)},
-            capture_output=True,
-            timeout=seconds,
-        )
-        return done.returncode != 0
-    except subprocess.TimeoutExpired:
+        if file.suffix == ".c":
+            build(checkout)
+        if tests:
+            _in(checkout, "--meet", text=json.dumps(tests), seconds=seconds)
+        return False
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return True
     finally:
         file.write_text(source, "utf-8")
+        if file.suffix == ".c":
+            build(checkout)
 
 
 def main() -> int:
@@ -168,26 +318,63 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, metavar="I", help="print the Ith mutant alone")
     parser.add_argument("--seconds", type=float, default=600, help="for the tests of one mutant")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--record", help=argparse.SUPPRESS, metavar="ROOM")
+    parser.add_argument("--meet", help=argparse.SUPPRESS, action="store_true")
     args = parser.parse_args()
-    drawn = chosen(args.room or [*ROOMS], args.sample, args.seed)
+    if args.record:
+        print(f"\n{json.dumps(record(args.record))}")
+        return 0
+    if args.meet:
+        return meet(json.load(sys.stdin))
+    rooms = args.room or [*ROOMS]
+    drawn = chosen(rooms, args.sample, args.seed)
     if args.show is not None:
         print(drawn[args.show])
         return 0
-    tried: Counter[str] = Counter()
     hits: Counter[str] = Counter()
-    with TemporaryDirectory() as folder:
-        checkout = Path(folder) / "checkout"
-        left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".mypy_cache")
-        shutil.copytree(ROOT, checkout, ignore=left_out)
-        for i, mutant in enumerate(drawn):
-            tried[mutant.room] += 1
-            found = is_found(mutant, checkout, args.seconds)
-            hits[mutant.room] += found
-            print(f"{'found' if found else 'SURVIVES'} {i}: {mutant}", flush=True)
+    tried = Counter(mutant.room for mutant in drawn)
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as workers:
+        checkouts: SimpleQueue[Path] = SimpleQueue()
+        for i in range(args.jobs):
+            checkouts.put(_copied(Path(folder) / f"checkout{i}", "c" in rooms))
+
+        def recorded(room: str) -> Lines:
+            checkout = checkouts.get()
+            try:
+                text = _in(checkout, "--record", room).rpartition("\n{")[2]
+            finally:
+                checkouts.put(checkout)
+            found = json.loads("{" + text)
+            return {
+                file: {int(n): tests for n, tests in rows.items()} for file, rows in found.items()
+            }
+
+        def met(mutant: Mutant) -> bool:
+            tests = tests_of(mutant, lines[mutant.room])
+            checkout = checkouts.get()
+            try:
+                return is_found(mutant, checkout, tests, args.seconds)
+            finally:
+                checkouts.put(checkout)
+
+        lines = dict(zip(rooms, workers.map(recorded, rooms), strict=True))
+        for i, found in enumerate(workers.map(met, drawn)):
+            hits[drawn[i].room] += found
+            print(f"{'found' if found else 'SURVIVES'} {i}: {drawn[i]}", flush=True)
     for room, number in tried.items():
         print(f"{room}: {hits[room]} of {number} found")
     print(f"in all: {hits.total()} of {tried.total()} found, {hits.total() / tried.total():.0%}")
     return 0
+
+
+def _copied(to: Path, compiles: bool) -> Path:
+    """Copy the checkout, with an extension of its own where mutants are to be compiled."""
+    left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".mypy_cache")
+    shutil.copytree(ROOT, to, ignore=left_out)
+    if compiles:
+        build(to)
+    return to
 
 
 if __name__ == "__main__":
