@@ -36,12 +36,3 @@ def test_another_op_in_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert '-    push_str "relu.out"' in text
     assert "models:mlp guesses.eager differs" in text
     assert "models:mlp guesses.fuse=True,recompute=True.0 differs" in text
-
-
-def test_another_step_of_an_example(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    size = "HIDDEN, WINDOWS = 16, 3, 12"
-    checkout(tmp_path, "examples/embedded/anomaly.py", size, "HIDDEN, WINDOWS = 16, 3, 8")
-    assert main([str(ROOT), str(tmp_path), "--functions", "0", "--only", "anomaly"]) == 1
-    text = capfd.readouterr().out
-    assert "example:examples embedded anomaly.py.learn differs" in text
-    assert "printed differs" not in text

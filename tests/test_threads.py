@@ -12,16 +12,6 @@ from tests.brief import refuses
 from tests.threads import PATIENCE, in_threads, start, waits
 
 
-def test_results_come_back_in_order() -> None:
-    barrier = threading.Barrier(4, timeout=30)
-
-    def work(n: int) -> int:
-        barrier.wait()  # all at once
-        return n * n
-
-    assert in_threads(work, range(4)) == [0, 1, 4, 9]
-
-
 def test_an_error_is_raised_when_all_have_ended() -> None:
     ended = []
 

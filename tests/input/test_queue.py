@@ -144,14 +144,6 @@ def test_iteration_ends_at_the_close(vm: VM) -> None:
 # --- reservations ---------------------------------------------------------------------
 
 
-def test_an_exception_inside_gives_the_slot_back(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError), q.reserve(0):
-            _ = 1 / 0
-    assert (q.qsize(), q.full(), q.stats().elements_in) == (0, False, 0)
-
-
 def test_a_reservation_ends_once(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 2)
     r = q.reserve()

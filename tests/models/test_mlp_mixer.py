@@ -1,5 +1,5 @@
 """The Mixer computes what the reference of the benchmark `inference` does in numpy; its parameters
-are in `test_published.py`."""
+are in `test_published.py` and `test_weights.py`."""
 
 from __future__ import annotations
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
@@ -103,24 +101,6 @@ def alone(rank: int, vm: VM) -> int:
 
 def test_what_is_started_is_done_beside_the_program(members: AnyGroup) -> None:
     assert members.run(places.at_once) == [places.expected_beside(2)] * 2
-
-
-def reduce_drawn(case: places.Case, seed: int, rank: int, vm: VM) -> str:
-    return places.digest(call(vm, case[0], *places.inputs_of(case, rank, seed), **case[2]))
-
-
-SHAPES = st.sampled_from([(), (0,), (3,), (5, 7), (129, 128), (300, 301), (1000, 1100)])
-CODES = st.sampled_from(["<f4", "<f8", "|i1", "<i8", "<u2"])
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(SHAPES, CODES), max_size=5), st.sampled_from(["sum", "max"]), st.data())
-def test_any_tensors_have_the_same_bits_wherever_they_are_reduced(
-    threads: AnyGroup, processes: AnyGroup, tcp: Joined, types: Any, op: str, data: st.DataObject
-) -> None:
-    case = ("all_reduce", types, {"op": op})
-    fn = partial(reduce_drawn, case, data.draw(st.integers(0, 99)))
-    assert threads.run(fn) == processes.run(fn) == tcp.run(fn)
 
 
 def test_members_keep_functions(members: AnyGroup) -> None:

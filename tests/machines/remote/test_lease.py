@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mlvm.eager as ml
 from mlvm.core.errors import CallTimeout, ConnectionLost, MachineError, ShapeError
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
@@ -288,15 +287,3 @@ def test_a_seconds_of_no_retry_is_no_lease() -> None:
         assert type(server.vm()._stream) is Stream
         for seconds in (0, -1.0, "1"):
             refuses(MachineError, "timeout in seconds > 0", server.vm, retry=seconds)
-
-
-def test_eager_code_does_not_notice(server: Served) -> None:
-    with client(server) as vm, ml.use(vm), often_cut(vm) as count:
-        x = ml.zeros(3)
-        n = 0
-        while count() < 5:
-            n += 1
-            x += 1.0
-            if n % 50 == 0:
-                assert x.tolist() == [n] * 3
-        del x
