@@ -133,15 +133,9 @@ def examples(draw: st.DrawFn) -> Example:
                 calls.append((op, attributes, (source,)))
                 written.add(len(values))
                 values.append(out)
-    return Example(
-        number(calls, noperands, sorted(written), values), *parts(values, noperands, written)
-    )
-
-
-def parts(
-    values: list[Array], noperands: int, written: set[int]
-) -> tuple[list[Array], list[Array]]:
-    return values[:noperands], [values[i] for i in sorted(written)]
+    results = sorted(written)
+    chain = number(calls, noperands, results, values)
+    return Example(chain, values[:noperands], [values[i] for i in results])
 
 
 def number(

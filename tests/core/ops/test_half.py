@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from mlvm.core.errors import OpError
 from mlvm.core.op import OPS
@@ -77,14 +76,6 @@ def test_values_are_rounded_once_to_nearest_even(data: Any, dtype: DType, source
         np.testing.assert_array_equal(half.widened(result), expected)
 
 
-@given(arrays(np.uint16, (16,), elements=st.integers(0, 0xFFFF)), st.sampled_from(HALVES))
-def test_halves_survive_the_way_through_f32(words: Array, dtype: DType) -> None:
-    x = words.view(dtype.numpy)
-    for vm in MACHINES[::2]:
-        wide = launched(vm, "astype", [x], dtype="f32")
-        assert np.array_equal(bits(launched(vm, "astype", [wide], dtype=dtype.name)), bits(x))
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_half_becomes_what_numpy_and_the_machines_agree_on(dtype: DType) -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
@@ -94,7 +85,9 @@ def test_every_half_becomes_what_numpy_and_the_machines_agree_on(dtype: DType) -
     else:
         expected = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     assert np.array_equal(bits(wide), bits(expected))
-    for vm in MACHINES[1:]:
+    for vm in MACHINES:
+        again = launched(vm, "astype", [wide], dtype=dtype.name)
+        assert np.array_equal(bits(again), bits(every))
         for to in ("f32", "f64", "bool", "f16", "bf16", "c64"):
             ours = launched(vm, "astype", [every], dtype=to)
             assert np.array_equal(

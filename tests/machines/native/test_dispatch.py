@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError, OperandValueError, ShapeError, StaleTensor
+from mlvm.core.errors import MlvmError, OperandValueError, StaleTensor
 from mlvm.core.observe import observed
 from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
@@ -247,15 +247,6 @@ def test_a_call_remembers_many_types(vm: ml.VM, count: int, are_remembered: bool
         sums()
     assert are_remembered is (launches(vm, sums) == 0)
     assert all((y == 2 * n).numpy().all() for n, y in enumerate(sums()))
-
-
-@pytest.mark.usefixtures("arena")
-def test_another_type_asks_again() -> None:
-    for shape in [(2,), (3,), (2, 2), (), (0,), (1, 3)] * 3:
-        x = ml.full(shape, 2.0)
-        np.testing.assert_array_equal((x * x).numpy(), np.full(shape, 4.0))
-    with pytest.raises(ShapeError):
-        ml.ones(2) + ml.ones(3)
 
 
 # --- what Python does in the middle of a call ------------------------------------------------
