@@ -1,5 +1,4 @@
-"""Arenas in training: steps reuse the memory of the steps before, weights stay, and nothing that
-has ended can be used by mistake."""
+"""Eager tensors of arenas: what is kept stays, and nothing that has ended can be used by mistake."""
 
 from __future__ import annotations
 
@@ -11,69 +10,12 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
-from mlvm.eager import nn
 from tests.brief import cases, refuses
-
-RNG = np.random.default_rng(0)
-
-
-class Training:
-    """A model, its weights in an arena of their own, and a step in an arena that others share."""
-
-    def __init__(self, vm: Any, batch: ml.Arena, features: int, hidden: int) -> None:
-        self.weights = ml.Arena(vm, "weights")
-        self.batch = batch
-        self.features = features
-        with self.weights.allocating():
-            layers: list[Any] = [nn.Linear(features, hidden), ml.relu, nn.Linear(hidden, 3)]
-            self.model = nn.Sequential(*layers)
-            self.optimizer = ml.optim.SGD(self.model, learning_rate=0.1, momentum=0.9)
-
-    def loss(self, model: nn.Module, x: ml.Tensor, y: ml.Tensor) -> ml.Tensor:
-        return ml.mean(ml.softmax_cross_entropy(model(x), y))
-
-    def step(self, n: int) -> None:
-        """Train on random examples."""
-        x = RNG.normal(size=(n, self.features)).astype(np.float32)
-        y = RNG.integers(0, 3, n)
-        with self.batch:
-            value, grads = ml.value_and_grad(self.loss)(self.model, ml.asarray(x), ml.asarray(y))
-            self.optimizer.update(grads)
-            assert np.isfinite(float(value))
-
-    def evaluate(self, n: int) -> None:
-        with self.batch:
-            self.model(ml.asarray(RNG.normal(size=(n, self.features)).astype(np.float32)))
-
-
-def consumed(vm: ml.VM) -> int:
-    return round(vm.consumed_size_in_mib() * 2**20)
 
 
 @pytest.fixture
 def vm() -> ml.VM:
     return ml.VM()
-
-
-@cases("pattern", "te", "tttteeee" * 2, "t" * 20 + "e" * 9, "ttet")
-def test_training_and_evaluation_of_other_batch_sizes_alternate_without_growth(
-    vm: ml.VM, pattern: str
-) -> None:
-    training = Training(vm, ml.Arena(vm, "batch"), 8, 32)
-
-    def run() -> None:
-        for kind in pattern:
-            if kind == "t":
-                training.step(16)
-            else:
-                training.evaluate(50)
-
-    run()
-    run()
-    views, consumption = training.batch.views_created, consumed(vm)
-    for _ in range(5):
-        run()
-    assert (training.batch.views_created, consumed(vm)) == (views, consumption)
 
 
 # --- stale tensors --------------------------------------------------------------------

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import mlvm.eager as ml
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import ArenaError, HandleError, MachineError, ShapeError, StaleTensor
-from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
@@ -67,24 +66,6 @@ def test_a_pad_is_its_bytes(writes: list[tuple[TensorType, int, int, bool]]) -> 
     assert pad.used == sum(tensor.type.nbytes for tensor, _ in live)
     whole = pad.tensor("u8[64]", 0)
     np.testing.assert_array_equal(vm.read(whole.handle), model)
-
-
-def test_two_programs_share_a_pad(vm: VM) -> None:
-    square = assemble(
-        '.func main 0 *\n load_arg 0\n load_arg 1\n push_str "square.out"\n cfunc 2 0\n halt'
-    )
-    total = assemble(
-        '.func main 0 *\n load_arg 0\n push_str "sum"\n'
-        ' cfunc 1 1 {"axis": null, "keepdims": false, "dtype": null}\n halt'
-    )
-    with ScratchPad(vm, 128) as pad:
-        x, squares = pad.tensor("f32[8]", 0), pad.tensor("f32[8]", 64)
-        flat = pad.tensor("f32[4,2]", 64)  # what the other program takes them for
-        for n in (1, 2):
-            vm.write(x.handle, np.full(8, n, np.float32))
-            vm.launch(square, (squares.handle, x.handle))
-            [result] = vm.launch(total, (flat.handle,))
-            assert result == 8 * n * n
 
 
 def test_eager_tensors_compute_in_a_pad() -> None:

@@ -110,19 +110,6 @@ def test_a_reset_in_one_thread_ends_tensors_of_all_and_frees_each_once(vm: VM) -
 
 
 @pytest.mark.usefixtures("hasty")
-def test_every_byte_is_counted_once() -> None:
-    arena = Arena(VM(), "shared")
-
-    def work(k: int) -> None:
-        for _ in range(20_000):
-            arena.alloc(TYPES[k % 2])
-
-    in_threads(work, range(4))
-    assert arena.used == 0
-    assert 64 <= arena.high_water <= 4 * 64
-
-
-@pytest.mark.usefixtures("hasty")
 @cases("how", "free", "reset")
 def test_of_two_threads_that_end_a_tensor_one_does(how: str) -> None:
     arena = Arena(VM(), "shared")
@@ -380,16 +367,6 @@ def test_a_generator_that_another_thread_finalizes_leaves_its_arena() -> None:
 
     start(finalize).result(PATIENCE)
     assert (tensor.handle, arena.used, scope.get()) == (STALE, 0, None)
-
-
-def test_a_generator_that_ends_inside_another_block_leaves_that_block_its_scope() -> None:
-    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
-    generator = within(arena)
-    next(generator)
-    with other:
-        assert next(generator, None) is None
-        assert scope.get() is other
-    assert scope.get() is None
 
 
 def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:

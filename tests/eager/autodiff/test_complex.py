@@ -30,13 +30,6 @@ def test_gradients_are_the_slopes() -> None:
     check_slopes(loss, ml.asarray(Z), ml.asarray(R), order=2)
 
 
-def test_a_step_against_the_gradient_descends() -> None:
-    z, goal = ml.asarray(Z), ml.asarray(Z[::-1].copy())
-    for _ in range(60):
-        z = z - 0.2 * ml.grad(lambda z: ml.sum(ml.square(ml.abs(z - goal))))(z)
-    np.testing.assert_allclose(z.numpy(), goal.numpy(), atol=1e-10)
-
-
 def test_a_captured_step_is_the_eager_one() -> None:
     """Chains of complex elements are fused, and run by numpy's kernels."""
 

@@ -187,16 +187,6 @@ def test_gradients_nest(vm: ml.VM) -> None:
     np.testing.assert_allclose(derivatives, [np.cos(0.5), -np.sin(0.5), -np.cos(0.5)])
 
 
-def test_a_rule_in_terms_of_the_result_nests(vm: ml.VM) -> None:
-    machine(vm).register("exponential", lambda frame: frame.push(np.exp(param(frame, 0))))
-
-    def exponential(x: ml.Tensor) -> Any:
-        return ml.sum(ml.call("exponential", x, vjp=lambda g, x, out: g * out))
-
-    second = ml.grad(lambda x: ml.sum(ml.grad(exponential)(x) * x))
-    np.testing.assert_allclose(second(tensor(0.3)).numpy(), [1.3 * np.exp(0.3)])
-
-
 def test_several_operands_and_results(vm: ml.VM) -> None:
     """r^2 angle, whose gradient is 2 x angle - y and 2 y angle + x."""
 

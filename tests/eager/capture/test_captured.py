@@ -33,7 +33,6 @@ from mlvm.core.errors import (
     StaleTensor,
 )
 from mlvm.eager import nn, optim
-from mlvm.eager import random as ml_random
 from tests.brief import Capsys, Fn, Patch, cases, refuses, run_python
 from tests.threads import PATIENCE, in_threads, start
 from tests.wired import machine
@@ -880,18 +879,6 @@ def test_a_module_that_is_captured_lends_it_no_fields(place: Place) -> None:
     assert captured(ones(1)).tolist() == [1]
     assert captured.plan.nbytes == 0
     assert captured.fuse is True
-
-
-def test_random_state_set_between_calls_is_that_of_the_next(place: Place) -> None:
-    captured = ml.capture(lambda: ml.random.normal((3,)))
-    ml.random.seed(3)
-    state = ml.random.state()
-    first, second = captured().tolist(), captured().tolist()
-    assert first != second
-    ml_random.set_state(state)
-    assert captured().tolist() == first
-    ml.random.seed(3)
-    assert ml.random.normal((3,)).tolist() == first
 
 
 def test_an_argument_that_is_reached_otherwise_is_one_tensor_in_both_ways() -> None:

@@ -246,17 +246,6 @@ def test_an_array_at_the_place_of_another_is_another() -> None:
             captured.close()
 
 
-def test_a_large_array_is_known_by_value_too() -> None:
-    table = np.zeros(100_000, np.float32)
-    captured, x = ml.capture(lambda x: x + untyped.sum(table[-2:])), ml.zeros(())
-    assert captured(x).item() == 0.0
-    table[-1] = 3.0
-    assert captured(x).item() == 3.0
-    table[0] = 1.0
-    assert captured(x).item() == 3.0
-    assert captured.signatures == 3
-
-
 # --- what only the code has --------------------------------------------------------------------
 
 

@@ -77,23 +77,6 @@ def test_random_calls_are_told_as_python_tells_them() -> None:
     assert hits > 60
 
 
-def test_what_decides_is_seen_each_time() -> None:
-    x, y = ml.ones(2), ml.ones(2)
-    captured = warmed(lambda x, y: x + y, x, y)
-    assert is_hit(captured, y, x)
-    assert not is_hit(captured, x, x)
-    assert not is_hit(captured, x, ml.ones(3))
-    assert not is_hit(captured, x)
-    assert not is_hit(captured, x, y=y)
-    assert not is_hit(captured, x, ml.reshape(x, (2, 1)))
-    assert not is_hit(captured, x, [y])
-    captured = warmed(lambda tree, how: tree["a"] * 2.0, {"a": x, "b": y}, how="sum")
-    assert is_hit(captured, {"a": y, "b": x}, how="sum")
-    assert not is_hit(captured, {"b": y, "a": x}, how="sum")
-    assert not is_hit(captured, {"a": x, "b": y}, how="mean")
-    assert not is_hit(captured, {"a": x, "b": y, "c": x}, how="sum")
-
-
 def test_numbers_and_fields_are_seen_each_time() -> None:
     x, rate = ml.ones(2), 0.5
     captured = warmed(lambda x, by: x * by, x, rate)

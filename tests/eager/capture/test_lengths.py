@@ -65,13 +65,6 @@ def test_an_axis_is_opened_at_its_third_size() -> None:
     assert counts == [1, 2, 3, 3, 3, 3]
 
 
-def test_lengths_of_false_opens_none() -> None:
-    step = ml.capture(lambda x: x + 1.0, lengths=False)
-    for n in range(2, 7):
-        step(matrix(n))
-    assert step.signatures == 5
-
-
 def test_axes_that_were_always_equal_have_one_length() -> None:
     step = ml.capture(lambda x, y: x + y)
     for n in (4, 5, 6, 7):

@@ -135,23 +135,6 @@ def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> 
     assert counts.tolist() == [7.0, 7.0]
 
 
-def test_hoisted_values_follow_the_weights(launches: list[Any]) -> None:
-    w, x = ml.full((4, 3), 2.0), ml.ones((2, 4))
-
-    def model(x: Any) -> Any:
-        return x @ ml.exp(w)
-
-    captured = warmed(model, x)
-    assert captured._last.launch.hoisted is not None
-    before = len(launches)
-    captured(x)
-    assert len(launches) == before
-    for _ in range(6):
-        w[...] = w * 0.5
-        for _ in range(5):
-            assert np.array_equal(captured(x).numpy(), model(x).numpy())
-
-
 def test_hoisted_values_follow_captured_updates(launches: list[Any]) -> None:
     w, x, factor = ml.full((4, 3), 2.0), ml.ones((2, 4)), ml.asarray(0.5)
 
@@ -221,20 +204,6 @@ def test_a_closed_vm_is_told(arena: Any) -> None:
     double = warmed(lambda x: x + x, x)
     arena.vm.close()
     refuses(ml.errors.MlvmError, "closed", double, x)
-
-
-def test_what_was_launched_ends_with_the_function(arena: Any) -> None:
-    w = ml.ones(1000)
-
-    def scaled(x: Any, w: Any = w) -> Any:
-        return x * w
-
-    captured = warmed(scaled, ml.ones(1000))
-    ended = weakref.ref(captured)
-    del captured, scaled, w
-    gc.collect()
-    assert ended() is None
-    assert arena.used == 0
 
 
 def test_memory_of_ended_arenas_does_not_grow() -> None:

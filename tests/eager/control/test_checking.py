@@ -135,20 +135,6 @@ def test_in_control_flow(fn: Callable[[Tensor], Tensor], fails: list[float], fus
     assert captured(x).tolist() == fn(x).tolist()
 
 
-def test_a_while_loop_checks_each_turn() -> None:
-    def doubled(x: Tensor) -> Any:
-        def body(s: Tensor) -> Tensor:
-            ml.check(s < 6.0, "small")
-            return s * 2.0
-
-        return ml.while_loop(lambda s: s < 20.0, body, x)
-
-    captured = ml.capture(doubled)
-    for each in (doubled, captured):
-        assert each(ml.asarray(30.0)).item() == 30.0
-        refuses(CheckFailed, "small", each, ml.asarray(1.0))
-
-
 def test_a_gradient_goes_by_and_a_check_in_a_branch_guards() -> None:
     w = ml.ones(2)
 

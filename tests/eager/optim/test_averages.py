@@ -66,22 +66,6 @@ def test_averages_are_their_formula(warmup: bool, captured: bool) -> None:
     assert average.count.item() == 20
 
 
-def test_a_captured_step_averages_to_the_bit() -> None:
-    runs = []
-
-    def step(model: Net, optimizer: Any, average: optim.EMA, x: Tensor, y: Tensor) -> None:
-        optimizer.update(ml.grad(lambda model: ml.mean_squared_error(model(x), y))(model))
-        average.update()
-
-    for run in (step, ml.capture(step)):
-        model = Net()
-        optimizer, average = optim.AdamW(model, 0.1), optim.EMA(model, 0.9)
-        for x, y in DATA:
-            run(model, optimizer, average, ml.asarray(x), ml.asarray(y))
-        runs.append(values(average.state()))
-    assert same(*runs)
-
-
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_model_has_the_averages_inside_the_block(captured: bool) -> None:
     model = Net()

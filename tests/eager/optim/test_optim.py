@@ -401,14 +401,6 @@ def test_parameters_of_several_dtypes() -> None:
     assert optimizer.state()["square_sum/double/kernel"].dtype.name == "f64"
 
 
-def test_a_schedule_is_asked_for_each_update() -> None:
-    params = tensors({"w": np.zeros(())})
-    optimizer = optim.SGD(params, lambda count: 10.0 ** (-1 * count))
-    for expected in [-1, -1.1, -1.11]:
-        optimizer.update(tensors({"w": np.ones(())}))
-        assert math.isclose(float(params["w"]), expected, rel_tol=1e-6)
-
-
 def test_the_rate_now_is_a_number() -> None:
     params = tensors({"w": np.zeros(())})
     rates: list[tuple[Any, list[float]]]

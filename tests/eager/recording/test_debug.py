@@ -190,29 +190,6 @@ def test_a_captured_step_raises_and_changes_nothing(vm: Any) -> None:
         assert not np.isfinite(model.state()["last/kernel"].numpy()).all()
 
 
-def test_a_watched_step_has_the_bits_of_any(vm: Any) -> None:
-    runs = []
-    for watched in (False, True):
-        with ml.use(vm):
-            ml.random.seed(3)
-            model = Net()
-            optimizer = optim.AdamW(model, 0.01)
-            step = ml.capture(
-                lambda x: optimizer.update(  # noqa: B023
-                    ml.grad(lambda m: ml.mean(ml.square(m(x + ml.random.normal((8, 3))))))(model)  # noqa: B023
-                )
-            )
-            x = ml.random.normal((8, 3), key=ml.random.key(3))
-            for _ in range(3):
-                if watched:
-                    with ml.debug.nans(vm):
-                        step(x)
-                else:
-                    step(x)
-            runs.append(values(model, optimizer))
-    assert runs[0] == runs[1]
-
-
 def test_the_line_is_that_of_the_recording(vm: Any) -> None:
     with ml.use(vm), ml.debug.nans(vm):
         w = ml.ones(3)

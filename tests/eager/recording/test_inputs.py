@@ -20,15 +20,6 @@ def q() -> ml.QueueTensor:
     return ml.QueueTensor(ml.default_vm(), ["f32[2,3]", "i64[2]"], 2)
 
 
-def test_elements_are_tensors(q: ml.QueueTensor) -> None:
-    put(q, 2.0)
-    x, y = q.get()
-    assert (type(x), x.dtype, y.shape) == (ml.Tensor, ml.float32, (2,))
-    np.testing.assert_array_equal((x * x).numpy(), np.full((2, 3), 4))
-    x += 1.0
-    np.testing.assert_array_equal(x.numpy(), np.full((2, 3), 3))
-
-
 def test_gradients_flow_through_what_was_got(q: ml.QueueTensor) -> None:
     put(q, 2.0)
     x, labels = q.get()

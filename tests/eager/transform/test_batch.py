@@ -186,17 +186,6 @@ def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
     assert_close(gradients, expected, 1e-4, 1e-4)
 
 
-def test_gradients_go_to_the_rows_of_a_table_that_the_inputs_say() -> None:
-    table, inputs = noise(5, 3), [ml.asarray(i) for i in (4, 0, 4, 2)]
-    expected = np.zeros((5, 3), np.float32)
-    np.add.at(expected, [4, 0, 4, 2], 1.0)
-
-    def loss(table: ml.Tensor) -> ml.Tensor:
-        return ml.sum(ml.stack(ml.batch(lambda i: table[i])(inputs)))
-
-    assert np.array_equal(ml.grad(loss)(table).numpy(), expected)
-
-
 def test_a_batch_of_none_is_none() -> None:
     assert ml.batch(halvings)([]) == []
     assert ml.batch(halvings)(ml.zeros((0,))).shape == (0,)
@@ -328,17 +317,6 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
     result = ml.value_and_grad(together)((table, weight))
     assert_close(result, expected, 1e-4, 1e-5)
     assert equal(ml.capture(ml.value_and_grad(together))((table, weight)), result)
-
-
-def test_gradients_of_iterations_with_a_batch_add_up() -> None:
-    def loss(params: Any) -> Any:
-        x, weight = params
-        run = ml.batch(lambda row: ml.tanh(row * weight))
-        turn = lambda s, _: (ml.sum(run(x * s)) * 0.1, s)  # noqa: E731
-        return ml.sum(ml.scan(turn, ml.ones(()), None, 3)[1])
-
-    gradients, params = ml.grad(loss), (noise(2, 3), noise(3))
-    assert equal(ml.capture(gradients)(params), gradients(params))
 
 
 def test_a_batch_in_a_lane_goes_row_by_row() -> None:

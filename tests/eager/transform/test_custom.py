@@ -105,18 +105,6 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
     np.testing.assert_array_equal(again.numpy(), tangent.numpy())
 
 
-def test_second_derivatives_are_those_of_the_rule() -> None:
-    def total(x: Tensor) -> Tensor:
-        return ml.sum(ml.sin(by_jvp(x, Y)))
-
-    value, slope = ml.sin(X) * Y, 10.0 * ml.cos(X) * Y
-    expected = -ml.sin(value) * slope * slope - 10.0 * ml.cos(value) * ml.sin(X) * Y
-    ones = ml.ones_like(X)
-    back = ml.grad(lambda x: ml.sum(ml.grad(total)(x)))
-    for hvp in (ml.hvp(total, (X,), (ones,)), back(X), ml.capture(back)(X)):
-        np.testing.assert_allclose(hvp.numpy(), expected.numpy(), rtol=1e-12)
-
-
 def test_rules_within_rules() -> None:
     outer = ml.custom_vjp(lambda x: by_vjp(x, x) * 2.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager import nn, optim
+from mlvm.eager import nn
 from mlvm.eager.capture.guards.changing import MANY, Changing
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from tests.brief import Patch
@@ -120,34 +119,6 @@ def test_a_recording_without_a_program_does_not_count() -> None:
         captured(x, ml.reshape(x, (2,)), [1] * i)  # x has to move before it is recorded
 
     assert warned(captured, call)[0] == 8
-
-
-def test_a_learning_rate_that_changes_does_not_warn() -> None:
-    w = ml.ones(3)
-    optimizer = optim.SGD(w, 0.1)
-    step = ml.capture(optimizer.update)
-    for i in range(20):
-        optimizer.learning_rate = 0.1 / (i + 1)
-        step(ml.ones(3))
-    assert step.signatures == 2
-
-
-def test_an_unread_field_is_not_named() -> None:
-    class Config:
-        def __init__(self) -> None:
-            self.rate, self.count = 1.0, 0
-
-    config = Config()
-    captured = ml.capture(lambda x: x * config.rate)
-
-    def call(i: int) -> None:
-        config.count = i
-        config.rate = float(i)
-        captured(ml.ones(2))
-
-    _, text = warned(captured, call)
-    assert re.search(r"attribute 'rate' of Config was 0.0, 1.0", text)
-    assert "count" not in text
 
 
 def test_threads_record_while_one_of_them_warns() -> None:

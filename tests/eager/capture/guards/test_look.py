@@ -443,15 +443,6 @@ def test_what_cannot_change_is_not_refused(value: Any) -> None:
     assert captured.signatures == 1
 
 
-def test_a_numpy_scalar_and_an_array_are_known_by_value() -> None:
-    c = plain(rate=np.float64(2.0), table=np.ones(3), options=frozenset({1}))
-    captured = ml.capture(lambda x: x * float(c.rate) * float(c.table[0]) * len(c.options))
-    for _ in range(3):
-        captured(ml.ones((2,)))
-        c.rate, c.table, c.options = np.float64(2.0), np.ones(3), frozenset({1})
-    assert captured.signatures == 1
-
-
 def test_an_unused_global_and_an_unnamed_field_are_not_looked_at() -> None:
     c = plain(used=2.0, numbers=iter([1]), other=0)
     captured = ml.capture(lambda x: x * c.used)

@@ -212,21 +212,6 @@ def test_what_is_rebound_each_time_is_one_program_and_no_memory(vm: Any) -> None
     assert state.a.tolist() == mean.tolist()
 
 
-def test_training_and_evaluation_take_turns(vm: Any) -> None:
-    def step(state: State, x: ml.Tensor, training: bool) -> ml.Tensor:
-        if training:
-            state.a = state.a * 0.5 + x * 0.5
-        return x - state.a
-
-    captured, states = ml.capture(step), (State(), State())
-    for i in range(9):
-        x = ml.full((3,), float(i))
-        training = i % 3 != 2
-        expected = step(states[0], x, training).tolist()
-        assert captured(states[1], x, training).tolist() == expected
-    assert captured.signatures == 2
-
-
 class Normalize(nn.Module):
     """Batch normalisation, whose running mean is a buffer that each call rebinds."""
 
@@ -474,21 +459,6 @@ def test_what_only_a_cycle_keeps_is_not_refused() -> None:
     for _ in range(2):
         assert step(ml.ones((3,))).tolist() == [3, 3, 3]
     assert step.signatures == 1
-
-
-def test_what_an_arena_entered_inside_keeps_beside_the_result_is_refused(vm: Any) -> None:
-    tensors: list[Any] = []
-    weights = ml.Arena(vm, "kept")
-
-    @ml.capture
-    def step(x: ml.Tensor) -> ml.Tensor:
-        with weights.allocating():
-            y = x * 2.0
-        tensors.append(y)
-        return y
-
-    refuses(CaptureError, "kept in arena 'kept'", lambda: step(ml.ones((3,))))
-    assert tensors == []
 
 
 # --- what else a function changes ----------------------------------------------------------------
