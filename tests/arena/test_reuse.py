@@ -1,4 +1,4 @@
-"""Eager tensors of arenas: what is kept stays, and nothing that has ended can be used by mistake."""
+"""Eager tensors of arenas: what is kept stays, and what has ended cannot be used by mistake."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,18 @@ from mlvm.core.program.program import Opcode
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.show.picture import timeline
-from mlvm.step.compile import compile_flow
+from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.brief import cases, refuses
 from tests.fuzz.mutations import assert_well_refused, framed
 from tests.step.flows import Step, steps
+
+
+def saved(folder: Path, fn: Callable[..., ml.Tensor], **options: Any) -> bytes:
+    captured = ml.capture(fn, **options)
+    captured(ml.ones((2, 2)), ml.ones((2, 2)))
+    captured.save(folder / "step.mlvm")
+    return (folder / "step.mlvm").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         ml.parallel.all_reduce(weight)
         return ml.sum(z) + x
 
-    captured = ml.capture(step)
-    captured(ml.ones((2, 2)), ml.ones((2, 2)))
-    file = tmp_path_factory.mktemp("step") / "step.mlvm"
-    captured.save(file)
-    return file.read_bytes()
+    return saved(tmp_path_factory.mktemp("step"), step)
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +56,7 @@ def open_data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return ml.concat([ml.reshape(z, -1), ml.sum(y)[None]]) if n > 1 else z
 
     names = {"x": ("n", None), "y": ("n", None)}
-    captured = ml.capture(step, lengths=names, at_most={"n": 9})
-    captured(ml.ones((2, 2)), ml.ones((2, 2)))
-    file = tmp_path_factory.mktemp("step") / "step.mlvm"
-    captured.save(file)
-    return file.read_bytes()
+    return saved(tmp_path_factory.mktemp("step"), step, lengths=names, at_most={"n": 9})
 
 
 @given(steps())
@@ -71,19 +72,6 @@ def test_a_step_comes_back_from_its_bytes_as_it_was(flow: Step) -> None:
     assert loaded.to_bytes() == step.to_bytes()
 
 
-@cases(
-    "change",
-    *({"end": 2**60}, {"end": 30}, {"start": -1}, {"start": 9, "end": 8}),
-    *({"offset": -64}, {"offset": 1 << 20}, {"nbytes": 1 << 20}, {"nbytes": -64}),
-)
-def test_a_lifetime_is_within_the_step(data: bytes, change: dict[str, Any]) -> None:
-    step = SavedStep.from_bytes(data)
-    first, *others = step.planned.lifetimes
-    planned = replace(step.planned, lifetimes=(replace(first, **change), *others))
-    with pytest.raises(EncodingError, match=r"^<?Lifetime.* is not within the step"):
-        SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
-
-
 def test_a_file_from_before_moments_were_written_loads(data: bytes) -> None:
     step = SavedStep.from_bytes(data)
     moments = step.planned.moments
@@ -96,14 +84,6 @@ def test_a_file_from_before_moments_were_written_loads(data: bytes) -> None:
     assert older.planned.recording() == step.planned.recording()
 
 
-@cases("moments", (-1,), (10**9,))
-def test_a_moment_is_of_an_instruction(data: bytes, moments: tuple[int, ...]) -> None:
-    step = SavedStep.from_bytes(data)
-    planned = replace(step.planned, moments=moments + step.planned.moments)
-    with pytest.raises(EncodingError, match=r"main has \d+ instructions, and no pc -?1"):
-        SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
-
-
 def test_moments_are_those_of_calls(data: bytes) -> None:
     planned = SavedStep.from_bytes(data).planned
     code = planned.program.main.code
@@ -114,16 +94,38 @@ def test_moments_are_those_of_calls(data: bytes) -> None:
         assert name in ("fused", f"{each.op}.out")
 
 
-@cases("change",
-    {"nbytes": 2**70}, {"nbytes": "9"}, {"lower_bound": -1}, {"unfused": -1}, {"unfused": None},
-)  # fmt: skip
-def test_a_plan_is_of_bytes_that_can_be(data: bytes, change: dict[str, Any]) -> None:
+def lifetime(**change: Any) -> Callable[[Planned], Planned]:
+    """Return what changes the first lifetime of a plan."""
+
+    def changed(planned: Planned) -> Planned:
+        first, *others = planned.lifetimes
+        return replace(planned, lifetimes=(replace(first, **change), *others))
+
+    return changed
+
+
+LIFETIME = r"^<?Lifetime.* is not within the step"
+MOMENT = r"main has \d+ instructions, and no pc -?1"
+PLANS: list[dict[str, Any]] = [{"nbytes": 2**70}, {"nbytes": "9"}, {"lower_bound": -1}]
+PLANS += [{"unfused": -1}, {"unfused": None}]
+PLAN = r"expected a plan \(bytes, lower bound, bytes unfused and order\), got"
+
+
+@cases(
+    "change, message",
+    *[(lifetime(end=end), LIFETIME) for end in (2**60, 30)],
+    *[(lifetime(start=-1), LIFETIME), (lifetime(start=9, end=8), LIFETIME)],
+    *[(lifetime(offset=offset), LIFETIME) for offset in (-64, 1 << 20)],
+    *[(lifetime(nbytes=nbytes), LIFETIME) for nbytes in (1 << 20, -64)],
+    *[(lambda p, pc=pc: replace(p, moments=(pc, *p.moments)), MOMENT) for pc in (-1, 10**9)],
+    *[(lambda p, plan=plan: replace(p, plan=p.plan._replace(**plan)), PLAN) for plan in PLANS],
+)
+def test_what_is_no_plan_of_a_step_is_refused(
+    data: bytes, change: Callable[[Planned], Planned], message: str
+) -> None:
     step = SavedStep.from_bytes(data)
-    planned = replace(step.planned, plan=step.planned.plan._replace(**change))
-    with pytest.raises(
-        EncodingError, match=r"expected a plan \(bytes, lower bound, bytes unfused and order\), got"
-    ):
-        SavedStep.from_bytes(step._replace(planned=planned).to_bytes())
+    damaged = step._replace(planned=change(step.planned)).to_bytes()
+    refuses(EncodingError, message, SavedStep.from_bytes, damaged)
 
 
 def run(step: SavedStep) -> None:

@@ -144,32 +144,6 @@ def test_a_view_is_updated_and_its_base_is_not() -> None:
     assert x.tolist() == [3, 3, 3]
 
 
-def test_tied_parameters_in_a_tree_are_one(vm: Any) -> None:
-    @ml.capture
-    def step(params: Any, x: ml.Tensor) -> Any:
-        loss, grads = ml.value_and_grad(lambda p: ml.sum(p["in"] * x - p["out"]))(params)
-        for name in params:
-            params[name] -= grads[name]
-        return loss
-
-    def tied(w: ml.Tensor, x: ml.Tensor) -> Any:
-        return {"in": w, "out": w}, x
-
-    def distinct(w: ml.Tensor, x: ml.Tensor) -> Any:
-        return {"in": w, "out": x}, w
-
-    def eager(params: Any, x: ml.Tensor) -> Any:
-        return step.fn(params, x)
-
-    for pattern in (tied, distinct, tied, distinct):
-        values = []
-        for call in (eager, step):
-            w, x = ml.full((2,), 3.0), ml.full((2,), 5.0)
-            loss = call(*pattern(w, x))
-            values.append([each.tolist() for each in (loss, w, x)])
-        assert values[0] == values[1]
-
-
 # --- results ----------------------------------------------------------------------------
 
 

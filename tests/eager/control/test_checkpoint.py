@@ -76,22 +76,6 @@ def test_a_checkpoint_in_another_uses_what_that_makes(nest: Any, order: Any, wra
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-def test_a_loop_with_checkpoints_in_another_uses_what_that_makes() -> None:
-    x = ml.asarray([0.5, -0.8, 1.2], dtype="f64")
-
-    def loss(x: ml.Tensor, checkpoint: bool) -> ml.Tensor:
-        def outer(i: ml.Tensor, s: ml.Tensor) -> Any:
-            a = ml.tanh(s)
-            turns = ml.fori_loop(0, 2, lambda j, t: ml.sin(t) * a + s, s, checkpoint=checkpoint)
-            return turns * a
-
-        return ml.sum(ml.fori_loop(0, 3, outer, x, checkpoint=checkpoint))
-
-    expected = ml.grad(loss)(x, False).numpy()
-    np.testing.assert_allclose(ml.grad(loss)(x, True).numpy(), expected, rtol=1e-12)
-    np.testing.assert_allclose(ml.capture(ml.grad(loss))(x, True).numpy(), expected, rtol=1e-12)
-
-
 def test_a_gradient_through_what_a_checkpoint_has_made_and_not_returned_is_refused() -> None:
     def loss(x: ml.Tensor) -> ml.Tensor:
         leaked = []

@@ -339,24 +339,6 @@ def test_rows_of_a_module_are_a_module(mode: Mode) -> None:
     assert numbers(mode(step)(layers)) == [[6.0, 9.0], ROWS.tolist(), [1, 2, 3]]
 
 
-def test_swapped_unchanged_and_twice_the_same(mode: Mode) -> None:
-    def step(x: ml.Tensor) -> Any:
-        swapped = ml.fori_loop(0, 3, lambda i, s: (s[1], s[0], s[2]), (x, x * 2, x))
-        twice = ml.fori_loop(0, 2, lambda i, s: (s[0] + s[1],) * 2, (x, x))
-        views = ml.fori_loop(
-            0, 1, lambda i, s: (ml.reshape(s[1], (2,)), ml.reshape(s[0], (2, 1))),
-            (x, ml.reshape(x * 3, (2, 1))),
-        )  # fmt: skip
-        return swapped, twice, views
-
-    result = numbers(mode(step)(x2()))
-    assert result == [
-        *([2.0, 4.0], [1.0, 2.0], [1.0, 2.0]),
-        *([4.0, 8.0], [4.0, 8.0]),
-        *([3.0, 6.0], [[1.0], [2.0]]),
-    ]
-
-
 # --- what bodies reach ---------------------------------------------------------------
 
 

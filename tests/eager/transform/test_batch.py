@@ -127,28 +127,18 @@ W, V, T = noise(4, 3), noise(4), noise(7, 4)
 FLOATS: list[tuple[Callable[[Any], Any], tuple[int, ...]]] = [
     (lambda x: x @ W, (2, 5, 4)),
     (lambda x: W @ x, (3,)),
-    (lambda x: V @ x, (4, 3)),
-    (lambda x: x @ V, (3, 4)),
     (lambda x: x @ x, (5,)),
-    (lambda x: x @ x, (2, 3, 3)),
-    (lambda x: ml.matrix_transpose(x) @ x, (2, 3)),
     (lambda x: ml.ones((2, 3, 4)) @ x, (2, 4, 2)),
-    (lambda x: (W @ ml.matrix_transpose(W))[:3, :3] @ x, (3,)),
     (lambda x: ml.scaled_dot_product_attention(x, x, x), (2, 5, 4)),
     (lambda x: ml.conv1d(x, ml.ones((3, 4, 2))), (1, 6, 4)),
-    (lambda x: ml.log_softmax(x, axis=0), (3, 4)),
     (lambda x: nn.LayerNorm(4)(x), (2, 4)),
-    (lambda x: ml.gelu(x), (2, 4)),
     (lambda x: ml.var(x, axis=1) + ml.std(x), (2, 6)),
-    (lambda x: ml.sum(x, axis=0, keepdims=True) * ml.prod(x, axis=-1), (3, 3)),
     (lambda x: ml.softmax_cross_entropy(x, ml.asarray([1, 0])), (2, 4)),
     (lambda x: ml.concat([x, V]), (4,)),
-    (lambda x: ml.stack([x, x + 1], axis=1), (3,)),
     (lambda x: x[:, None] * x[None] + ml.flip(x), (3,)),
     (lambda x: ml.where(x > 0, x, V) + ml.clip(x, -0.5, 0.5), (4,)),
     (lambda x: x * V, ()),
     (lambda x: ml.permute_dims(x, (2, 0, 1)), (2, 3, 4)),
-    (lambda x: ml.roll(ml.reshape(x, (6,)), 1), (2, 3)),
     (lambda x: x.at[0].set(1.0), (3, 2)),
     (lambda x: ml.cumulative_sum(x, axis=0), (3,)),
     (lambda x: ml.take_along_axis(x, ml.argsort(x), axis=-1), (2, 3)),
@@ -171,19 +161,6 @@ def test_each_op_has_the_bits_and_the_gradient_of_one_lane() -> None:
         assert equal(ml.batch(fn)(xs), [fn(x) for x in xs]), i
         each = ml.grad(total(lambda xs, fn=fn: [fn(x) for x in xs]))(xs)  # type: ignore[misc]
         assert_close(ml.grad(total(ml.batch(fn)))(xs), each, 1e-4, 1e-5)
-
-
-def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
-    xs, tables = [noise(4) for _ in range(70)], (W, V, T)
-
-    def loss(tables: Any, run: Callable[[Any], Any]) -> Any:
-        w, v, t = tables
-        fn = lambda x: ml.sum((x * v + t[2]) @ ml.tanh(w) - x @ w * 2.0)  # noqa: E731
-        return ml.sum(ml.stack(run(fn)))
-
-    gradients = ml.grad(lambda tables: loss(tables, lambda fn: ml.batch(fn)(xs)))(tables)
-    expected = ml.grad(lambda tables: loss(tables, lambda fn: [fn(x) for x in xs]))(tables)
-    assert_close(gradients, expected, 1e-4, 1e-4)
 
 
 def test_a_batch_of_none_is_none() -> None:

@@ -54,7 +54,6 @@ RULES = {"by_vjp": by_vjp, "by_jvp": by_jvp, "by_parts": by_parts}
 
 AROUND: dict[str, Callable[[Function], Function]] = {
     "alone": lambda fn: fn,
-    "captured": lambda fn: ml.capture(fn) and fn,
     "in lanes": lambda fn: ml.vmap(fn),
     "in lanes in lanes": lambda fn: lambda x, y: ml.vmap(ml.vmap(fn))(x[None], y[None])[0],
     "with an argument for all lanes": lambda fn: (

@@ -360,24 +360,6 @@ def test_nests_take_quadratic_work_to_record_and_rows_linear(
     assert counts[1] < times * counts[0]
 
 
-def test_branches_take_little_more_work_with_each_tangent(recorded: Counter[str]) -> None:
-    def branches(x: Tensor) -> Any:
-        y = ml.cond(x > 0.0, lambda: x * x, lambda: ml.ones(()))
-        z = ml.cond(x > 1.0, lambda: ml.tanh(x), lambda: ml.ones(()))
-        return y * z * y
-
-    def tangent(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x: ml.jvp(fn, (x,), (ml.ones_like(x),))[1]
-
-    x = ml.asarray(0.7)
-    counts = []
-    for fn in (branches, lambda x: x * x * ml.tanh(x)):
-        second = tangent(tangent(fn))
-        counts.append([_launches(each, recorded, x) for each in (second, tangent(second))])
-    with_branches, plain = counts
-    assert with_branches[1] / with_branches[0] < 1.5 * plain[1] / plain[0]
-
-
 def test_gradients_of_branches_take_little_more_work_with_each_order(
     recorded: Counter[str],
 ) -> None:
