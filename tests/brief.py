@@ -72,6 +72,13 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+def line_with(end: str, file: str) -> str:
+    """The place, as errors name it, of the one line of a file that ends so."""
+    lines = Path(file).read_text("utf-8").splitlines()
+    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(end)]
+    return f"{Path(file).name}:{number}"
+
+
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     return {**os.environ, "PYTHONPATH": path, **variables}

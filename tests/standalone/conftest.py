@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def native_set() -> Iterator[None]:
+    """Have Python's native kernels be of the set that programs are built for."""
+    native = pytest.importorskip("mlvm.machines.native._native")
+    from tests.standalone.making import SET
+
+    used = native.simd()
+    native.choose_simd(SET)
+    yield
+    native.choose_simd(used)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,6 @@ from tests.brief import Capsys, Patch, cases, refuses
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
-    from mlvm.machines.native import _native
     from tests.standalone.making import SET, difference
 
 Builder: TypeAlias = Callable[..., Path]
@@ -84,12 +83,7 @@ def test_lanes(tmp_path: Path, program_of: Builder) -> None:
     n = np.array([0, 2, 1, 2, 0])
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(n))
     program = program_of(saved, tmp_path, 200_000)
-    used = _native.simd()
-    _native.choose_simd(SET)
-    try:
-        assert difference(saved, program) is None
-    finally:
-        _native.choose_simd(used)
+    assert difference(saved, program) is None
     np.save(tmp_path / "x.npy", x.numpy())
     for depth, text in ((3, "index 3 is out of range for length 3"), (9999, "than --records says")):
         np.save(tmp_path / "n.npy", n * depth // 2)
@@ -191,13 +185,7 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))
-    program = build(tmp_path, "step.mlvm")
-    used = _native.simd()
-    _native.choose_simd(SET)
-    try:
-        assert difference(saved, program, runs=3) is None
-    finally:
-        _native.choose_simd(used)
+    assert difference(saved, build(tmp_path, "step.mlvm"), runs=3) is None
 
 
 @compiled

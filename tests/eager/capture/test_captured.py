@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import math
 import sys
 import threading
@@ -33,7 +32,7 @@ from mlvm.core.errors import (
     StaleTensor,
 )
 from mlvm.eager import nn, optim
-from tests.brief import Capsys, Fn, Patch, cases, refuses, run_python
+from tests.brief import Capsys, Fn, Patch, cases, line_with, refuses, run_python
 from tests.threads import PATIENCE, in_threads, start
 from tests.wired import machine
 
@@ -66,13 +65,6 @@ def place() -> Iterator[Place]:
 
 def ones(*shape: int) -> ml.Tensor:
     return ml.ones(shape)
-
-
-def line_of(fn: Callable[..., Any], text: str) -> str:
-    """The place of a line of the function, as errors name it."""
-    lines, first = inspect.getsourcelines(fn)
-    [lineno] = [first + i for i, line in enumerate(lines) if text in line]
-    return f"{HERE}:{lineno}"
 
 
 # --- gradients of slices --------------------------------------------------------------
@@ -494,11 +486,11 @@ def test_keeping_a_tensor_in_an_arena_entered_inside_is_refused(place: Place) ->
 
     def step(x: ml.Tensor) -> ml.Tensor:
         with place.weights.allocating():
-            best[:] = [x * 2]  # here
+            best[:] = [x * 2]  # kept here
         return x + 1
 
     caught = refuses(CaptureError, "kept in arena 'weights'", lambda: ml.capture(step)(ones(3)))
-    assert line_of(step, "here") in str(caught)
+    assert line_with("# kept here", __file__) in str(caught)
 
     @ml.capture
     def by_keep(x: ml.Tensor) -> ml.Tensor:
@@ -767,10 +759,10 @@ def test_what_another_thread_makes_meanwhile_is_refused(place: Place) -> None:
 
     def step(x: ml.Tensor) -> Any:
         start(work).result(PATIENCE)
-        return x + tensors.pop()  # here
+        return x + tensors.pop()  # used here
 
     caught = refuses(CaptureError, "", lambda: ml.capture(step)(ones(2)))
-    assert line_of(step, "here") in str(caught)
+    assert line_with("# used here", __file__) in str(caught)
 
 
 def test_a_captured_function_is_closed_beside_calls_on_other_threads(place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import CheckFailed
 from mlvm.eager import Tensor
 from mlvm.machines.local import LocalVM
-from tests.brief import cases, refuses
+from tests.brief import cases, line_with, refuses
 from tests.machines.remote.serving import VM_KINDS, vm_of, waited
 
 
@@ -21,12 +20,6 @@ from tests.machines.remote.serving import VM_KINDS, vm_of, waited
 def vm(request: pytest.FixtureRequest) -> Iterator[Any]:
     with vm_of(request.param) as vm:
         yield vm
-
-
-def place(text: str) -> str:
-    lines = Path(__file__).read_text().splitlines()
-    [line] = [i for i, each in enumerate(lines, 1) if each.endswith(f"# {text}")]
-    return f"{__file__}:{line}"
 
 
 def test_a_condition_holds_or_raises(vm: Any) -> None:
@@ -39,7 +32,7 @@ def test_a_condition_holds_or_raises(vm: Any) -> None:
             ml.check(x > 0.0, "x is positive")  # eager
         assert str(raised.value) == "x is positive: 2 of 4 are False, the first at [1, 0]"
         assert isinstance(raised.value, AssertionError)
-        assert any(place("eager") in note for note in raised.value.__notes__)
+        assert any(line_with("# eager", __file__) in note for note in raised.value.__notes__)
         with pytest.raises(CheckFailed, match="all are"), waited(vm):
             ml.check(ml.all(x > 0.0), "all are")
         ml.check(x < 5.0, "x is small")
@@ -70,7 +63,7 @@ def test_a_captured_step_raises_before_it_updates(vm: Any) -> None:
             match = r"x is small: 1 of 3 are False, .* at \[1\]"
             with pytest.raises(CheckFailed, match=match) as e, waited(vm):
                 step(ml.asarray([1.0, 5.0, 1.0]))
-            assert any(place("captured") in note for note in e.value.__notes__)
+            assert any(line_with("# captured", __file__) in note for note in e.value.__notes__)
             assert {path: x.tolist() for path, x in state.items()} == before
         assert optimizer.count.item() == 3
         assert step.signatures == 1

@@ -13,7 +13,6 @@ import builtins
 import collections
 import copy
 import dataclasses
-import enum
 import functools
 import json
 import numbers
@@ -24,8 +23,8 @@ import textwrap
 import types
 import unittest.mock
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -71,15 +70,6 @@ class Config:
     lr: float = 2.0
 
 
-class Options(NamedTuple):
-    rates: list[float]
-
-
-class Mode(enum.Enum):
-    ON = 1
-    OFF = 2
-
-
 class Proxy:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -104,20 +94,6 @@ class Unpacked:
 
     def __getitem__(self, name: str) -> float:
         return {"rate": 2.0, "other": 3.0}[name]
-
-
-class Mapped(Mapping[str, float]):
-    def __init__(self) -> None:
-        self.data = {"lr": 2.0}
-
-    def __getitem__(self, name: str) -> float:
-        return self.data[name]
-
-    def __iter__(self) -> Any:
-        return iter(self.data)
-
-    def __len__(self) -> int:
-        return len(self.data)
 
 
 def plain(**fields: Any) -> Any:
@@ -202,14 +178,6 @@ def matched(point: Any) -> Fn:
     return fn
 
 
-def entered(c: Any) -> Fn:
-    def fn(x: ml.Tensor) -> Any:
-        with c as rate:
-            return x * rate
-
-    return fn
-
-
 def scaled(x: ml.Tensor, *, rate: float = 1.0, other: float = 1.0) -> ml.Tensor:
     return x * rate + other
 
@@ -255,8 +223,6 @@ def constructs_by(build: Fn) -> Callable[[Any], Fn]:
 OBJECTS: dict[str, Row] = {
     # fields
     "a field": (lambda: plain(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
-    "an argparse namespace": (
-        lambda: argparse.Namespace(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
     "a simple namespace": (
         lambda: types.SimpleNamespace(inner=types.SimpleNamespace(lr=2.0)),
         lambda c: lambda x: x * c.inner.lr, lambda c: setattr(c.inner, "lr", 3.0)),
@@ -271,9 +237,6 @@ OBJECTS: dict[str, Row] = {
     "a simple namespace as text": (
         lambda: types.SimpleNamespace(unnamed=2.0),
         lambda c: lambda x: x * float(repr(c)[-4:-1]), sets(unnamed=3.0)),
-    "text by a method of a string": (
-        lambda: Tagged(tag="a"),
-        lambda c: lambda x: x * len("{}".format(c)), sets(tag="abc")),  # noqa: UP032
     "text of a mapping": (
         lambda: Tagged(tag="a"),
         lambda c: lambda x: x * len("{c}".format_map({"c": c})), sets(tag="abc")),
@@ -286,8 +249,6 @@ OBJECTS: dict[str, Row] = {
     "the getattribute of an object": (
         lambda: plain(lr=2.0),
         lambda c: (lambda get: lambda x: x * get("l" + "r"))(c.__getattribute__), sets(lr=3.0)),
-    "a constant name of getattr": (
-        lambda: plain(lr=2.0), lambda c: lambda x: x * getattr(c, "lr"), sets(lr=3.0)),  # noqa: B009
     "a default of getattr": (
         lambda: plain(inner=plain()),
         lambda c: (lambda other: lambda x: x * getattr(c.inner, "lr", other))(5.0),
@@ -296,16 +257,12 @@ OBJECTS: dict[str, Row] = {
         lambda: plain(rate_1=2.0, rate_2=3.0),
         lambda c: (lambda names: lambda x: x * sum(
             getattr(c, f"{names[0]}_{i}") for i in (1, 2)))(["rate"]), sets(rate_2=4.0)),
-    "a name that a method returns": (
-        lambda: plain(which=lambda name: name + "r", lr=2.0),
-        lambda c: lambda x: x * getattr(c, c.which("l"), 1.0), sets(lr=3.0)),
     "getattr itself as a value": (
         lambda: plain(lr=2.0), lambda c: (lambda get: lambda x: x * get(c, "".join("lr")))(
             functools.partial(getattr)), sets(lr=3.0)),
     "a field that comes where another goes": (
         lambda: plain(unread=2.0), lambda c: lambda x: x * getattr(c, "lr", 1.0),
         lambda c: c.__dict__.update(lr=c.__dict__.pop("unread"))),
-    "vars": (lambda: plain(lr=2.0), lambda c: lambda x: x * sum(vars(c).values()), sets(lr=3.0)),
     "the dict": (
         lambda: plain(lr=2.0), lambda c: lambda x: x * sum(c.__dict__.values()), sets(lr=3.0)),
     "another dict": (
@@ -313,8 +270,6 @@ OBJECTS: dict[str, Row] = {
     "an attrgetter": (
         lambda: plain(lr=2.0),
         lambda c: (lambda get: lambda x: x * get(c))(operator.attrgetter("l" + "r")), sets(lr=3.0)),
-    "an attrgetter built inside": (
-        lambda: plain(lr=2.0), lambda c: lambda x: x * operator.attrgetter("lr")(c), sets(lr=3.0)),
     "a copy and its fields": (
         lambda: plain(lr=2.0),
         lambda c: lambda x: x * sum(copy.copy(c).__dict__.values()), sets(lr=3.0)),
@@ -322,7 +277,6 @@ OBJECTS: dict[str, Row] = {
         lambda: plain(lr=2.0), lambda c: lambda x: x * json.loads(json.dumps(
             c, default=lambda each: list(each.__dict__.values())))[0], sets(lr=3.0)),
     "a class pattern": (Config, matched, sets(lr=3.0)),
-    "a slot": (lambda: Slotted(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
     "a slot that gets a value": (
         Slotted, lambda c: lambda x: x * getattr(c, "lr", 2.0), sets(lr=3.0)),
     "an inherited slot": (
@@ -332,25 +286,15 @@ OBJECTS: dict[str, Row] = {
         lambda: (lambda inner: Slotted(lr=inner, more=[inner]))(plain(lr=2.0)),
         lambda c: lambda x: x * c.more[0].lr, lambda c: setattr(c.lr, "lr", 3.0)),
     "a dataclass": (Config, lambda c: lambda x: x * c.lr, sets(lr=3.0)),
-    "two dataclasses compared": (
-        lambda: [Config(), Config()],
-        lambda c: (lambda a, b: lambda x: x * (1.0 if a == b else 2.0))(*c),
-        lambda c: setattr(c[0], "lr", 3.0)),
     "a dataclass compared with a new one": (
         Config, lambda c: lambda x: x * (2.0 if c > Config(2.5) else 1.0), sets(lr=3.0)),
     "a dataclass as a dict": (
         Config, lambda c: lambda x: x * sum(dataclasses.asdict(c).values()), sets(lr=3.0)),
-    "a dataclass as text": (
-        Config, lambda c: lambda x: x * float(f"{c}"[-4:-1]), sets(lr=3.0)),
-    "an enum that is replaced": (
-        lambda: plain(mode=Mode.ON), lambda c: lambda x: x * c.mode.value, sets(mode=Mode.OFF)),
     "a field of an integer": (
         lambda: Size(3), lambda c: lambda x: x * c * c.rate, sets(rate=3.0)),
     "a field of a mock": (
         lambda: unittest.mock.MagicMock(lr=2.0), lambda c: lambda x: x * c.lr, sets(lr=3.0)),
     # special methods
-    "getitem": (
-        special(getitem=lambda self, i: self.hidden), lambda c: lambda x: x * c[0], hides),
     "getattr": (
         special(getattr=lambda self, name: self.hidden), lambda c: lambda x: x * c.other, hides),
     "getattribute": (
@@ -359,42 +303,27 @@ OBJECTS: dict[str, Row] = {
     "a getattr that delegates": (
         lambda: Proxy(plain(lr=2.0)), lambda c: lambda x: x * c.lr,
         lambda c: setattr(c.inner, "lr", 3.0)),
-    "iter": (
-        special(iter=lambda self: iter([self.hidden])), lambda c: lambda x: x * sum(c), hides),
     "a generator of iter": (
         lambda: special(iter=lambda self: (each for each in self.values))(),
         lambda c: (sets(values=[2.0])(c), lambda x: x * sum(c))[1], lambda c: c.values.append(1.0)),
     "len": (
         special(len=lambda self: int(self.hidden)), lambda c: lambda x: x * len(c), hides),
-    "bool": (
-        special(bool=lambda self: self.hidden > 2),
-        lambda c: lambda x: x * (2.0 if c else 1.0), hides),
     "call": (special(call=lambda self, x: x * self.hidden), lambda c: lambda x: c(x), hides),
     "an operator": (
         special(rmul=lambda self, x: x * self.hidden, mul=lambda self, x: x * self.hidden),
         lambda c: lambda x: c * x, hides),
-    "a comparison": (
-        special(lt=lambda self, other: self.hidden < other),
-        lambda c: lambda x: x * (1.0 if c < 2.5 else 2.0), hides),
     "str": (
         special(str=lambda self: f"{self.hidden}"), lambda c: lambda x: x * float(str(c)), hides),
     "format": (
         special(format=lambda self, spec: str(self.hidden)),
         lambda c: lambda x: x * float(f"{c}"), hides),
-    "enter": (
-        special(enter=lambda self: self.hidden, exit=lambda self, *_: None), entered, hides),
     "a mapping unpacked": (
         Unpacked, lambda c: lambda x: scaled(x, **c), sets(scale="other")),
-    "an abstract mapping": (
-        Mapped, lambda c: lambda x: x * sum(c.values()), lambda c: c.data.update(lr=3.0)),
     "a dict of a library class": (
         lambda: collections.UserDict({"lr": 2.0}), lambda c: lambda x: x * c["lr"],
         lambda c: c.update(lr=3.0)),
     # classes
     "another class": (plain, lambda c: lambda x: x * c.rate(), sets(__class__=Other)),
-    "a class attribute": (
-        lambda: type("C", (), {"lr": 2.0})(), lambda c: lambda x: x * c.lr,
-        lambda c: setattr(type(c), "lr", 3.0)),
     "an attribute of a base class": (
         class_of(lr=2.0), lambda c: (lambda kind: lambda x: x * kind.lr)(type(c)),
         sets_base(lr=3.0)),
@@ -411,9 +340,6 @@ OBJECTS: dict[str, Row] = {
         lambda c: setattr(type(c), "__bases__", (Other,))),
     "a class built inside": (
         of_factor(constructed), lambda c: (lambda kind: lambda x: x * kind().lr)(c[1]), raised),
-    "the class of an object built inside": (
-        of_factor(lambda factor: constructed(factor)()),
-        lambda c: (lambda each: lambda x: x * type(each)().lr)(c[1]), raised),
     "a generic class built inside": (
         of_factor(lambda factor: constructed(factor, GENERIC[T])[int]),
         lambda c: (lambda kind: lambda x: x * kind().lr)(c[1]), raised),
@@ -466,7 +392,6 @@ OBJECTS: dict[str, Row] = {
     "a key of another name": (
         lambda: {"a": 1, "b": 1}, lambda c: lambda x: x * len("".join(c)),
         lambda c: c.update(cc=c.pop("b"))),
-    "a set": (lambda: {1, 2}, lambda c: lambda x: x * len(c), lambda c: c.add(3)),
     "a set of the same length": (
         lambda: {1, 2}, lambda c: lambda x: x * sum(c),
         lambda c: c.symmetric_difference_update({1, 9})),
@@ -484,10 +409,6 @@ OBJECTS: dict[str, Row] = {
     "a default dict": (
         lambda: collections.defaultdict(lambda: 2.0), lambda c: lambda x: x * c.copy()["lr"],
         sets(default_factory=lambda: 3.0)),
-    "a counter and a chain": (
-        lambda: collections.Counter("aab"),
-        lambda c: (lambda chain: lambda x: x * chain["a"])(collections.ChainMap({}, c)),
-        lambda c: c.update("a")),
     "a list of a class of one's own": (
         lambda: Values([1.0]), lambda c: lambda x: x * c[0] * c.factor, sets(factor=3.0)),
     "an array of numpy": (
@@ -501,15 +422,9 @@ OBJECTS: dict[str, Row] = {
     "an array of bytes": (
         lambda: (array.array("d", [2.0]), bytearray(b"a")),
         lambda c: lambda x: x * c[0][0] * c[1][0], lambda c: c[1].__setitem__(0, 0)),
-    "a named tuple of lists": (
-        lambda: Options([2.0]), lambda c: lambda x: x * c.rates[0],
-        lambda c: c.rates.insert(0, 3.0)),
     "a weak reference": (
         lambda: plain(lr=2.0), lambda c: (lambda ref: lambda x: x * ref().lr)(weakref.ref(c)),  # type: ignore[union-attr]
         sets(lr=3.0)),
-    "a bound method of a list": (
-        lambda: [2.0, 3.0], lambda c: (lambda get: lambda x: x * get(0))(c.__getitem__),
-        lambda c: c.reverse()),
     "what the constructor of a new class reads": (
         lambda: plain(lr=2.0),
         constructs_by(lambda name, body: types.new_class(name, (), {}, body)), sets(lr=3.0)),
@@ -523,9 +438,6 @@ OBJECTS: dict[str, Row] = {
     "a number in builtins": (
         of_builtins("rate_of_builtins", rate_of_builtins=2.0), lambda m: m.f,
         lambda m: put_into_builtins(rate_of_builtins=3.0)),
-    "a field of an object in builtins": (
-        of_builtins("settings_of_builtins.lr", settings_of_builtins=plain(lr=2.0)),
-        lambda m: m.f, lambda m: put_into_builtins(settings_of_builtins=plain(lr=3.0))),
     "a function of Python that is replaced": (
         of_builtins("divmod(5, 2)[0]"), lambda m: m.f,
         lambda m: put_into_builtins(divmod=lambda x, y: (3.0, 0.0))),
@@ -538,9 +450,6 @@ OBJECTS: dict[str, Row] = {
         lambda: module_of(
             "signature_lazy", "TABLE = {'LR': 2.0}\ndef __getattr__(n): return TABLE[n]"),
         lambda m: lambda x: x * m.LR, lambda m: m.TABLE.update(LR=3.0)),
-    "a module's global by a computed name": (
-        lambda: module_of("signature_named", "RATE_1 = 2.0"),
-        lambda m: lambda x: x * getattr(m, f"RATE_{1}"), sets(RATE_1=3.0)),
     "a global of a module": (
         lambda: module_of("signature_plain", "RATE = 2.0\nUNREAD = 1"),
         lambda m: lambda x: x * m.RATE, sets(RATE=3.0)),

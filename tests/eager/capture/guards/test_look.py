@@ -68,8 +68,6 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Fn]]] = {
     "a module by name": (
         lambda: None, lambda _: lambda x: x * importlib.import_module("math").pi),
     "an iterator": (lambda: itertools.count(2), lambda c: lambda x: x * next(c)),
-    "an iterator of a list": (
-        lambda: plain(values=iter([2.0, 3.0])), lambda c: lambda x: x * next(c.values)),
     "a generator": (lambda: (each for each in range(2, 9)), lambda c: lambda x: x * next(c)),
     "a generator in builtins": (
         of_builtins("next(batches_of_builtins)", batches_of_builtins=iter([2.0, 3.0])),
@@ -87,9 +85,6 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], Fn]]] = {
         lambda: type("Numbers", (itertools.count,), {"factor": 2.0})(2),
         lambda c: lambda x: x * next(c)),
     "a number of ctypes": (lambda: ctypes.c_double(2.0), lambda c: lambda x: x * c.value),
-    "a structure of ctypes": (
-        lambda: type("S", (ctypes.Structure,), {"_fields_": (("lr", ctypes.c_double),)})(2.0),
-        lambda c: lambda x: x * c.lr),
     "a pointer of ctypes": (
         lambda: ctypes.pointer((ctypes.c_double * 2)(1.0, 2.0)),
         lambda c: lambda x: x * c.contents[0]),
@@ -272,15 +267,6 @@ def a_field_of_a_function() -> Any:
 
 
 @noticed
-def a_global_of_a_file_that_another_file_imports() -> Any:
-    inner = module_of("signature_inner", "SCALE = [2.0]\ndef scale(): return SCALE[0]")
-    helpers = module_of(
-        "signature_outer", "import signature_inner\ndef f(x): return x * signature_inner.scale()"
-    )
-    return lambda x: helpers.f(x), lambda: inner.SCALE.insert(0, 3.0)
-
-
-@noticed
 def a_module_imported_inside() -> Any:
     helpers = module_of("signature_late", "SCALE = 2.0")
 
@@ -309,23 +295,6 @@ def a_module_of_a_package_imported_inside() -> Any:
         """,
     )
     return lambda x: x * helpers.scale(), lambda: setattr(inner, "SCALE", 3.0)
-
-
-@noticed
-def a_variable_around_a_function_of_another_file() -> Any:
-    helpers = module_of(
-        "signature_closure",
-        """
-        def make():
-            scale = 2.0
-            def set(value):
-                nonlocal scale
-                scale = value
-            return lambda x: x * scale, set
-        """,
-    )
-    scaled, change = helpers.make()
-    return lambda x: scaled(x), lambda: change(3.0)
 
 
 @noticed
