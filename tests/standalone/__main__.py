@@ -83,16 +83,13 @@ def main() -> int:
     parser.add_argument("--functions", type=int, default=500)
     parser.add_argument("--only", default="", help="parts whose names contain this text")
     parser.add_argument("--simd", default=SET)
-    parser.add_argument("--keep", type=Path, help="a folder for what is made")
-    parser.add_argument("--steps", type=Path, help="a folder of saved steps, instead of these")
     options = parser.parse_args()
     if not _native.choose_simd(options.simd):
         parser.error(f"this processor has no {options.simd}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.keep or Path(scratch)
-        files = sorted(options.steps.glob("*")) if options.steps else []
-        files = files or saved_steps(folder, options.functions, options.only)
+        folder = Path(scratch)
+        files = saved_steps(folder, options.functions, options.only)
         kernels = Kernels(folder / "kernels", options.simd)
         print(f"{len(files)} steps, {time.monotonic() - start:.0f} s", flush=True)
         ended: Counter[str] = Counter()

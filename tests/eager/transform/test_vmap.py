@@ -10,7 +10,6 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import (
-    ArgumentError,
     GradientError,
     PositionRefused,
 )
@@ -303,12 +302,6 @@ def test_lanes_meet_by_the_name_of_their_axis() -> None:
     _close(ml.vmap(ml.grad(part), axis_name="i")(x, weights), arrays(through(x)))
     moved = ml.vmap(lambda x: ml.jvp(normalized, (x,), (x,))[1], axis_name="i")
     _close(moved(x), arrays(ml.jvp(lambda x: ml.sin(x - ml.mean(x, axis=0)), (x,), (x,))[1]))
-
-
-def test_in_axes_that_are_none_are_refused() -> None:
-    for axes in (0.0, True, object(), {0}):
-        text = "in_axes: expected ints or None in tuples, lists and dicts, got "
-        refuses(ArgumentError, text, ml.vmap(ml.sin, in_axes=axes), ml.ones(2))
 
 
 def _eager(fn: Any) -> Any:
