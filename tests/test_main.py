@@ -28,7 +28,7 @@ from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import Capsys, Patch, cases, refuses, run_python, start_python
-from tests.fuzz.mutations import assert_well_refused, parts_of_npy
+from tests.fuzz.mutations import assert_well_refused, mutated, parts_of_npy
 from tests.threads import wait_for
 
 ADD = """
@@ -772,10 +772,7 @@ def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
     generator = random.Random(0)
     data = Path("step.mlvm").read_bytes()
     for _ in range(60):
-        mutated = bytearray(data)
-        for _ in range(generator.randint(1, 3)):
-            mutated[generator.randrange(len(data))] = generator.randrange(256)
-        Path("mutated.mlvm").write_bytes(mutated)
+        Path("mutated.mlvm").write_bytes(mutated(data, generator))
         assert command_line("check mutated.mlvm") in (0, 1)
         assert command_line("run mutated.mlvm --arg x.npy --arg x.npy --max-steps 1000") in (0, 1)
         assert command_line("memory mutated.mlvm") in (0, 1)
@@ -784,13 +781,9 @@ def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
 
 def test_mutations_of_npy_arguments(folder: Path) -> None:
     np.save("x.npy", np.ones((2, 2), np.float32))
-    content = Path("x.npy").read_bytes()
-
-    def read(damaged: bytes) -> None:
-        Path("x.npy").write_bytes(damaged)
-        read_argument(0, "x.npy")
-
-    assert_well_refused(parts_of_npy(content), read, BadInput)
+    file = folder / "x.npy"
+    parts = parts_of_npy(file.read_bytes())
+    assert_well_refused(parts, lambda _: read_argument(0, "x.npy"), BadInput, file=file)
 
 
 # --- as a process --------------------------------------------------------------------------

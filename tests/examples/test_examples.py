@@ -11,7 +11,7 @@ import pytest
 
 from mlvm.__main__ import main
 from mlvm.core.types import Array
-from tests.brief import ROOT, run_python
+from tests.brief import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.mlasm"))
 
@@ -180,11 +180,3 @@ def test_the_verifier_passes_it_and_the_readme_lists_it(
     assert listing.startswith("ok: ")
     assert "never reached" not in listing
     assert f"({path.name})" in (ROOT / "examples" / "README.md").read_text("utf-8")
-
-
-def test_as_a_process(tmp_path: Path) -> None:
-    np.save(tmp_path / "n.npy", np.array(12))
-    command = f"run examples/fibonacci.mlasm --arg {tmp_path}/n.npy --out {tmp_path}/out"
-    done = run_python("-m", "mlvm", *command.split())
-    assert (done.returncode, done.stdout, done.stderr) == (0, "output 0: i64[]\n", "")
-    assert np.load(tmp_path / "out" / "0.npy") == 144

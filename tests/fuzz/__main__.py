@@ -13,8 +13,8 @@ tensor readable, and computes on. The raw machine and one with workers give the 
 `language`: random functions in the eager language, called a few times eagerly and captured, with
 fusion and recomputation on and off, on one thread and on three. All must be equal to the bit, and
 give the same tensors in the same places. The reference machine must do the same but for the
-rounding of floats. With `--few` each program runs in a few of these ways, chosen at random. With
-`--device` they run there instead of on the other machines, eagerly and captured.
+rounding of floats. With `--device` they run there instead of on the other machines, eagerly and
+captured.
 
 `values`: random programs of views and updates, eagerly and captured, with gradients, beside numpy
 with copies.

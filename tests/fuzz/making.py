@@ -15,6 +15,7 @@ from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode
 from mlvm.core.types import Array
 from tests.cases import CASES
 from tests.core.programs import FACTORIAL, HALVE, PARITY, SUM_TO, f32s
+from tests.fuzz import mutations
 
 GLOBALS: Final = (10**15, 10**15 + 1)
 """What stands for handles in a program, until a VM has given its own."""
@@ -243,23 +244,6 @@ def mutated_text(rng: random.Random, text: str, other: str) -> str:
     return text
 
 
-def mutated_bytes(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """The bytes with some flipped, cut out, repeated, or taken from others."""
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(4):
-            case 0:
-                del changed[at : at + rng.randint(1, 8)]
-            case 1:
-                changed[at:at] = other[at : at + rng.randint(1, 8)]
-            case 2:
-                changed[at : at + 1] = bytes([rng.randrange(256)])
-            case _:
-                changed[at : at + 1] = bytes([rng.choice([0, 1, 127, 128, 255])])
-    return bytes(changed)
-
-
 def valid_programs() -> list[tuple[Program, tuple[Array, ...]]]:
     """Programs that run, with arguments for them."""
     texts = [FACTORIAL, PARITY, SUM_TO, HALVE]
@@ -296,5 +280,5 @@ def make_case(seed: int, number: int) -> Case:
     if roll < 0.85:
         text = mutated_text(rng, disassemble(program), disassemble(other))
         return Case("changed text", lambda: assemble(text), args)
-    data = mutated_bytes(rng, program.to_bytes(), other.to_bytes())
+    data = mutations.mutated(program.to_bytes(), rng)
     return Case("changed bytes", lambda: Program.from_bytes(data), args)

@@ -10,6 +10,7 @@ import re
 import struct
 import tracemalloc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -111,13 +112,14 @@ def assert_well_refused(
     read: Callable[[bytes], Any],
     errors: type[Exception] | tuple[type[Exception], ...],
     *,
+    file: Path | None = None,
     most: int = 8 << 20,
 ) -> None:
     """Each mutation is read or refused with one of the `errors`, in a few bytes of memory.
 
     `parts` are valid pieces of a file, each with what makes the whole file of it: lengths and
-    checksums around a piece do not hide what is wrong inside. No call allocates more than `most`
-    bytes.
+    checksums around a piece do not hide what is wrong inside. It is written to `file`, if there is
+    one, before it is read. No call allocates more than `most` bytes.
     """
     random = Random(0)
     outcomes = set()
@@ -126,6 +128,8 @@ def assert_well_refused(
         for number in range(MUTATIONS):
             part, whole = parts[number % len(parts)]
             data = whole(mutated(part, random))
+            if file is not None:
+                file.write_bytes(data)
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
             try:

@@ -166,12 +166,8 @@ def test_mutations(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "c" / "x.png"  # Pillow looks at the bytes
     Image.fromarray(np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)).save(file, kind)
     data = ImageFolder(tmp_path, ["c"], shape=(4, 4, 3))
-
-    def read(damaged: bytes) -> None:
-        file.write_bytes(damaged)
-        data[np.array([0])]
-
-    assert_well_refused([(file.read_bytes(), bytes)], read, DataError)
+    parts = [(file.read_bytes(), bytes)]
+    assert_well_refused(parts, lambda _: data[np.array([0])], DataError, file=file)
 
 
 def test_without_pillow(folder: Path, monkeypatch: Patch) -> None:

@@ -164,28 +164,18 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 def test_mutations_of_npy(tmp_path: Path) -> None:
     file = tmp_path / "x.npy"
     np.save(file, X)
-    content = file.read_bytes()
-
-    def read(damaged: bytes) -> None:
-        file.write_bytes(damaged)
-        open_npy(file)[:]
-
-    assert_well_refused(parts_of_npy(content), read, DataError)
+    parts = parts_of_npy(file.read_bytes())
+    assert_well_refused(parts, lambda _: open_npy(file)[:], DataError, file=file)
 
 
 def test_mutations_of_npz(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
     write(file)
     content = file.read_bytes()
-
-    def read(damaged: bytes) -> None:
-        file.write_bytes(damaged)
-        data = load(f"npz:{file}")
-        data.train[np.array([0])]
-
     directory = content.index(b"PK\1\2")
     parts = [(content, bytes), (content[directory:], lambda end: content[:directory] + end)]
-    assert_well_refused(parts, read, DataError)
+    read = lambda _: load(f"npz:{file}").train[np.array([0])]  # noqa: E731
+    assert_well_refused(parts, read, DataError, file=file)
 
 
 # --- data sets of one's own in an .npz -----------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import mlvm.eager as ml
 from tests.fuzz.language.making import make
@@ -30,22 +29,19 @@ MOST_REFUSED: Final = 0.05
 """Of all programs, as a fraction, that may be refused by a `CaptureError`."""
 
 
-def outcome_of(source: Source, device: str | None = None, few: str | None = None) -> str:
+def outcome_of(source: Source, device: str | None = None) -> str:
     """Run a program and return its outcome in a few words. Raises `Found`, and what else it fails
-    with. `few` is a seed that chooses some of the ways to run it."""
+    with."""
     with warnings.catch_warnings(), time_limit(SECONDS * (ON_DEVICE if device else 1)):
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ml.NoEffectWarning)  # random losses may use no parameter
-        chosen = None if few is None else random.Random(few)
-        return require_same(built_by(source.text()), device=device, few=chosen)
+        return require_same(built_by(source.text()), device=device)
 
 
-def failure_of(
-    source: Source, device: str | None = None, few: str | None = None
-) -> Exception | None:
+def failure_of(source: Source, device: str | None = None) -> Exception | None:
     """Return the error by which a program fails, if it does."""
     try:
-        outcome_of(source, device, few)
+        outcome_of(source, device)
     except Exception as error:
         return error
     return None
@@ -56,9 +52,9 @@ def kind_of(error: Exception | None) -> str | None:
     return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
 
 
-def cut_down(source: Source, device: str | None = None, few: str | None = None) -> Source:
+def cut_down(source: Source, device: str | None = None) -> Source:
     """The program without what it does not need to fail as it does."""
-    kind = kind_of(failure_of(source, device, few))
+    kind = kind_of(failure_of(source, device))
     until = time.monotonic() + CUTTING_SECONDS
     smaller: Source | None = source
     while smaller is not None:
@@ -66,7 +62,7 @@ def cut_down(source: Source, device: str | None = None, few: str | None = None) 
         for each in source.cuts():
             if time.monotonic() > until:
                 return source
-            if kind_of(failure_of(each, device, few)) == kind:
+            if kind_of(failure_of(each, device)) == kind:
                 smaller = each
                 break
     return source
@@ -75,21 +71,16 @@ def cut_down(source: Source, device: str | None = None, few: str | None = None) 
 class Fuzz:
     """Tries programs, and counts what comes of them."""
 
-    def __init__(self, seed: int, device: str | None = None, few: bool = False) -> None:
+    def __init__(self, seed: int, device: str | None = None) -> None:
         self.seed = seed
         self.device = device
-        self.few = few
         self.counts: Counter[str] = Counter()
-
-    def _options(self, number: int, source: Source) -> tuple[Any, ...]:
-        few = f"few:{self.seed}:{number}" if self.few else None
-        return source, self.device, few
 
     def run(self, number: int) -> str | None:
         """Try the program of that number; how it failed, if it did."""
         source = make(self.seed, number)
         try:
-            self.counts[outcome_of(*self._options(number, source))] += 1
+            self.counts[outcome_of(source, self.device)] += 1
         except Exception as error:
             failed = error
         else:
@@ -98,13 +89,12 @@ class Fuzz:
 
     def _describe(self, number: int, source: Source, failed: Exception) -> str:
         """The program, cut down if it fails by itself, and how it failed."""
-        smaller = cut_down(*self._options(number, source))
-        error = failure_of(*self._options(number, smaller))
+        smaller = cut_down(source, self.device)
+        error = failure_of(smaller, self.device)
         if error is None:
             smaller, error = source, failed
         trace = "".join(traceback.format_exception(error))
         rest = f" --device {self.device}" if self.device else ""
-        rest += " --few" if self.few else ""
         again = f"python -m tests.fuzz language --seed {self.seed} --first {number} --programs 1"
         return (
             f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
@@ -127,16 +117,15 @@ class Fuzz:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--few", action="store_true", help="few ways to run it, at random")
     parser.add_argument("--device", help="beside the processor, as opencl:0")
 
 
 def fuzz(
-    programs: int, seed: int, first: int = 0, *, device: str | None = None, few: bool = False
+    programs: int, seed: int, first: int = 0, *, device: str | None = None
 ) -> tuple[Fuzz, str | None]:
     """Try the given number of programs, with a line of progress on a terminal; return the outcomes,
     and how one failed, if one did."""
-    runs = Fuzz(seed, device, few)
+    runs = Fuzz(seed, device)
     start = time.monotonic()
     for number in range(first, first + programs):
         failure = runs.run(number)

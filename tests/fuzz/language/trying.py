@@ -13,7 +13,6 @@ must do the same to the bit; and on the reference machine, where floats may diff
 from __future__ import annotations
 
 import gc
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -265,27 +264,13 @@ MODES: Final = {
 }
 
 
-ONE_MODE: Final = 0.75
-"""Share of programs that are captured in one mode, where few runs are chosen; others in two."""
-
-OTHER_RUNS: Final = 0.15
-"""Share of programs of each other run, where few are chosen."""
-
-
-def require_same(
-    build: Callable[[], World],
-    *,
-    device: str | None = None,
-    few: random.Random | None = None,
-) -> str:
+def require_same(build: Callable[[], World], *, device: str | None = None) -> str:
     """Raise `Found` unless the program does the same eagerly and captured, or on that device. What
-    came of it: "same", the name of an error, or why it was refused. `few`
-    chooses some of the runs.
+    came of it: "same", the name of an error, or why it was refused.
 
     Raises `NoProgram` for one that raises eagerly what is no `MlvmError`.
     """
-    vm_of = new_vm if few is None or _is_chosen(few) else used_vm
-    vm = vm_of("fuzz")
+    vm = new_vm("fuzz")
     try:
         eager = Run(build, vm, lambda step: step)
     except Found:
@@ -300,14 +285,10 @@ def require_same(
         _require_same_on_device(build, eager, on_device(device))
         return outcome
     if vm.native:
-        _require_same_on_other_machines(build, eager, vm_of, few)
+        _require_same_on_other_machines(build, eager)
     plans: dict[str, list[int]] = {}
-    runs: dict[str, How] = {"eager again": lambda step: step} if _is_chosen(few) else {}
-    modes = [*MODES]
-    if few is not None:
-        modes = few.sample(modes, 1 if few.random() < ONE_MODE else 2)
-    for name in modes:
-        fuse, recompute = MODES[name]
+    runs: dict[str, How] = {"eager again": lambda step: step}
+    for name, (fuse, recompute) in MODES.items():
         runs[name] = partial(ml.capture, fuse=fuse, recompute=recompute)
     for name, how in runs.items():
         run = Run(build, vm, how)
@@ -320,10 +301,6 @@ def require_same(
         plans[name] = run.plans
     _require_small_plans(plans)
     return outcome
-
-
-def _is_chosen(few: random.Random | None) -> bool:
-    return few is None or few.random() < OTHER_RUNS
 
 
 def _bytes_of(vm: ml.VM) -> float:
@@ -357,13 +334,7 @@ def new_vm(name: str) -> ml.VM:
     return ml.VM(name, native=False if name == "reference" else None)
 
 
-used_vm: Final = cache(new_vm)
-"""The VM of that name, which other programs have used."""
-
-
-def _require_same_on_other_machines(
-    build: Callable[[], World], eager: Run, vm_of: Callable[[str], ml.VM], few: random.Random | None
-) -> None:
+def _require_same_on_other_machines(build: Callable[[], World], eager: Run) -> None:
     """Raise `Found` unless three threads compute the same bits, eagerly and captured, and the
     reference machine the same but for rounding, if that does not matter much to the program."""
     others: list[tuple[str, str, How, Same]] = [
@@ -371,8 +342,8 @@ def _require_same_on_other_machines(
         ("3 threads, captured", "threads", ml.capture, same_bits),
         ("reference machine", "reference", lambda step: step, same_numbers),
     ]
-    for name, kind, how, same in [each for each in others if _is_chosen(few)]:
-        vm = vm_of(kind)
+    for name, kind, how, same in others:
+        vm = new_vm(kind)
         run = Run(build, vm, how)
         for i, (actual, expected) in enumerate(zip(run.steps, eager.steps, strict=False)):
             try:
