@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -90,9 +91,32 @@ def test_a_folder_that_is_imported_later_is_no_name_of_the_language() -> None:
     assert run(code) == ["capture", "True", "False"]
 
 
-def test_all_names_come_with_a_star() -> None:
-    code = "from mlvm.eager import *; import mlvm.eager as ml; print(len({*ml.__all__} - {*dir()}))"
-    assert run(code) == ["0"]
+METHODS_AND_NAMES = """
+import sys
+import mlvm.eager as ml
+
+vm = ml.VM("lent")
+arena = ml.Arena(vm, "step")
+with vm.trace(sys.argv[1]), arena.allocating():
+    x = ml.ones((2, 3))[0] + 1.0
+print(x.tolist(), "used" in arena.report())
+arena.plot(sys.argv[2])
+
+for module in (ml, ml.errors, ml.nn, ml.optim, ml.parallel, ml.random, ml.testing, ml.tree):
+    names = [name for name in dir(module) if not name.startswith("__")]
+    assert names == sorted(module.__all__), set(names) ^ set(module.__all__)
+    for name in ("TYPE_CHECKING", "annotations", "host", "math", "tensor"):
+        assert not hasattr(module, name), name
+from mlvm.eager import *
+assert {*ml.__all__} <= {*dir()}
+"""
+
+
+def test_methods_that_upper_floors_add_and_no_names_but_public_ones(tmp_path: Path) -> None:
+    trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
+    assert output_of("-c", METHODS_AND_NAMES, trace, picture) == "[2.0, 2.0, 2.0] True\n"
+    assert trace.stat().st_size
+    assert picture.read_text().startswith("<svg")
 
 
 def test_a_pickle_finds_a_name_in_a_new_process() -> None:
