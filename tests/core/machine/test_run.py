@@ -8,84 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlvm.core.errors import HandleError, MachineError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.link import nargs_of
-from mlvm.core.machine.verify import verify
-from mlvm.core.program.program import STAR, Function, Instruction, Program
+from mlvm.core.program.program import STAR, Program
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import cases, refuses
 from tests.cases.claim_tests import claims
-from tests.core.programs import TABLE, asm, f32s, instruction, put, run, straight
-
-CONSTANT = f32s(10, 20)
-KERNELS: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "negative": np.negative}
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> tuple[Program, list[Array], list[Array]]:
-    """A straight program over two arguments, with what it leaves on the stack and in them."""
-    args = [f32s(1, 2), f32s(3, 5)]
-    code: list[Instruction] = []
-    stack: list[Any] = []
-
-    def call(form: str, nparams: int, nresults: int) -> None:
-        count = draw(st.sampled_from([nparams, STAR])) if nparams == len(stack) else nparams
-        code.append(instruction("push_str", form))
-        code.append(instruction("cfunc", count, draw(st.sampled_from([nresults, STAR]))))
-
-    for _ in range(draw(st.integers(0, 12))):
-        match draw(st.sampled_from(["load", "load", "const", "int", "pop", "fresh", "into"])):
-            case "load":
-                i = draw(st.integers(0, 1))
-                code.append(instruction("load_arg", i))
-                stack.append(args[i])
-            case "const":
-                code.append(instruction("push_const", "c"))
-                stack.append(CONSTANT)
-            case "int":
-                code.append(instruction("push_int", 7))
-                stack.append(7)
-            case "pop":
-                n = draw(st.integers(0, len(stack)))
-                code.append(instruction("pop", n))
-                del stack[len(stack) - n :]
-            case form:
-                name = draw(st.sampled_from(sorted(KERNELS)))
-                arity = KERNELS[name].nin
-                params = stack[len(stack) - arity - (form == "into") :]
-                if len(stack) < arity + (form == "into") or 7 in map(type_or_7, params):
-                    continue
-                if form == "fresh":
-                    call(name, arity, 1)
-                    stack[len(stack) - arity :] = [KERNELS[name](*params)]
-                elif params[0] is not CONSTANT:
-                    call(f"{name}.out", arity + 1, 0)
-                    KERNELS[name](*params[1:], out=params[0])
-                    del stack[len(stack) - arity - 1 :]
-    code.append(instruction("halt"))
-    program = Program([Function("main", 0, STAR, tuple(code))], {"c": CONSTANT})
-    return program, stack, args
-
-
-def type_or_7(value: Any) -> Any:
-    return 7 if value.__class__ is int else None
-
-
-@given(runs())
-def test_a_straight_program_does_what_numpy_does(
-    case: tuple[Program, list[Array], list[Array]],
-) -> None:
-    program, stack, args = case
-    operands = [f32s(1, 2), f32s(3, 5)]
-    verify(program, TABLE, [TensorType(f32, (2,))] * 2)
-    np.testing.assert_equal(run(program, *operands), stack)
-    np.testing.assert_equal(operands, args)
+from tests.core.programs import asm, f32s, put, run, straight
 
 
 @cases("order", (0, 1, 2), (0, 2, 1), (2, 1, 0), (0, 1, 1), (1, 1, 2))
