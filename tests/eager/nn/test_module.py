@@ -13,8 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError, OperandValueError, PathError, ShapeError
-from mlvm.core.types import Array
+from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.functions.elements import stop_gradient
@@ -78,33 +77,7 @@ def test_layer_norm() -> None:
     np.testing.assert_allclose(layer(from_array(x)).numpy(), expected, rtol=1e-12)
 
 
-def test_embedding() -> None:
-    layer = nn.Embedding(5, 3)
-    indices = np.array([[4, 0], [1, 1]])
-    expected = layer.embedding.numpy()[indices]
-    np.testing.assert_array_equal(layer(from_array(indices)).numpy(), expected)
-    refuses(OperandValueError, "", layer, from_array(np.array([5])))
-
-
-def test_sequential_takes_layers_and_functions() -> None:
-    layer = nn.Sequential(nn.Linear(3, 4), op.relu, nn.Dropout(0.5)).eval()
-    x = from_array(normal(2, 3).astype(np.float32))
-    expected = op.relu(layer.layers[0](x)).numpy()
-    np.testing.assert_array_equal(layer(x).numpy(), expected)
-    assert list(layer.named_parameters()) == ["layers_0/kernel", "layers_0/bias"]
-
-
 # --- parameters at the start ---------------------------------------------------------
-
-
-def test_without_a_key_the_global_one_is_used() -> None:
-    def drawn() -> Array:
-        random.seed(7)
-        return np.stack([nn.Linear(3, 4).kernel.numpy() for _ in range(2)])
-
-    first, second = drawn()
-    assert (first != second).any()
-    np.testing.assert_array_equal(drawn(), [first, second])
 
 
 def test_parameters_are_all_that_stays_in_the_arena() -> None:
