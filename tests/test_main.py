@@ -13,7 +13,6 @@ import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import Capsys, Patch, cases, refuses, run_python, start_python
+from tests.drawn import SVG, parse
 from tests.fuzz.mutations import assert_well_refused, mutated, parts_of_npy
 from tests.threads import wait_for
 
@@ -409,12 +409,9 @@ def test_memory_runs_a_script_and_reports_and_draws_its_arenas(
     assert sorted(path.name for path in Path("pictures").iterdir()) == names
     for name in names:
         assert f"picture  {Path('pictures') / name}" in output
-    root = ElementTree.fromstring(Path("pictures/train.a_batch_1.svg").read_text("utf-8"))
-    hovers = [e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}title")]
+    root = parse(Path("pictures/train.a_batch_1.svg").read_text("utf-8"))
+    hovers = [e.text or "" for e in root.iter(f"{SVG}title")]
     assert sum(hover.startswith("matmul: f32[8,8]\n256 bytes at 0\n") for hover in hovers) == 3
-
-
-def test_memory_of_a_script_writes_beside_it_unless_told(script: Path) -> None:
     assert command_line("memory scripts/train.py") == 0
     assert (script / "train.weights.svg").exists()
 
@@ -727,7 +724,7 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Capsys) -> None
     plan = step.plan
     assert f"planned: {plan.nbytes:,} bytes, lower bound {plan.lower_bound:,}" in output
     picture = Path("step.plan.svg").read_text("utf-8")
-    ElementTree.fromstring(picture)
+    parse(picture)
     assert "test_main.py:" in picture
 
 

@@ -26,6 +26,7 @@ from bench.harness import (
     Suite,
     child_environment,
     if_native,
+    installed_version,
     outcomes,
     ratios,
     run,
@@ -300,44 +301,26 @@ def test_scaling() -> None:
     assert ("mlvm-replay-2t" in trained) == (extension.EXTENSION is not None)
 
 
-def test_calls() -> None:
-    records = run(
-        dataclasses.replace(calls.SUITE, contenders=calls.SUITE.contenders[:1]), quick=True
-    )
-    assert [r.case for r in records] == ["add", "tree", "momentum", "adamw"]
-
-
-def test_mixer() -> None:
-    others = {
-        "mlvm-bf16",
-        "mlvm-bf16-2t",
-        "mlvm-autocast-2t",
-        "matmuls-alone-2t",
-    }  # run as these do
-    ours = [
-        c for c in mixer.SUITE.contenders if c.package in ("mlvm", "numpy") and c.name not in others
-    ]
-    records = run(dataclasses.replace(mixer.SUITE, contenders=tuple(ours)), quick=True)
-    assert {(r.case, r.metric) for r in records} == {("tiny", "step_ms")}
-    expected = [c.name for c in ours]
+@cases("suite, packages, but, results",
+    (calls.SUITE, "mlvm", "", {(c, "us_per_call") for c in ("add", "tree", "momentum", "adamw")}),
+    (
+        mixer.SUITE, "mlvm numpy", "mlvm-bf16 mlvm-bf16-2t mlvm-autocast-2t matmuls-alone-2t",
+        {("tiny", "step_ms")},
+    ),
+    (inference.SUITE, "mlvm torch", "", {("tiny batch 1", "pass_ms")}),
+    (dynamic.SUITE, "mlvm", "", {(case, "us_per_token") for case in QUICK}),
+    ids=["calls", "mixer", "inference", "dynamic"],
+)  # fmt: skip
+def test_a_quick_run(suite: Suite, packages: str, but: str, results: Any) -> None:
+    """`but` are those that run as others do."""
+    chosen = [c for c in suite.contenders if c.package in packages.split()]
+    chosen = [c for c in chosen if c.name not in but.split()]
+    records = run(dataclasses.replace(suite, contenders=tuple(chosen)), quick=True)
+    names = {c.name for c in chosen if installed_version(c.package)}
     if extension.EXTENSION is None:
-        expected.remove("mlvm-replay-2t")
-    assert [r.contender for r in records] == expected
-
-
-def test_inference() -> None:
-    ours = [c for c in inference.SUITE.contenders if c.package in ("mlvm", "torch")]
-    records = run(dataclasses.replace(inference.SUITE, contenders=tuple(ours)), quick=True)
-    assert {(r.case, r.metric) for r in records} == {("tiny batch 1", "pass_ms")}
-    assert "mlvm-1t" in {r.contender for r in records}
-
-
-def test_dynamic() -> None:
-    ours = [c for c in dynamic.SUITE.contenders if c.package == "mlvm"]
-    records = run(dataclasses.replace(dynamic.SUITE, contenders=tuple(ours)), quick=True)
-    assert {(r.case, r.metric, r.contender) for r in records} == {
-        (case, "us_per_token", c.name) for case in QUICK for c in ours
-    }
+        names -= {"mlvm-replay-2t", "mlvm-2t"}
+    expected = {(*result, name) for result in results for name in names}
+    assert {(r.case, r.metric, r.contender) for r in records} == expected
 
 
 @cases(

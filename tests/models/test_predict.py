@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from models import weights
 from models.mlp_mixer import MlpMixer
 from models.predict import Classifier, Guess, drawn, main, read_classes
 from tests.brief import Capsys, output_of, refuses
+from tests.drawn import parse, texts
 
 PIL = pytest.importorskip("PIL.Image")
 NAMES = ["red", "green", "blue"]
@@ -54,9 +54,9 @@ def test_images_get_the_names_of_their_classes(tmp_path: Path, file: Path, capsy
     assert len(lines) == 5
     percentages = [float(line.split()[0]) for line in lines if "%" in line]
     assert percentages[0] > 95 > 5 > percentages[1] > 0
-    texts = [x.text for x in ElementTree.parse(plot).iter() if x.tag.endswith("text")]
-    assert str(images[0]).endswith((texts[0] or "").removeprefix("…"))
-    assert texts[1:3] == ["blue", f"{percentages[0]:.2f} %"]
+    shown = texts(parse(plot.read_text("utf-8")))
+    assert str(images[0]).endswith(shown[0].removeprefix("…"))
+    assert shown[1:3] == ["blue", f"{percentages[0]:.2f} %"]
     assert plot.read_text().count("data:image/png;base64,") == 2
 
 
@@ -91,8 +91,7 @@ def test_names_are_no_commands_to_a_terminal(tmp_path: Path, file: Path, capsys:
     assert main([str(file), str(tmp_path / "\x1b[31m.png"), "--plot", str(plot)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in out[1:]] == ["\\x1b[2J", "\\ud800", "grün"]
-    texts = [x.text for x in ElementTree.parse(plot).iter() if x.tag.endswith("text")]
-    assert texts[1::2] == ["\\x1b[2J", "\\ud800", "grün"]
+    assert texts(parse(plot.read_text("utf-8")))[1::2] == ["\\x1b[2J", "\\ud800", "grün"]
     ml.save(file, {"\x1b[31m": np.zeros(1)})
     assert main([str(file), "x"]) == 1
     assert "its names: \\x1b[31m\n" in capsys.readouterr().err
@@ -101,8 +100,7 @@ def test_names_are_no_commands_to_a_terminal(tmp_path: Path, file: Path, capsys:
 def test_long_names_stay_on_the_picture(tmp_path: Path) -> None:
     guesses = [Guess("cat " * 99, 0.5), Guess("dog", 0.5)]
     content = drawn([("\x1b" + "x" * 500 + "cat.png", np.zeros((1, 4, 3), np.uint8), guesses)])
-    texts = [x for x in ElementTree.fromstring(content).iter() if x.tag.endswith("text")]
-    path, cat, _, dog, _ = [x.text or "" for x in texts]
+    path, cat, _, dog, _ = texts(parse(content))
     assert path.startswith("…")
     assert path.endswith("xcat.png")
     assert (cat[-1], dog) == ("…", "dog")

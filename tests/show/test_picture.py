@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
@@ -16,30 +16,16 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.types import TensorType
 from mlvm.show.picture import MOST_RECTANGLES, timeline
 from mlvm.show.record import snapshot
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def parse(svg: str) -> ElementTree.Element:
-    root = ElementTree.fromstring(svg)
-    assert root.tag == f"{SVG}svg"
-    for element in root.iter():
-        for name in ("x", "y", "width", "height"):
-            assert np.isfinite(float(element.attrib.get(name, 0)))
-    return root
+from tests.drawn import SVG, parse, texts
 
 
-def texts(root: ElementTree.Element) -> list[str]:
-    return [element.text or "" for element in root.iter(f"{SVG}text")]
-
-
-def groups(root: ElementTree.Element) -> list[ElementTree.Element]:
+def groups(root: Element) -> list[Element]:
     """For each colour the group of its rectangles."""
     [tensors] = [g for g in root.iter(f"{SVG}g") if "tensors" in g.attrib.get("class", "")]
     return list(tensors)
 
 
-def hovers(root: ElementTree.Element) -> list[str]:
+def hovers(root: Element) -> list[str]:
     return [title.text or "" for group in groups(root) for title in group.iter(f"{SVG}title")]
 
 
@@ -88,6 +74,7 @@ def batch_line(text: str) -> int:
 def test_lower_bound_and_high_water_are_lines_with_labels(batch: ml.Arena) -> None:
     assert batch.recording is not None
     root = parse(timeline(batch.recording))
+    assert texts(root)[1].endswith(" times the lower bound")
     bound, top = max(batch.recording.used()), 2 * 2048 + 64 + 64
     assert f"lower bound: {bound:,} bytes alive at once" in texts(root)
     assert any(re.fullmatch(r"highest address: 4,\d+ bytes", t) for t in texts(root))
@@ -128,12 +115,6 @@ def test_narrow_rectangles_have_no_edges() -> None:
     for count, classes in ((20, "tensors"), (2000, "tensors dense")):
         root = parse(timeline(Recording("batch", 64, count, lifetimes[:count])))
         assert [g.attrib["class"] for g in root.iter(f"{SVG}g") if "class" in g.attrib] == [classes]
-
-
-def test_sizes_are_compared_by_name(batch: ml.Arena) -> None:
-    assert batch.recording is not None
-    about = texts(parse(timeline(batch.recording)))[1]
-    assert about.endswith(" times the lower bound")
 
 
 def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) -> None:

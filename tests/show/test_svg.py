@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 import pytest
 
 from mlvm.show.svg import (
@@ -16,8 +14,7 @@ from mlvm.show.svg import (
 )
 from tests.brief import cases
 from tests.cases.claim_tests import claims
-
-SVG = "{http://www.w3.org/2000/svg}"
+from tests.drawn import SVG, parse
 
 
 @cases("low, high, whole, ticks",
@@ -61,7 +58,7 @@ def test_an_op_has_one_colour_in_all_pictures() -> None:
 
 def test_axes_have_a_line_and_a_number_for_each_tick() -> None:
     x, y = Scale(0, 4, 50, 250, whole=True), Scale(0, 1, 150, 20)
-    root = ElementTree.fromstring(document(300, 200, "", axes(x, y, "steps", "loss")))
+    root = parse(document(300, 200, "", axes(x, y, "steps", "loss")))
     assert root.attrib["viewBox"] == "0 0 300 200"
     texts = {each.text: each.attrib for each in root.iter(f"{SVG}text")}
     assert set(texts) == {*map(x.label, x.ticks()), *map(y.label, y.ticks()), "steps", "loss"}

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import pytest
 
 from models.training.plot import loss_curve
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def parse(svg: str) -> ElementTree.Element:
-    root = ElementTree.fromstring(svg)
-    assert root.tag == f"{SVG}svg"
-    assert not {"nan", "inf"} & set(svg.replace('"', " ").replace(",", " ").split())
-    return root
+from tests.drawn import SVG, parse, texts
 
 
-def texts(root: ElementTree.Element) -> list[str]:
-    return [element.text or "" for element in root.iter(f"{SVG}text")]
-
-
-def lines(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
+def lines(root: Element) -> list[list[tuple[float, float]]]:
     """The points of each polyline."""
     return [
         [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]  # type: ignore[misc]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
 from tests.brief import ROOT, Capsys, Patch, cases, output_of, refuses, run_python
+from tests.drawn import SVG, parse, texts
 from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
@@ -67,8 +67,8 @@ def timeless(result: Any) -> dict[str, Any]:
 def titles_and_kinds(svg: str) -> list[str]:
     """Return the texts of a plan's picture but for its numbers, which machines may round
     otherwise."""
-    texts = [x.text or "" for x in ElementTree.fromstring(svg).iter() if x.tag.endswith("text")]
-    return [text for text in texts if not any(map(str.isdigit, text)) and "others" not in text]
+    shown = texts(parse(svg))
+    return [text for text in shown if not any(map(str.isdigit, text)) and "others" not in text]
 
 
 def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         results.append(json.loads(file.read_text()))
-        for picture in ("loss.svg", "step_memory.svg"):
-            assert ElementTree.parse(plots / picture).getroot().tag.endswith("svg")
-        assert (plots / "loss.svg").read_text("utf-8").count("test after epoch") == 2
+        loss = (plots / "loss.svg").read_text("utf-8")
+        titles = [title.text or "" for title in parse(loss).iter(f"{SVG}title")]
+        assert sum("test after epoch" in title for title in titles) == 2
         documented = (ROOT / "docs/memory/mixer_step.svg").read_text("utf-8")
         assert titles_and_kinds(documented) == titles_and_kinds(
             (plots / "step_memory.svg").read_text("utf-8")
