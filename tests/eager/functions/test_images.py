@@ -43,14 +43,6 @@ def test_bilinear(bias: bool) -> None:
     )
 
 
-def test_instance_norm() -> None:
-    layer = nn.InstanceNorm(3, eps=1e-3, dtype="f64")
-    w, x = randomized(layer), normal(2, 4, 5, 3)
-    mean, var = (f(x, axis=(1, 2), keepdims=True) for f in (np.mean, np.var))
-    expected = (x - mean) / np.sqrt(var + 1e-3) * w["scale"] + w["bias"]
-    np.testing.assert_allclose(layer(t(x)).numpy(), expected, rtol=1e-10, atol=1e-12)
-
-
 def test_bags_of_a_layer_are_those_of_the_function() -> None:
     layer = nn.EmbeddingBag(5, 4, mode="sum", dtype="f64")
     bags = layer(t(LINE), t(OFFSETS), weights=t(np.arange(5.0))).numpy()

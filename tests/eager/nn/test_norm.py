@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn
+from tests.brief import cases
 from tests.eager.nn.checks import normal, randomized
 
 
@@ -19,19 +20,21 @@ def test_rms_norm() -> None:
     np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 6])
-def test_group_norm(groups: int) -> None:
-    layer = nn.GroupNorm(groups, 6, eps=1e-3, dtype="f64")
-    w, x = randomized(layer), normal(2, 3, 2, 6)
-    expected = np.empty_like(x)
-    for n in range(2):
-        for g in range(groups):
-            channels = slice(g * 6 // groups, (g + 1) * 6 // groups)
-            part = x[n, ..., channels]
-            expected[n, ..., channels] = (part - part.mean()) / np.sqrt(part.var() + 1e-3)
-    expected = expected * w["scale"] + w["bias"]
-    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-11)
-    assert layer(ml.asarray(normal(4, 6))).shape == (4, 6)
+@cases(
+    "make, groups, shape",
+    (partial(nn.LayerNorm, 6), 1, (4, 6)),
+    (partial(nn.GroupNorm, 1, 6), 1, (4, 6)),
+    (partial(nn.GroupNorm, 2, 6), 2, (2, 3, 2, 6)),
+    (partial(nn.GroupNorm, 6, 6), 6, (2, 5, 6)),
+    (partial(nn.InstanceNorm, 6), 6, (2, 3, 2, 6)),
+)
+def test_norms_of_groups(make: Any, groups: int, shape: tuple[int, ...]) -> None:
+    layer = make(eps=1e-3, dtype="f64")
+    w, x = randomized(layer), normal(*shape)
+    parts = x.reshape(shape[0], -1, groups, 6 // groups)
+    mean, var = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
+    expected = ((parts - mean) / np.sqrt(var + 1e-3)).reshape(shape) * w["scale"] + w["bias"]
+    np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_a_captured_training_step_moves_the_running_statistics() -> None:
