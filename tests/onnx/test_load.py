@@ -96,15 +96,6 @@ def test_a_model_is_a_module_that_may_be_captured_and_trained() -> None:
 
     losses = [float(step(net, x)) for _ in range(5)]
     assert losses[-1] < 0.9 * losses[0]
-    slopes, h = ml.grad(loss_of)(net, x)["weights"]["k"].numpy(), 1e-2
-    for i in range(7):
-        net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
-        above = float(loss_of(net, x))
-        net.weights["k"] = net.weights["k"] - 2 * h * ml.one_hot(ml.asarray(i), 7)
-        np.testing.assert_allclose(
-            (above - float(loss_of(net, x))) / h / 2, slopes[i], rtol=1e-2, atol=1e-3
-        )
-        net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
 
 
 def test_a_model_is_copied_pickled_saved_and_shown(tmp_path: Path) -> None:
