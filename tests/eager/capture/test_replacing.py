@@ -127,24 +127,12 @@ def test_the_first_of_overlapping_patterns_goes_first(host: Host) -> None:
     def fn(x: ml.Tensor) -> ml.Tensor:
         return ml.exp(ml.sin(ml.cos(x)))
 
-    step = check(
-        host,
-        fn,
-        normal(3),
-        expected=2,
-        outer=lambda x: ml.exp(ml.sin(x)),
-        inner=lambda x: ml.cos(x),
-    )
+    outer: Fn = lambda x: ml.exp(ml.sin(x))  # noqa: E731
+    inner: Fn = lambda x: ml.sin(ml.cos(x))  # noqa: E731
+    step = check(host, fn, normal(3), expected=2, outer=outer, inner=lambda x: ml.cos(x))
     assert counts(step) == {"outer": 1, "inner": 1}
     with pytest.warns(ml.ReplacementWarning, match="'outer' is not called"):
-        step = check(
-            host,
-            fn,
-            normal(3),
-            expected=1,
-            inner=lambda x: ml.sin(ml.cos(x)),
-            outer=lambda x: ml.exp(ml.sin(x)),
-        )
+        step = check(host, fn, normal(3), expected=1, inner=inner, outer=outer)
     assert counts(step) == {"inner": 1, "outer": 0}
 
 
@@ -304,14 +292,8 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
         CheckFailed, "wrong: result 0, f32.*differ", ml.testing.replacement, dense, "wrong", *types
     )
     host.register("wide", lambda x, w, b: dense(x, w, b).astype(ml.float64))
-    refuses(
-        CheckFailed,
-        r"f64\[2,4\], the pattern's is f32",
-        ml.testing.replacement,
-        dense,
-        "wide",
-        *types,
-    )
+    text = r"f64\[2,4\], the pattern's is f32"
+    refuses(CheckFailed, text, ml.testing.replacement, dense, "wide", *types)
     host.register("two", lambda x: (ml.exp(x), x))
     refuses(CheckFailed, "2 results", ml.testing.replacement, ml.exp, "two", types[0])
     wrong: Any = 3

@@ -377,14 +377,8 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
         content = (tmp_path / "x").read_bytes().replace(b"mlvm.plaim", b"mlvm.plain")
         (tmp_path / "x").write_bytes(content)
         refuses(ml.errors.WeightsError, "no JSON by path", ml.load, tmp_path / "x")
-    refuses(
-        ml.errors.ArgumentError,
-        "'mlvm.plain' has the plain values",
-        ml.save,
-        tmp_path / "x",
-        {},
-        {"mlvm.plain": ""},
-    )
+    message = "'mlvm.plain' has the plain values"
+    refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / "x", {}, {"mlvm.plain": ""})
 
 
 @pytest.mark.local(reason="the members are here")

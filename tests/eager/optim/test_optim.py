@@ -788,14 +788,8 @@ def test_what_is_no_learning_rate_is_not_assigned() -> None:
     optimizer: Any = optim.SGD(tensors(START), 0.1, momentum=0.5, groups=[("bias", {})])
     for owner, name in ((optimizer, "SGD"), (optimizer.groups[0], "a group")):
         for value in ("0.1", b"0.1", None, -1, math.nan):
-            refuses(
-                ArgumentError,
-                f"{name}: expected learning_rate",
-                setattr,
-                owner,
-                "learning_rate",
-                value,
-            )
+            text = f"{name}: expected learning_rate"
+            refuses(ArgumentError, text, setattr, owner, "learning_rate", value)
         refuses(ArgumentError, "expected momentum in", setattr, owner, "momentum", 1)
         owner.learning_rate = optim.constant(0.5)
         owner.learning_rate = 2

@@ -484,12 +484,8 @@ def test_a_function_with_other_parameters_than_it_says_runs_row_by_row() -> None
         return 0
     """
     program = rows_of("get -1\nget -1\nget -1\ncall f\nget -1", function)
-    refuses(
-        MachineError,
-        "parameters of f differ",
-        lane_link.Linked,
-        lane_link.LaneProgram.of(program),
-    )
+    message = "parameters of f differ"
+    refuses(MachineError, message, lane_link.Linked, lane_link.LaneProgram.of(program))
     assert launched(program, np.zeros(2, np.int64), np.array(2), I64)[0] == [7, 8]
 
 

@@ -180,14 +180,8 @@ def test_an_op_without_a_rule_is_refused_where_a_float_of_the_result_depends_on_
 
 
 def test_errors_of_the_function_itself() -> None:
-    refuses(
-        CaptureError,
-        "a value is read inside a function of jvp",
-        ml.jvp,
-        lambda x: x * float(x[0]),
-        (X,),
-        (V,),
-    )
+    message = "a value is read inside a function of jvp"
+    refuses(CaptureError, message, ml.jvp, lambda x: x * float(x[0]), (X,), (V,))
     refuses(CheckFailed, "x is positive", ml.jvp, _checked, (-X,), (V,))
     refuses(DTypeError, "expected one tangent a primal, got 2", ml.linearize(ml.sin, X)[1], V, V)
     _, pull = ml.vjp(lambda x: (x, x), X)
