@@ -109,14 +109,6 @@ def test_the_line_that_sees_a_length_is_named() -> None:
     assert caught[0].lineno == fn.__code__.co_firstlineno + 1
 
 
-def test_an_open_tensor_without_elements() -> None:
-    def fn(x: Any) -> Any:
-        rest = x[:, 4:]
-        return ml.concat([x * 2, rest] if rest.size else [x * 2], axis=1)
-
-    assert traces(fn, 4, 6, 3, 9) == 1
-
-
 def test_a_length_kept_elsewhere_is_never_stale() -> None:
     lengths: list[Any] = []
 
@@ -647,13 +639,6 @@ def test_names_of_a_named_tuple() -> None:
         assert same(step, fn, Rows(matrix(n), [ml.ones((n,)) * 2]))
     assert step.signatures == 1
     refuses(ShapeError, r"axis 0 of batch\['x'\] is 'n' = 9", step, Rows(matrix(9), [ml.ones(9)]))
-
-
-def test_python_numbers_change_beside_lengths() -> None:
-    step = ml.capture(lambda x, rate: ml.sum(x) * rate / x.shape[0], lengths=N)
-    for i, n in enumerate((4, 7, 3, 9, 7, 4, 12)):
-        assert same(step, step.fn, matrix(n), 0.1 * i)
-    assert step.signatures == 2
 
 
 def test_rebound_fields_beside_lengths() -> None:

@@ -122,16 +122,3 @@ def test_what_is_measured_suffices_exactly(name: str) -> None:
     assert round(growth * 2**20) == plan.nbytes + plan.ahead
     captured.close()
     assert run.vm.consumed_size_in_mib() == before + run.batch.capacity / 2**20
-
-
-def test_the_gradient_of_a_long_loop_takes_no_more_memory_in_chains() -> None:
-    steps, width = 16, 4096
-
-    def last(x: Tensor, h: Tensor) -> Tensor:
-        for t in range(steps):
-            h = ml.tanh(h + x[t])
-        return ml.sum(h)
-
-    types = ml.TensorType("f32", (steps, width)), ml.TensorType("f32", (width,))
-    plain, chains = [ml.measure(ml.grad(last), *types, fuse=fuse).plan for fuse in (False, True)]
-    assert chains.nbytes <= plain.nbytes == plain.unfused == chains.unfused

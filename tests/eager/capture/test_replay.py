@@ -206,18 +206,6 @@ def test_a_closed_vm_is_told(arena: Any) -> None:
     refuses(ml.errors.MlvmError, "closed", double, x)
 
 
-def test_memory_of_ended_arenas_does_not_grow() -> None:
-    vm = ml.VM("ends", native=True)
-    double = ml.capture(lambda x: x + x)
-    consumed = []
-    for _ in range(20):
-        with ml.Arena(vm, "scratch") as scratch, scratch.allocating():
-            x = ml.ones(1000)
-            assert [float(double(x).sum()) for _ in range(5)] == [2000.0] * 5
-        consumed.append(vm.consumed_size_in_mib())
-    assert len(set(consumed[5:])) == 1
-
-
 def test_threads_share_a_function() -> None:
     w = ml.asarray(np.arange(8.0, dtype=np.float32))
     captured = warmed(lambda x: ml.sum(ml.tanh(x * w) * x), ml.ones(8))

@@ -166,26 +166,21 @@ def test_scales_of_mxfp4_are_powers_of_two(tmp_path: Path) -> None:
     assert (ml.load(tmp_path / "x.gguf")["x.scale"].numpy().ravel() == expected).all()
 
 
-def _file(**changes: Any) -> bytes:
+def _file(shape: tuple[int, ...] = (32,), code: int = 2, at: int = 0, **changes: Any) -> bytes:
     """A file of one tensor, spelt out."""
     fields: dict[str, Any] = {
-        "magic": b"GGUF",
         "version": 3,
         "tensors": 1,
         "values": 0,
         "name": b"x",
-        "shape": (32,),
+        "metadata": b"",
     }
-    fields |= {"code": 2, "at": 0, "data": bytes(18), "metadata": b""} | changes
-    head = fields["magic"] + struct.pack(
-        "<IQQ", *(fields[x] for x in ("version", "tensors", "values"))
-    )
+    fields |= changes
+    head = b"GGUF" + struct.pack("<IQQ", fields["version"], fields["tensors"], fields["values"])
     entry = struct.pack("<Q", len(fields["name"])) + fields["name"]
-    entry += struct.pack(f"<I{len(fields['shape'])}Q", len(fields["shape"]), *fields["shape"])
-    entry += struct.pack("<IQ", fields["code"], fields["at"])
+    entry += struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, code, at)
     whole: bytes = head + fields["metadata"] + entry
-    data: bytes = fields["data"]
-    return whole + bytes(-len(whole) % 32) + data
+    return whole + bytes(-len(whole) % 32 + 18)
 
 
 _KEY = struct.pack("<Q1sI", 1, b"k", 9)

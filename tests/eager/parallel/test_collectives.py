@@ -202,17 +202,9 @@ def test_tensors_without_elements_may_be_under_way_together() -> None:
     run(2, step)
 
 
-HALVES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., None]]] = {
-    "all_gather": (
-        ml.parallel.all_gather,
-        ml.parallel.all_gather_start,
-        ml.parallel.all_gather_wait,
-    ),
-    "reduce_scatter": (
-        ml.parallel.reduce_scatter,
-        ml.parallel.reduce_scatter_start,
-        ml.parallel.reduce_scatter_wait,
-    ),
+HALVES: dict[str, list[Callable[..., Any]]] = {
+    name: [getattr(ml.parallel, f"{name}{part}") for part in ("", "_start", "_wait")]
+    for name in ("all_gather", "reduce_scatter")
 }
 
 

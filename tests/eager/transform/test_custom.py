@@ -104,17 +104,6 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
     np.testing.assert_array_equal(again.numpy(), tangent.numpy())
 
 
-def test_rules_within_rules() -> None:
-    outer = ml.custom_vjp(lambda x: by_vjp(x, x) * 2.0)
-
-    outer.defvjp(lambda x: (outer(x), x), lambda x, g: (by_jvp(x, g),))
-    assert ml.grad(lambda x: ml.sum(outer(x)))(X).tolist() == ml.sin(X).tolist()
-    np.testing.assert_allclose(
-        ml.grad(lambda x: ml.sum(ml.grad(lambda x: ml.sum(outer(x)))(x)))(X).numpy(),
-        (10.0 * ml.cos(X)).numpy(),
-    )
-
-
 def test_trees_modules_numbers_and_arguments_that_are_not_differentiated() -> None:
     @partial(ml.custom_vjp, nondiff_argnums=(0, 3))
     def scaled(name: str, model: nn.Linear, p: Any, how: Any = None) -> Any:

@@ -231,21 +231,6 @@ def test_jacobians_are_those_of_formulas_and_of_each_other() -> None:
     assert ml.jacfwd(lambda x: (x * x, x), has_aux=True)(X)[1].tolist() == X.tolist()
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_a_hessian_is_symmetric_and_has_the_products_with_vectors(name: str) -> None:
-    if name in ("a constant", "a rule"):
-        pytest.skip("it is none")
-
-    def total(x: Tensor) -> Tensor:
-        return ml.sum(ml.sin(WAYS[name](x)))
-
-    hessian = ml.hessian(total)(X).numpy()
-    scale = max(1.0, np.abs(hessian).max())
-    np.testing.assert_allclose(hessian / scale, hessian.T / scale, atol=1e-11)
-    product = ml.hvp(total, (X,), (V,)).numpy()
-    np.testing.assert_allclose(hessian @ V.numpy() / scale, product / scale, atol=1e-11)
-
-
 def test_a_holomorphic_jacobian_has_complex_derivatives() -> None:
     z = ml.asarray([1.0 + 1.0j, 2.0])
     expected = np.diag(2 * z.numpy()) + np.ones((2, 2))

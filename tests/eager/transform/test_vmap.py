@@ -217,21 +217,6 @@ def test_records_of_lanes_within_lanes(name: str) -> None:
 # --- what lanes have of their own --------------------------------------------------------
 
 
-def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
-    models = [ml.nn.Sequential(ml.nn.Linear(3, 4), ml.tanh, ml.nn.Linear(4, 2)) for _ in range(3)]
-    stacked = ml.tree.map(lambda *xs: ml.stack(xs), *models)
-    x = ml.asarray(X, dtype=ml.float32)
-    result = ml.vmap(lambda model, x: model(x), (0, None))(stacked, x)
-    np.testing.assert_array_equal(result, ml.stack([model(x) for model in models]))
-
-    def loss(model: Any) -> Tensor:
-        return ml.sum(model(x) ** 2)
-
-    grads = ml.vmap(ml.grad(loss))(stacked)
-    each = [ml.grad(loss)(model) for model in models]
-    _close(grads, _stacked(each), 1e-5)
-
-
 def test_a_lane_is_not_refused_what_it_does_not_do() -> None:
     """Nor is there a nan in the gradient of a branch that it does not take."""
     x, square = ml.asarray(X), ml.asarray(W @ W.T)

@@ -100,16 +100,6 @@ def test_what_a_function_imports_is_told_line_by_line() -> None:
     assert words == ["clock.time()", "urandom()"]
 
 
-def test_the_remedy_works() -> None:
-    step = ml.capture(lambda x, now: x * now)
-    draw = ml.capture(lambda x, key: x * ml.random.uniform(2, key=key))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [step(ml.ones(1), ml.asarray(now)).item() for now in (2.0, 3.0)] == [2, 3]
-        first, second = (draw(ml.ones(2), ml.random.key(seed)).tolist() for seed in (0, 1))
-    assert first != second
-
-
 class Fields:
     """Names of clocks that are none."""
 
