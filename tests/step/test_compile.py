@@ -18,7 +18,7 @@ from mlvm.step import fusion, recompute
 from mlvm.step.blocks import without_dead_calls, without_moves
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow
-from tests.brief import cases
+from tests.brief import cases, with_long
 from tests.cases.claim_tests import claims
 from tests.step.flows import Cell, Step, assert_same_bits, floats, mlp, run, steps
 
@@ -63,7 +63,7 @@ TASTES = [fusion.REFERENCE._replace(shortest=2), fusion.NATIVE]
 
 
 @given(steps(), st.booleans(), st.booleans(), st.sampled_from(TASTES))
-@settings(max_examples=100)
+@settings(max_examples=with_long(50, 100))
 def test_a_plan_leaves_what_the_calls_leave_one_by_one(
     step: Step, fuse: bool, recompute: bool, policy: fusion.FusionPolicy
 ) -> None:
@@ -115,7 +115,7 @@ def test_scratch_is_only_for_what_has_no_other_place(step: Step) -> None:
 
 
 @given(steps())
-@settings(max_examples=100)
+@settings(max_examples=with_long(50, 100))
 def test_neither_chains_nor_calls_made_again_make_a_plan_larger(step: Step) -> None:
     with eager_to_change():
         plain, again, chains, both = [

@@ -16,7 +16,7 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Unit
 from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy, chain_of, fused, with_slopes
 from mlvm.step.schedule import Run, Schedule
-from tests.brief import cases
+from tests.brief import cases, with_long
 from tests.step.flows import Step, floats, in_turn, steps
 
 
@@ -67,7 +67,7 @@ def test_each_chain_fits_what_it_writes_and_reads(step: Step, policy: FusionPoli
 
 
 @given(steps(), TASTES)
-@settings(max_examples=200)
+@settings(max_examples=with_long(80, 200))
 def test_chains_take_no_more_memory_than_there_may_be(step: Step, policy: FusionPolicy) -> None:
     calls, live_out = without_dead_calls(step.flow), step.flow.live_out()
     most = Schedule(in_turn(calls), live_out).most_alive

@@ -8,6 +8,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from typing import Any, ClassVar
 
 import numpy as np
@@ -752,9 +753,8 @@ def test_repr_names_the_hyperparameters() -> None:
 
 
 def first_group(groups: Groups, path: str, x: Any) -> Hyper:
-    shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
     for which, options in groups:
-        if which(path, x) if callable(which) else path in str(shells.get(which, which)).split():
+        if which(path, x) if callable(which) else fnmatch(path, which):
             return options
     return {}
 
