@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mlvm.eager as ml
 from mlvm.core.errors import OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
@@ -173,11 +172,6 @@ def test_mask_scatter_in_several_units(behind: tuple[int, ...]) -> None:
     assert_same_bits("mask_scatter", updates, mask, shape=(*mask.shape, *behind))
 
 
-def test_the_error_reaches_the_user() -> None:
-    with pytest.raises(OperandValueError, match="index 9 at position"):
-        ml.take(ml.zeros((3, 2)), ml.asarray([0, 9]), axis=0)
-
-
 _SHARED_INDICES = """
 import itertools, sys, threading, time
 import numpy as np
@@ -220,7 +214,7 @@ for native, (name, inputs, attributes) in itertools.product([True, False], CASES
     changer = threading.Thread(target=change, daemon=True)
     changer.start()
     begin = time.monotonic()  # on a busy machine the bad ones are met again and again
-    while (so_long := time.monotonic() - begin) < 0.2 or (native and not ran and so_long < 30):
+    while (so_long := time.monotonic() - begin) < 0.1 or (native and not ran and so_long < 30):
         try:
             mine.launch(program, handles)
         except Exception:  # it met the bad ones
