@@ -177,6 +177,11 @@ def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
     refuses(UnknownFunction, "", vm.launch, call_f())
 
 
+@cases("counts", (-1, None), (None, 1.0), (True, 1))
+def test_an_impossible_number_of_values_is_not_announced(counts: Any) -> None:
+    refuses(MachineError, "f: expected a number of values or None, got", host, nothing, *counts)
+
+
 def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> None:
     error = ZeroDivisionError("its own")
 
