@@ -167,11 +167,6 @@ def test_help_tells_every_default() -> None:
     assert "(default: of digits, text, masked, lines, listops, the one that is" in text
 
 
-def test_workers_change_no_result() -> None:
-    results = [timeless(train(model="mlp", epochs=2, workers=workers)) for workers in (0, 1, 3)]
-    assert results[0] == results[1] == results[2]
-
-
 # --- checkpoints ---------------------------------------------------------------------
 
 
