@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -216,14 +215,6 @@ def test_every_public_function_of_tensors_takes_arrays() -> None:
     assert lacking == ["call", "cond", "fori_loop", "scan", "switch"]
 
 
-@pytest.mark.parametrize(
-    "path", ["reshape", "linalg.solve", "tensordot", "fft.rfft", "silu", "exp"]
-)
-def test_public_functions_are_pickled_by_name(path: str) -> None:
-    function = operator.attrgetter(path)(ml)
-    assert pickle.loads(pickle.dumps(function)) is function
-
-
 @pytest.mark.local(reason="a VM elsewhere is behind a wire already")
 def test_a_vm_elsewhere_takes_them_too() -> None:
     calls: list[Any] = [lambda x: x + Y, lambda x: Y * x, lambda x: x[[0]], lambda x: x == X]
@@ -285,16 +276,6 @@ def test_draws_take_arrays() -> None:
             draw(argument).numpy(), draw(ml.asarray(argument)).numpy(), strict=True
         )
     assert bool(ml.all(untyped.random.bernoulli(5, np.float32(1.0))))
-
-
-def test_an_array_in_a_buffer_is_a_tensor() -> None:
-    class Scaled(ml.nn.Module):
-        def __init__(self) -> None:
-            self.mean: Any = untyped.nn.buffer(X)
-
-    model = Scaled()
-    np.testing.assert_array_equal(model.mean.numpy(), X, strict=True)
-    assert list(model.named_buffers()) == ["mean"]
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
