@@ -75,17 +75,6 @@ def run(vm: RemoteVM, program: Program, *args: int) -> list[Any]:
 HALT = assemble(".func main 0 *\n    halt\n")
 
 
-def test_a_vm_elsewhere_computes() -> None:
-    add = asm('.func main 0 * | load_arg 0 | load_arg 0 | push_str "add" | cfunc 2 1 | halt')
-    with Served() as server, server.vm(name="mine") as vm:
-        handle = put(vm, np.arange(3, dtype=np.float32))
-        [twice] = vm.launch(add, [handle])
-        assert twice.tolist() == [0, 2, 4]
-        assert vm.name == "mine"
-    place = re.escape(f"mine at {server.address}: it was closed")
-    refuses(ConnectionLost, place, vm.read, handle)
-
-
 def test_what_a_client_made_ends_with_its_connection() -> None:
     with Served() as server:
         vm, other = server.vm(), server.vm()
@@ -545,6 +534,7 @@ def test_the_status_says_who_does_what() -> None:
         assert status["shared"] == [{"vm": "s", "bytes": 0, "launches": 0}]
         with pytest.raises(AccessRefused, match="got 'x'"):
             connect._Endpoint(str(server.address), SECRET, None, False).open(Hello("x"), 5.0)
+    refuses(ConnectionLost, f"me at {re.escape(str(server.address))}: it was closed", vm.read, 1)
 
 
 def test_too_few_file_descriptors_are_survived() -> None:
