@@ -172,12 +172,6 @@ def test_operands_of_another_vm_are_refused(vm: ml.VM) -> None:
 # --- gradients -----------------------------------------------------------------------
 
 
-def test_a_gradient_with_a_rule(vm: ml.VM) -> None:
-    x = tensor(0.5, 2.0)
-    gradient = ml.grad(lambda x: ml.sum(ml.call("sine", x * 3.0, vjp=sine_vjp)))(x)
-    np.testing.assert_allclose(gradient.numpy(), 3 * np.cos([1.5, 6.0]))
-
-
 def test_gradients_nest(vm: ml.VM) -> None:
     x = tensor(0.5)
     first = ml.grad(lambda x: ml.sum(own_sine(x)))

@@ -321,15 +321,6 @@ def test_nothing_is_taken_for_something_that_has_died(place: Place) -> None:
 # --- what is held ----------------------------------------------------------------------------
 
 
-def test_results_are_stale_when_their_arena_was_reset(place: Place) -> None:
-    step = ml.capture(lambda x: x + 1)
-
-    for _ in range(2):
-        with place.batch:
-            y = step(ones(2))
-        refuses(StaleTensor, "batch", y.numpy)
-
-
 def test_a_stale_tensor_around_the_function_is_named(place: Place) -> None:
     with place.batch:
         w = ml.ones((7,))

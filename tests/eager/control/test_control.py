@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    CaptureError,
-    LimitExceeded,
-)
+from mlvm.core.errors import CaptureError, LimitExceeded
 from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
 from tests.brief import Fn, cases, refuses
