@@ -17,7 +17,6 @@ from mlvm.core.errors import (
     HandleError,
     HostFunctionError,
     MachineError,
-    StaleTensor,
     UnknownFunction,
 )
 from mlvm.core.machine.frame import Frame
@@ -101,14 +100,6 @@ def test_one_several_and_no_results(vm: ml.VM) -> None:
     assert size.item() == 2
     assert ml.call("drop", x) is None
     assert ml.call("drop") is None
-
-
-def test_results_lie_in_the_current_arena(vm: ml.VM) -> None:
-    x = tensor(1.0)
-    with ml.Arena(vm, "inner") as inner:
-        y = ml.call("sine", x)
-        assert y.arena is inner
-    refuses(StaleTensor, "", ml.call, "sine", y)
 
 
 def test_a_result_is_a_copy(vm: ml.VM) -> None:

@@ -424,12 +424,6 @@ def test_a_shared_parameter_is_updated_once() -> None:
     assert math.isclose(float(x), 3 - 0.1 * 6)
 
 
-def test_a_bare_tensor_is_optimized() -> None:
-    x = asarray(np.float64(3.0))
-    optim.Adam(x, 0.1).update(asarray(np.float64(5.0)))
-    assert math.isclose(float(x), 2.9, rel_tol=1e-8)
-
-
 # --- memory and cost -----------------------------------------------------------------
 
 
