@@ -177,6 +177,17 @@ def test_numbers_that_do_not_fit(tmp_path: Path, program_of: Builder) -> None:
         assert "computes otherwise" in run(program, inputs(n))[1]
 
 
+@compiled
+def test_results_of_few_bits(tmp_path: Path, program_of: Builder) -> None:
+    """A packed tensor is a result, as bytes."""
+    few = ml.asarray([[1, -2, 3, 4], [5, 6, 7, -8]], dtype="i4")
+    step = ml.capture(lambda x: (x + 1, few), lengths={"x": ("n",)}, at_most={"n": 5})
+    file = saved(tmp_path / "step.mlvm", step, ml.ones(3))
+    x, program = np.ones(5, np.float32), program_of(file, tmp_path)
+    expected = LoadedStep(file, LocalVM())(x)[1]
+    assert run(program, [x])[0][1].tobytes() == expected.tobytes()
+
+
 def test_names_of_lengths_in_c(tmp_path: Path) -> None:
     """Members have no words of C or C++ as names, and no two have one name."""
     axes = ("namespace", "_Bool", "or", "a b", "a_b", "NULL")

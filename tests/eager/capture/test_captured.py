@@ -26,7 +26,6 @@ from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
     DTypeError,
-    GradientError,
     HandleError,
     ShapeError,
     StaleTensor,
@@ -538,14 +537,6 @@ def test_pads_lie_over_each_other_and_are_refused_as_arguments(place: Place) -> 
     refuses(CaptureError, "scratch pad", lambda: captured(pad.tensor("f32[4]", 0)))
 
 
-def test_a_captured_function_has_no_gradient(place: Place) -> None:
-    captured = ml.capture(lambda x: ml.sum(x * x))
-    for _ in range(2):
-        with pytest.raises(GradientError, match="capture the function that takes the gradient"):
-            ml.grad(captured)(ones(2))
-        captured(ones(2))
-
-
 def test_only_functions_are_captured() -> None:
     with pytest.raises(CaptureError, match="expected a function"):
         ml.capture(3)  # type: ignore[call-overload]
@@ -814,6 +805,24 @@ def test_what_a_captured_function_does_on_another_vm_is_refused(name: str) -> No
 
     step = ml.capture(does)
     refuses(CaptureError, r"of VM 'other' is used inside .* on 'default'", step, x)
+
+
+def test_an_error_on_workers_is_gone_with_the_next_good_replay() -> None:
+    vm = ml.VM("workers", workers=2)
+    with make_place(vm).weights.allocating():
+
+        @ml.capture
+        def step(x: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+            losses = ml.softmax_cross_entropy(ml.exp(x), labels)
+            return ml.mean(ml.exp(ml.negative(ml.abs(losses) * 2)) + 1)
+
+        x = ones(2, 3)
+        good, bad = ml.asarray(np.array([0, 2])), ml.asarray(np.array([0, 3]))
+        expected = step(x, good).tolist()
+        refuses(ml.errors.OperandValueError, "", lambda: step(x, bad).numpy())
+        assert step(x, good).tolist() == expected
+        step.close()
+    machine(vm).close()
 
 
 # --- measuring ---------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ OPTIMIZERS: Optimizers = {
     "adamw": lambda model: ml.optim.AdamW(
         model, ml.optim.cosine(1e-2, 10, warmup_steps=2), weight_decay=0.1, groups=NO_DECAY
     ),
-    "radam": lambda model: ml.optim.RAdam(model, 1e-2),
     "lion": lambda model: ml.optim.Lion(
         model, 1e-3, weight_decay=0.1, groups=[("*bias", {"betas": (0.8, 0.9)})]
     ),

@@ -322,8 +322,8 @@ def _scans(depth: int, x: Tensor) -> Any:
 
 
 def _row_of_branches(count: int, x: Tensor) -> Any:
-    parts = [ml.cond(z > 0, ml.sin, lambda z: ml.ones(()), z * x[0] - 4.0) for z in range(count)]
-    return ml.sum(ml.stack(parts)) * x
+    zs = [x[0] * i - 4.0 for i in range(count)]
+    return ml.sum(ml.stack([ml.cond(z > 0, ml.sin, lambda z: ml.ones(()), z) for z in zs])) * x
 
 
 @cases("fn, few, many, times", (_branches, 2, 8, 12), (_loops, 2, 6, 8), (_scans, 2, 6, 8),
