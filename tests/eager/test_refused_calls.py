@@ -32,7 +32,7 @@ def test_a_wrong_call_is_refused(setup: str, row: WrongCall) -> None:
         error = refuses(kind, row.text, exec, row.call, names)
         assert kind not in INDEX or isinstance(error, ml.errors.MlvmError)
         has_own_frames = any(word in row.call for word in ("lambda", "optim", "batch"))
-        assert_short(error, 12 if has_own_frames else 3)
+        assert_short(error, 13 if has_own_frames else 3)
         del error
         assert arena.used == 0
 
