@@ -46,6 +46,9 @@ ELSEWHERE = {
 }
 """Pages whose Python other tests run, or none can."""
 
+HANDLE = re.compile(r"(?<=push_int )\d+(?=\n +load_global)")
+"""A number that depends on what the process has made before."""
+
 PAGES = {
     str(page.relative_to(ROOT)): [*shown(page, "python")]
     for page in sorted((ROOT / "docs").glob("*.md"))
@@ -65,7 +68,8 @@ def test_the_python_prints_what_the_page_says(page: str) -> None:
     for body, expected in PAGES[page]:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(body, page, "exec"), namespace)
-        assert plainly(printed.getvalue()) == plainly(expected)
+        ours, theirs = (HANDLE.sub("n", plainly(x)) for x in (printed.getvalue(), expected))
+        assert ours == theirs
 
 
 def test_the_script_for_pytorch_trains_there() -> None:
