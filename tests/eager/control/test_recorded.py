@@ -229,10 +229,11 @@ def pulled_twice(fn: Callable[[Any], Any], x: ml.Tensor) -> Any:
     return pull(y)[0] + pull(y * y)[0] * y
 
 
-THIRD = "cond", "fori", "scan, of n", "nested", "checkpoint", "map"
-# Beside those of unknown length above and these, for gradients of gradients.
+THIRD = "cond", "fori", "map"
+KNOWN = *THIRD, "scan, of n", "nested", "checkpoint"
+# Beside those of unknown length above and a few of known length, for gradients of gradients.
 DEEP: dict[str, Loss] = {
-    **{name: loss for name, (is_known, loss) in LOSSES.items() if not is_known or name in THIRD},
+    **{name: loss for name, (is_known, loss) in LOSSES.items() if not is_known or name in KNOWN},
     "closures": through_closures,
     "tree": lambda x, w, n: tree(n, ml.stack([x, w, x * w]), w, lambda y: ml.tanh(y * w + x)),
     "while in function": lambda x, w, n: ml.function(lambda y, n: ml.while_loop(
