@@ -20,6 +20,7 @@ from mlvm.machines.remote.watchdog import Watchdog
 from tests.core.programs import put
 
 NATIVE = [False, *([True] if extension.EXTENSION is not None else [])]
+pytestmark = pytest.mark.parametrize("native", NATIVE)
 TURNS = 600  # more than a chunk has room for
 
 
@@ -38,7 +39,6 @@ def launched(vm: LocalVM, arrays: list[Any], *calls: tuple[str, ...]) -> list[An
     return [vm.read(handle) for handle in handles]
 
 
-@pytest.mark.parametrize("native", NATIVE)
 def test_what_is_pushed_is_read(native: bool) -> None:
     operands = [np.asarray(0), np.arange(6, dtype=np.float32).reshape(2, 3), np.asarray(True)]
     operands += [np.zeros((0, 2)), np.asarray(5 + 1j), *[np.full_like(x, 1) for x in operands[1:]]]
@@ -53,7 +53,6 @@ def test_what_is_pushed_is_read(native: bool) -> None:
     assert not outputs[1].any()  # number 0 is a record of zeros
 
 
-@pytest.mark.parametrize("native", NATIVE)
 def test_sums_of_records_are_those_of_all_that_they_name(native: bool) -> None:
     """Chains: each record has the number of the one before. The second is shorter."""
     number, zero = np.asarray(0), np.asarray(0)
@@ -69,7 +68,6 @@ def test_sums_of_records_are_those_of_all_that_they_name(native: bool) -> None:
     assert residuals.stack_bytes(vm) > 1 << 16
 
 
-@pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])
 def test_sums_of_records_are_those_of_add(dtype: str, native: bool) -> None:
     """Three records, two of which are summed first; each names another, which has a vector."""
@@ -90,7 +88,6 @@ def test_sums_of_records_are_those_of_add(dtype: str, native: bool) -> None:
     assert own.tobytes() == named.tobytes() == total.tobytes()
 
 
-@pytest.mark.parametrize("native", NATIVE)
 def test_each_row_is_read_from_its_own_record(native: bool) -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     numbers = np.asarray([2, 0, 1])
@@ -101,7 +98,6 @@ def test_each_row_is_read_from_its_own_record(native: bool) -> None:
     assert outputs[4].tolist() == [[0, 10], [0, 0], [4, 5]]
 
 
-@pytest.mark.parametrize("native", NATIVE)
 def test_a_record_that_names_itself_has_no_sum(native: bool) -> None:
     numbers = [np.asarray(0), np.asarray(0), np.asarray(1), np.asarray(2), np.asarray(0)]
     calls = ("push", "0", "2"), ("push", "1", "3"), ("add", "4", "0", "1")
@@ -109,7 +105,6 @@ def test_a_record_that_names_itself_has_no_sum(native: bool) -> None:
         launched(LocalVM(native=native), numbers, ("begin",), *calls, ("end",))
 
 
-@pytest.mark.parametrize("native", NATIVE)
 def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None:
     vm, x = LocalVM(native=native), np.zeros(1000)
     calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
@@ -122,7 +117,6 @@ def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None
         launched(vm, [np.asarray(20), x], ("begin",), ("read", "1", "0"), ("end",))
 
 
-@pytest.mark.parametrize("native", NATIVE)
 def test_records_beyond_the_limit_of_a_vm_are_an_error(native: bool) -> None:
     vm = BoundedVM("bounded", Limits(held_bytes=1 << 20), Watchdog(), native=native)
     calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
@@ -146,7 +140,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told(name: str, native: bool) -> None:
     arrays, call, message = WRONG[name]
