@@ -108,6 +108,12 @@ class Step:
         into.array[...] = output
         return into
 
+    def apply(self, name: str, *cells: Cell, into: Cell | None = None, **attributes: Any) -> Cell:
+        """The result of `call` on cells as their own types, which the op takes."""
+        result = self.call(name, attributes, [(cell, cell.type) for cell in cells], into)
+        assert result is not None
+        return result
+
     def double(self, cells: list[Cell]) -> None:
         """A host function that changes all its operands in place."""
         for cell in cells:
@@ -141,13 +147,7 @@ def mlp(layers: int) -> Step:
     step = Step()
     x = step.cell("input", floats(64, 16))
     weights = [step.cell("state", floats(16, 16, seed=i) / 8) for i in range(layers)]
-
-    def call(name: str, *cells: Cell, into: Cell | None = None, **attributes: Any) -> Cell:
-        result = step.call(name, attributes, [(cell, cell.type) for cell in cells], into)
-        assert result is not None
-        return result
-
-    saved = []
+    call, saved = step.apply, []
     for weight in weights:
         before = call("matmul", x, weight)
         saved.append((x, before))

@@ -20,7 +20,7 @@ from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow
 from tests.brief import cases, with_long
 from tests.cases.claim_tests import claims
-from tests.step.flows import Cell, Step, assert_same_bits, floats, mlp, run, steps
+from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
 
 BLOCK_SIZE = 8
 
@@ -136,17 +136,11 @@ def test_what_moves_to_its_operand_joins_the_chain_that_makes_it() -> None:
     step = Step()
     step.cell("input", floats(4, 6))
     parameter = step.cell("state", floats(4, 6))
-
-    def apply(name: str, *operands: Cell, into: Cell | None = None) -> Cell:
-        result = step.call(name, {}, [(cell, cell.type) for cell in operands], into)
-        assert result is not None
-        return result
-
-    gradient = apply("negative", apply("softmax", step.cells[0]))
-    last = apply("softmax", step.cells[0])
+    gradient = step.apply("negative", step.apply("softmax", step.cells[0]))
+    last = step.apply("softmax", step.cells[0])
     for _ in range(fusion.WINDOW):
-        last = apply("softmax", last)
-    apply("add", parameter, gradient, into=parameter)
+        last = step.apply("softmax", last)
+    step.apply("add", parameter, gradient, into=parameter)
     step.result(last)
     planned = compile_flow(step.flow, policy=fusion.NATIVE)
     assert [each.immediates for each in planned.program.main.code].count(("fused",)) == 1
@@ -169,11 +163,7 @@ def sum_of_products(count: int) -> Step:
     total = x
     for i in range(count):
         weight = step.cell("state", floats(16, 16, seed=i))
-        product = step.call("matmul", {}, [(x, x.type), (weight, x.type)])
-        assert product is not None
-        added = step.call("add", {}, [(total, x.type), (product, x.type)])
-        assert added is not None
-        total = added
+        total = step.apply("add", total, step.apply("matmul", x, weight))
     step.result(total)
     return step
 
@@ -183,10 +173,7 @@ def chain(*names: str) -> Step:
     step = Step()
     cell = step.cell("input", floats(2, 8))
     for name in names:
-        attributes = {"axis": -1} if name == "softmax" else {}
-        result = step.call(name, attributes, [(cell, cell.type)])
-        assert result is not None
-        cell = result
+        cell = step.apply(name, cell, **({"axis": -1} if name == "softmax" else {}))
     step.result(cell)
     return step
 

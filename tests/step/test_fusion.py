@@ -30,10 +30,9 @@ def step_of(*shape: int) -> Step:
     return step
 
 
-def apply(step: Step, name: str, *operands: int, **attributes: object) -> None:
+def apply(step: Step, name: str, *operands: int, **attributes: Any) -> None:
     """The op on cells of the step by number, as their own types."""
-    cells = [step.cells[i] for i in operands]
-    assert step.call(name, attributes, [(cell, cell.type) for cell in cells]) is not None
+    step.apply(name, *[step.cells[i] for i in operands], **attributes)
 
 
 SHORT = REFERENCE._replace(shortest=2)

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from mlvm.step.flow import Home
 from mlvm.step.order import earlier_where_it_frees
-from tests.step.flows import TYPE, Cell, Step, call, floats, in_turn, steps, value
+from tests.step.flows import TYPE, Step, call, floats, in_turn, steps, value
 
 
 @given(steps())
@@ -45,16 +45,10 @@ def test_what_makes_a_scalar_runs_early_as_an_update_may_wait_for_it() -> None:
     step = Step()
     x, rate = step.cell("input", floats(8, 8)), step.cell("input", floats())
     weight = step.cell("state", floats(8, 8))
-
-    def make(name: str, *cells: Cell, into: Cell | None = None) -> Cell:
-        moved = step.call(name, {}, [(cell, cell.type) for cell in cells], into)
-        assert moved is not None
-        return moved
-
-    gradient = make("matmul", x, x)
-    result = make("exp", x)
-    minus_rate = make("negative", rate)
-    make("multiply_add", gradient, minus_rate, weight, into=weight)
+    gradient = step.apply("matmul", x, x)
+    result = step.apply("exp", x)
+    minus_rate = step.apply("negative", rate)
+    step.apply("multiply_add", gradient, minus_rate, weight, into=weight)
     step.result(result)
     order = earlier_where_it_frees(in_turn(step.calls), step.flow.live_out())
     matmul, exp, negative, update = step.calls

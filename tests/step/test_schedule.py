@@ -56,9 +56,7 @@ def test_the_most_alive_is_the_largest_sum_of_what_lives(step: Step) -> None:
 def test_an_operand_that_is_read_later_keeps_its_place() -> None:
     step = Step()
     x = step.cell("input", floats(4, 4))
-    power = step.call("exp", {}, [(x, x.type)])
-    assert power is not None
-    assert step.call("tanh", {}, [(power, power.type)]) is not None
+    step.apply("tanh", step.apply("exp", x))
     [_, tanh] = step.calls
     run = Run(Unit([tanh]), tanh.outs, tanh.ins)
     operand, result = tanh.ins[0].value, tanh.outs[0].value
@@ -68,9 +66,9 @@ def test_an_operand_that_is_read_later_keeps_its_place() -> None:
 
 def test_the_schedule_of_a_planned_step_is_that_of_its_lifetimes() -> None:
     step = Step()
-    x = step.cell("input", floats(4, 4))
+    step.cell("input", floats(4, 4))
     for name in ("exp", "tanh", "abs"):
-        assert step.call(name, {}, [(step.cells[-1], x.type)]) is not None
+        step.apply(name, step.cells[-1])
     step.result(step.cells[-1])
     planned = compile_flow(step.flow, fuse=False)
     schedule = schedule_of(step)
