@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -62,6 +63,14 @@ def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not become so in time"
         time.sleep(0.005)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Check that the block ends within that time."""
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < seconds
 
 
 def waits(future: Future[Any], seconds: float = 0.05) -> bool:

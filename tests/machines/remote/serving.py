@@ -9,7 +9,9 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
 from tests.core.programs import asm
-from tests.threads import wait_for
+from tests.threads import start, wait_for
 
 SECRET: Final = "correct horse battery"
 _HOME: Final = tempfile.TemporaryDirectory(prefix="mlvm-tests-")
@@ -50,6 +52,18 @@ DEEP: Final = assemble(
 COPIES: Final = assemble(".func main 0 *\n" + 40 * "    load_arg 0\n" + "    halt\n")
 """Returns its argument forty times."""
 
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "here": {}, "processes": {"processes": 4}, "tls": {"certificate": CERTIFICATE},
+    "tls processes": {"processes": 4, "certificate": CERTIFICATE},
+}  # fmt: skip
+"""Options of servers that clients are to find alike."""
+
+
+def connected(to: Any, **options: Any) -> socket.socket:
+    """A connection to a port, on which nothing is said yet."""
+    host, _, port = str(to.address).rpartition(":")
+    return socket.create_connection((host, int(port)), **options)
+
 
 class Served(Server):
     """A server on this host, whose `log` can be read."""
@@ -61,10 +75,17 @@ class Served(Server):
         super().__init__(address, **options)
 
     def vm(self, **options: Any) -> RemoteVM:
-        """A client's VM, which ends with the server at the latest."""
-        vm = connect(str(self.address), **{"secret": SECRET, **options})
+        """A client's VM, which trusts the server and ends with it at the latest."""
+        tls = CERTIFICATE if self._context is not None else False
+        vm = connect(str(self.address), **{"secret": SECRET, "tls": tls, **options})
         self._vms.append(vm)
         return vm
+
+    def launch_for_ever(self, vm: RemoteVM) -> Future[Any]:
+        """A launch without an end, which has begun, on a thread."""
+        launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: any(each["busy"] for each in self.status()["clients"]))
+        return launching
 
     def __exit__(self, *error: object) -> None:
         for vm in self._vms:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,7 @@ from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
 from tests.brief import Capsys, cases, refuses, start_python
-from tests.machines.remote.serving import (
-    CERTIFICATE,
-    FOR_EVER,
-    SECRET,
-    Served,
-    is_launching,
-)
+from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served, is_launching
 from tests.threads import PATIENCE, start, wait_for
 
 
@@ -70,27 +64,23 @@ CALLS: list[Callable[[ml.Tensor, ml.Tensor], ml.Tensor]] = [
 ]  # fmt: skip
 
 
-@cases("processes", "0", "2")
-def test_a_tensor_of_a_server_names_nothing_in_this_process(processes: str, tmp_path: Path) -> None:
+def test_a_tensor_of_a_server_names_nothing_in_this_process(tmp_path: Path) -> None:
     """Nor in another server. Handles of both begin anew, and would be the same numbers."""
-    a, b = (("--listen", f"unix:{tmp_path}/{name}", "--processes", processes) for name in "ab")
-    with (
-        serving(*a) as (_, first),
-        serving(*b) as (_, second),
-        connect(first["address"]) as vm,
-        connect(second["address"]) as other,
-        connect(first["address"]) as again,
-    ):
-        with ml.use(vm):
-            far = ml.full((3,), 1.0)
-        for where in (ml.default_vm(), other, again):
-            with ml.use(where):
-                near = [ml.full((3,), 100.0) for _ in range(100)]
-                for call in CALLS:
-                    with pytest.raises(MlvmError, match="lives on"):
-                        call(far, near[0]).numpy()
-                    assert near[0].tolist() == [100.0] * 3
-        assert far.tolist() == [1.0] * 3
+    a, b = (("--listen", f"unix:{tmp_path}/{n}", "--processes", n) for n in "02")
+    with serving(*a) as (_, first), serving(*b) as (_, second), ExitStack() as clients:
+        addresses = 2 * [first["address"], second["address"]]
+        vms: list[Any] = [clients.enter_context(connect(each)) for each in addresses]
+        for vm in vms[:2]:
+            with ml.use(vm):
+                far = ml.full((3,), 1.0)
+            for where in {ml.default_vm(), *vms} - {vm}:
+                with ml.use(where):
+                    near = [ml.full((3,), 100.0) for _ in range(100)]
+                    for call in CALLS:
+                        with pytest.raises(MlvmError, match="lives on"):
+                            call(far, near[0]).numpy()
+                        assert near[0].tolist() == [100.0] * 3
+            assert far.tolist() == [1.0] * 3
 
 
 def status_of(address: str) -> dict[str, Any]:
@@ -112,16 +102,6 @@ def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_killed_server_is_a_lost_connection(tmp_path: Path) -> None:
-    listen = ["--listen", f"unix:{tmp_path}/s"]
-    with serving(*listen) as (server, event), connect(event["address"]) as vm:
-        server.kill()
-        server.wait(20)
-        refuses(ConnectionLost, "", vm.alloc_storage, 1)
-    with serving(*listen) as (server, event):  # its file is replaced
-        connect(event["address"]).close()
-
-
 def secret_file(folder: Path) -> str:
     path = folder / "secret"
     path.write_text(SECRET)
@@ -130,21 +110,15 @@ def secret_file(folder: Path) -> str:
 
 
 def test_ping_says_what_a_server_is(tmp_path: Path, capsys: Capsys) -> None:
-    with Served(about={"version": "1.2.3"}) as server:
-        options = ["--secret-file", secret_file(tmp_path)]
-        assert main(["ping", str(server.address), *options]) == 0
-    printed, errors = capsys.readouterr()
-    assert errors == ""
-    assert printed.startswith("server: mlvm 1.2.3, format ")
-    assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
-
-
-def test_ping_over_tls(tmp_path: Path, capsys: Capsys) -> None:
-    with Served(certificate=CERTIFICATE) as server:
+    with Served(about={"version": "1.2.3"}, certificate=CERTIFICATE) as server:
         options = [str(server.address), "--secret-file", secret_file(tmp_path)]
         assert main(["ping", *options, "--tls", CERTIFICATE]) == 0
+        printed, errors = capsys.readouterr()
+        assert errors == ""
+        assert printed.startswith("server: mlvm 1.2.3, format ")
+        assert re.search(r"^round trip: median \d+ us, least \d+ us, 99 % \d+ us$", printed, re.M)
         assert main(["ping", *options]) == 1
-    assert "TLS only" in capsys.readouterr().err
+        assert "TLS only" in capsys.readouterr().err
 
 
 def test_top_lists_clients_and_what_they_hold(tmp_path: Path, capsys: Capsys) -> None:

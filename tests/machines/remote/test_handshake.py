@@ -36,7 +36,15 @@ from mlvm.machines.remote.server import Server
 from tests.brief import Patch, cases, refuses
 from tests.core.programs import put
 from tests.fuzz.mutations import mutated
-from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
+from tests.machines.remote.serving import (
+    CERTIFICATE,
+    OTHER_CERTIFICATE,
+    SECRET,
+    Served,
+    connected,
+    limits,
+)
+from tests.threads import PATIENCE, start, within
 
 KEY = SECRET.encode()
 
@@ -64,13 +72,12 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
         finally:
             there.close()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
+    serving = start(serve)
     try:
         yield End
     finally:
         here.close()
-        thread.join()
+        serving.result(PATIENCE)
 
 
 def test_both_sides_prove_that_they_know_the_secret() -> None:
@@ -122,13 +129,12 @@ def passed_on(
             finally:
                 between.close()
 
-        thread = threading.Thread(target=relay)
-        thread.start()
+        relaying = start(relay)
         try:
             greet(here, secret, Hello(), soon())
         finally:
             here.close()
-            thread.join()
+            relaying.result(PATIENCE)
     return passed
 
 
@@ -230,30 +236,21 @@ def test_mutated_handshakes_let_nobody_in() -> None:
 
 def test_a_silent_and_a_slow_client_are_given_up() -> None:
     with Served(limits=limits(handshake_seconds=0.3)) as server:
-        host, port = str(server.address).split(":")
-        silent = socket.create_connection((host, int(port)))
-        slow = socket.create_connection((host, int(port)))
-        start = time.monotonic()
-        silent.settimeout(5)
-        for each in b"MLVM\x01":
-            slow.sendall(bytes([each]))
-            time.sleep(0.05)
-        assert silent.recv(1) == b""
-        slow.settimeout(5)
-        assert slow.recv(1) == b""
-        assert time.monotonic() - start < 3
-        server.vm().close()  # others come and go meanwhile
-        silent.close()
-        slow.close()
+        with within(3), connected(server, timeout=5) as silent, connected(server) as slow:
+            for each in b"MLVM\x01":
+                slow.sendall(bytes([each]))
+                time.sleep(0.05)
+            assert silent.recv(1) == b""
+            slow.settimeout(5)
+            assert slow.recv(1) == b""
+            server.vm().close()  # others come and go meanwhile
         assert len(server.events("refused", 2)) == 2
 
 
 def test_who_speaks_something_else_is_refused_quickly() -> None:
     with Served() as server:
-        host, port = str(server.address).split(":")
-        with socket.create_connection((host, int(port))) as sock:
+        with connected(server, timeout=5) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            sock.settimeout(5)
             assert sock.recv(100) == b""
         refuses((AccessRefused, ConnectionLost), "TLS", server.vm, tls=CERTIFICATE)
 
@@ -321,10 +318,8 @@ def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
             shown = table(observer.status(), lambda _: 0.0)
             assert all(line.isprintable() for line in shown.splitlines())
             assert len(shown.splitlines()) == 202
-        name = "y" * 201
-        host, _, port = str(server.address).rpartition(":")
-        with socket.create_connection((host, int(port))) as sock:
-            hello = Hello(name=name)
+        with connected(server) as sock:
+            hello = Hello(name="y" * 201)
             refuses((AccessRefused, ConnectionLost), "", greet, sock, KEY, hello, soon())
     assert plain("\x1b[2Jred\n" + "z" * 600) == "?[2Jred?" + "z" * 492 + "..."
     refuses(MachineError, "1 to 200 characters", Served, shared=["x" * 201])
@@ -367,9 +362,8 @@ def test_a_certificate_that_is_not_trusted_is_refused() -> None:
 
 def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
     with Served(certificate=CERTIFICATE) as server:
-        start = time.monotonic()
-        refuses(AccessRefused, "TLS only", server.vm)
-        assert time.monotonic() - start < 2
+        with within(2):
+            refuses(AccessRefused, "TLS only", server.vm, tls=False)
         assert "TLS only" in server.events("refused", 1)[0]["reason"]
 
 
@@ -377,7 +371,7 @@ def test_the_proof_is_bound_to_the_channel(monkeypatch: Patch) -> None:
     """A man in the middle of two TLS connections, with a certificate that the client trusts, cannot
     pass the proof on: it is of the other connection."""
     with Served(certificate=CERTIFICATE) as server:
-        server.vm(tls=CERTIFICATE).close()
+        server.vm().close()
         channel = handshake._channel
         here = threading.get_ident()
 
@@ -385,4 +379,4 @@ def test_the_proof_is_bound_to_the_channel(monkeypatch: Patch) -> None:
             return b"another" if threading.get_ident() == here else channel(sock)
 
         monkeypatch.setattr(handshake, "_channel", of_another)
-        refuses(AccessRefused, "the secret is wrong", server.vm, tls=CERTIFICATE)
+        refuses(AccessRefused, "the secret is wrong", server.vm)

@@ -33,6 +33,7 @@ from tests.machines.remote.serving import (
     RENEWED_CERTIFICATE,
     SECRET,
     Served,
+    connected,
     limits,
 )
 from tests.threads import wait_for
@@ -123,10 +124,9 @@ def test_readers_of_metrics_have_a_share_of_places(monkeypatch: Patch) -> None:
         return False
 
     with Served() as server, MetricsPage(server, ":0") as page, ExitStack() as strangers:
-        host, _, port = str(page.address).rpartition(":")
         before = threading.active_count()
         for _ in range(300):
-            strangers.enter_context(socket.create_connection((host, int(port))))
+            strangers.enter_context(connected(page))
         wait_for(comes_through)
         wait_for(lambda: threading.active_count() <= before + MOST_OF_PEER)
         assert server.vm().consumed_size_in_mib() == 0
@@ -145,10 +145,8 @@ def test_readers_of_metrics_have_a_time(monkeypatch: Patch) -> None:
         except ConnectionError:
             return True
 
-    with Served() as server, MetricsPage(server, ":0") as page:
-        host, _, port = str(page.address).rpartition(":")
-        with socket.create_connection((host, int(port))) as slow:
-            wait_for(is_ended)
+    with Served() as server, MetricsPage(server, ":0") as page, connected(page) as slow:
+        wait_for(is_ended)
 
 
 # --- systemd -----------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def test_a_certificate_that_is_none_changes_nothing(tmp_path: Path) -> None:
         certificate.write_text("nothing")
         refuses(AddressError, "no certificate", server.reload, "another secret than that")
         refuses(AccessRefused, "needs a secret", server.reload, None)
-        server.vm(tls=CERTIFICATE).close()
+        server.vm().close()
 
 
 def test_the_unit_and_the_container_run_what_there_is() -> None:
