@@ -25,7 +25,7 @@ from mlvm.eager.tensor import primitives
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
-_MODULES: Final = (
+MODULES: Final = (
     "nn",
     "nn.init",
     "onnx",
@@ -39,6 +39,8 @@ _MODULES: Final = (
     "debug",
     "errors",
 )
+"""Those of `mlvm.eager` whose names are public."""
+
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
 """Inherited members that a page of classes shows."""
 _GROUPS: Final = {
@@ -153,7 +155,7 @@ def reference() -> dict[str, str]:
         page: (_CLASSES if page == "classes" else _GROUPS[page][0], "", names)
         for page, names in _of_language().items()
     }
-    for module in _MODULES:
+    for module in MODULES:
         shown = attrgetter(module)(ml)
         names = [
             (f"{vars(shown)['__wrapped__'].__name__}.{name}", f"ml.{module}.{name}")

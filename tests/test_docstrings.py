@@ -13,20 +13,10 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from docs import pages
 from tests.brief import ROOT, Capsys
 
-ROOMS = (
-    "nn",
-    "nn.init",
-    "optim",
-    "random",
-    "linalg",
-    "fft",
-    "parallel",
-    "tree",
-    "testing",
-    "errors",
-)
+ROOMS = [name for name in pages.MODULES if name not in ("debug", "onnx")]
 IMPORT = re.compile(r"^from (mlvm\.[a-z]+\.[\w.]+) import ([\w, ]+)$", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)")
 

@@ -324,7 +324,7 @@ def conv(
     return first(y if bias is None else y + bias, x)
 
 
-def avg_pool(
+def pool(
     function: Callable[..., Any],
     count: int,
     x: Any,
@@ -334,36 +334,16 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: Any = None,
-) -> Any:
-    padded = padding if isinstance(padding, int) else max(padding)
-    absent(x, ceil_mode=ceil_mode, divisor_override=divisor_override)
-    absent(x, count_include_pad=not count_include_pad and padded > 0)
-    return _pooled(function, count, x, kernel_size, stride, padding)
-
-
-def max_pool(
-    function: Callable[..., Any],
-    count: int,
-    x: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
     dilation: Any = 1,
-    ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    spread = dilation if isinstance(dilation, int) else max(dilation)
-    absent(x, ceil_mode=ceil_mode, dilation=spread > 1)
-    return _pooled(function, count, x, kernel_size, stride, padding)
-
-
-def _pooled(
-    function: Callable[..., Any], count: int, x: Any, window: Any, stride: Any, padding: Any
-) -> Any:
-    steps = one(stride, count) or one(window, count)
-    y = function(
-        last(x, count + 2), one(window, count), stride=steps, padding=sides(padding, count)
-    )
+    """A pooling of means, or of the largest, whose last two arguments come by name."""
+    padded, spread = (n if isinstance(n, int) else max(n) for n in (padding, dilation))
+    absent(x, ceil_mode=ceil_mode, divisor_override=divisor_override, dilation=spread > 1)
+    absent(x, count_include_pad=not count_include_pad and padded > 0)
+    window = one(kernel_size, count)
+    steps = one(stride, count) or window
+    y = function(last(x, count + 2), window, stride=steps, padding=sides(padding, count))
     return first(y, x)
 
 

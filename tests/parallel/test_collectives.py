@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mlvm.core import errors
-from mlvm.core.ops.half import cast, is_half, widened
+from mlvm.core.ops.half import cast
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM as VM
-from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from tests.brief import cases, refuses
 from tests.cases.claim_tests import claims
 from tests.core.programs import put
 from tests.parallel.members import call, gathered, run
+from tests.parallel.places import reduced
 
 pytest.importorskip("threadpoolctl")
-
-FOLD = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def inputs(size: int, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> list[Array]:
@@ -32,14 +28,6 @@ def inputs(size: int, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0)
     drawn = [np.asarray(100 * rng.standard_normal(shape)) for _ in range(size)]
     with np.errstate(invalid="ignore"):
         return [cast(x, DType.named(dtype)) for x in drawn]
-
-
-def reduced(xs: list[Array], op: str) -> Array:
-    """From the left, in order of rank; of halves in f32, rounded once."""
-    if is_half(xs[0]):
-        return cast(reduced([widened(x) for x in xs], op), DType.of(xs[0].dtype))
-    total = functools.reduce(FOLD["sum" if op == "mean" else op], xs)
-    return np.divide(total, len(xs), dtype=total.dtype) if op == "mean" else total
 
 
 @pytest.mark.parametrize("dtype", list(DType.all))
@@ -51,11 +39,6 @@ def test_all_reduce_takes_every_dtype(dtype: str) -> None:
             np.testing.assert_array_equal(y, reduced(xs, op), strict=True)
 
 
-def test_complex_numbers_have_no_largest() -> None:
-    with pytest.raises(errors.DTypeError, match="no largest or smallest"):
-        gathered(inputs(2, (3,), "c64"), "all_reduce", op="max")
-
-
 def test_a_barrier_is_passed_when_all_are_there() -> None:
     here: list[int] = []
 
@@ -65,19 +48,6 @@ def test_a_barrier_is_passed_when_all_are_there() -> None:
         return len(here)
 
     assert run(3, step) == [3, 3, 3]
-
-
-def test_the_same_bits_in_every_run() -> None:
-    xs = inputs(3, (SMALL // 4 * 3 + 1,))
-
-    def step(rank: int, vm: VM) -> list[bytes]:
-        hashes = []
-        for _ in range(20):
-            [y] = call(vm, "all_reduce", xs[rank], op="mean")
-            hashes.append(hashlib.sha256(y.tobytes()).digest())
-        return hashes
-
-    assert len({each for hashes in run(3, step) for each in hashes}) == 1
 
 
 def test_programs_contain_collectives() -> None:

@@ -40,28 +40,16 @@ HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 HAS_CLOUDPICKLE = importlib.util.find_spec("cloudpickle") is not None
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[AnyGroup]:
-    with ProcessGroup(2) as members:
+KINDS = {"threads": Group, "processes": ProcessGroup, "tcp": Joined}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def members(request: pytest.FixtureRequest) -> Iterator[AnyGroup]:
+    with KINDS[request.param](2) as members:
         yield members
 
 
-@pytest.fixture(scope="module")
-def threads() -> Iterator[AnyGroup]:
-    with Group(2) as members:
-        yield members
-
-
-@pytest.fixture(scope="module")
-def tcp() -> Iterator[Joined]:
-    with Joined(2) as members:
-        yield members
-
-
-@pytest.fixture(params=["threads", "processes", "tcp"])
-def members(request: pytest.FixtureRequest) -> AnyGroup:
-    fixture: AnyGroup = request.getfixturevalue(request.param)
-    return fixture
+only = partial(pytest.mark.parametrize, "members", indirect=True)
 
 
 # --- the same everywhere -------------------------------------------------------------
@@ -123,16 +111,18 @@ def test_members_that_cannot_meet_say_why(members: AnyGroup, name: str) -> None:
     assert members.run(places.reduce) == [[2.0] * 4] * 2
 
 
-def test_an_error_of_a_process_has_its_traceback(processes: AnyGroup) -> None:
-    caught = refuses(ValueError, "boom", processes.run, places.fails)
+@only(["processes"])
+def test_an_error_of_a_process_has_its_traceback(members: AnyGroup) -> None:
+    caught = refuses(ValueError, "boom", members.run, places.fails)
     notes = "\n".join(caught.__notes__)
     assert 'raise ValueError("boom")' in notes
     assert "raised by member 1 (vm1) of a group of 2" in notes
 
 
-def test_a_process_that_exits_ends_the_run(processes: AnyGroup) -> None:
-    refuses(GroupError, "SystemExit: 3", processes.run, places.exits)
-    assert processes.run(places.reduce) == [[2.0] * 4] * 2
+@only(["processes"])
+def test_a_process_that_exits_ends_the_run(members: AnyGroup) -> None:
+    refuses(GroupError, "SystemExit: 3", members.run, places.exits)
+    assert members.run(places.reduce) == [[2.0] * 4] * 2
 
 
 def wait_wrongly(rank: int, vm: VM) -> None:
@@ -145,28 +135,30 @@ def start_twice(rank: int, vm: VM) -> None:
         vm.launch(Program.of_op("all_reduce.start", 1, {"op": "sum"}, 0), [x])
 
 
-def test_what_was_not_started_is_not_waited_for(threads: AnyGroup) -> None:
-    with pytest.raises(GroupError, match=r"no all_reduce\.start of these tensors is under way"):
-        threads.run(wait_wrongly)
-    refuses(GroupError, r"all_reduce\(f64\[3\].* not waited for yet", threads.run, start_twice)
+@only(["threads"])
+def test_what_was_not_started_is_not_waited_for(members: AnyGroup) -> None:
+    refuses(GroupError, r"no all_reduce\.start of these tensors is", members.run, wait_wrongly)
+    refuses(GroupError, r"all_reduce\(f64\[3\].* not waited for yet", members.run, start_twice)
 
 
-def test_functions_without_a_name_need_cloudpickle(processes: AnyGroup) -> None:
+@only(["processes"])
+def test_functions_without_a_name_need_cloudpickle(members: AnyGroup) -> None:
     k = 5
     if HAS_CLOUDPICKLE:
-        assert processes.run(lambda rank, vm: k + rank) == [5, 6]
-        assert processes.run(lambda rank, vm: float(ml.ones(k).sum())) == [5, 5]
+        assert members.run(lambda rank, vm: k + rank) == [5, 6]
+        assert members.run(lambda rank, vm: float(ml.ones(k).sum())) == [5, 5]
     else:
         with pytest.raises(MissingExtra, match=r'pip install "mlvm\[processes\]"'):
-            processes.run(lambda rank, vm: k + rank)
+            members.run(lambda rank, vm: k + rank)
 
 
 def unpicklable(rank: int, vm: VM) -> Any:
     return vm.name, (i for i in range(3))
 
 
-def test_what_has_no_bytes_cannot_be_returned(processes: AnyGroup) -> None:
-    refuses((GroupError, MissingExtra), "generator", processes.run, unpicklable)
+@only(["processes"])
+def test_what_has_no_bytes_cannot_be_returned(members: AnyGroup) -> None:
+    refuses((GroupError, MissingExtra), "generator", members.run, unpicklable)
 
 
 @cases("size", 0, -1, 257, True, "2", None)

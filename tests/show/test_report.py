@@ -40,12 +40,16 @@ def test_a_tensor_lives_from_its_allocation_until_python_drops_it(arena: Arena) 
     with record(arena) as recording:
         x = arena.alloc(SMALL, Allocation)
         y = arena.alloc(LARGE, Allocation)
+        assert spans(recording.so_far()) == [(SMALL, 64, 1, 3), (LARGE, 192, 2, 3)]
+        assert recording.so_far().used() == [0, 64, 256]
         del x
         z = arena.alloc(SMALL, Allocation)
         del z, y
     assert spans(recording) == [(SMALL, 64, 1, 3), (LARGE, 192, 2, 6), (SMALL, 64, 4, 5)]
     assert recording.moments == 7
     assert recording.used() == [0, 64, 256, 192, 256, 192, 0]
+    assert recording.high_water == arena.high_water == 256
+    assert recording.so_far() == recording
 
 
 def test_what_was_there_before_and_what_stays_span_the_recording(arena: Arena) -> None:
@@ -103,37 +107,14 @@ def disjoint(x: Lifetime, y: Lifetime) -> bool:
     )
 
 
-def test_used_is_what_the_arena_says(arena: Arena) -> None:
-    levels = [arena.used]
-    with record(arena) as recording:
-        tensors: list[Allocation] = []
-        for type in (SMALL, LARGE, SMALL):
-            tensors.append(arena.alloc(type, Allocation))
-            levels.append(arena.used)
-        while tensors:
-            tensors.pop()
-            levels.append(arena.used)
-    assert recording.used() == levels
-    assert max(levels) == arena.high_water
-
-
 def test_nothing_of_a_recording_stays_in_the_arena(arena: Arena) -> None:
     fields = set(vars(arena))
-    with record(arena) as recording:
-        x = arena.alloc(SMALL, Allocation)
+    with pytest.raises(ArenaOverflow), record(arena) as recording:
+        [arena.alloc(type) for type in (SMALL, TensorType("u8", (4096,)))]
     assert set(vars(arena)) == fields
-    y = arena.alloc(LARGE, Allocation)
-    del x, y
+    arena.alloc(LARGE)
     assert spans(recording) == [(SMALL, 64, 1, 2)]
     assert arena.used == 0
-
-
-def test_an_error_ends_the_recording(arena: Arena) -> None:
-    fields = set(vars(arena))
-    with pytest.raises(ArenaOverflow), record(arena) as recording:
-        arena.alloc(TensorType("u8", (4096,)))
-    assert set(vars(arena)) == fields
-    assert recording.lifetimes == []
 
 
 def test_recording_changes_no_address(arena: Arena) -> None:
@@ -275,15 +256,6 @@ def test_what_is_written_through_a_view_has_its_op(arena: Arena) -> None:
         arena.vm.launch(copy, [each.handle for each in views])
     assert [each.op for each in recording.lifetimes] == ["", "copy", ""]
     del y
-
-
-def test_a_running_recording_so_far_is_complete(arena: Arena) -> None:
-    with record(arena) as recording:
-        x = arena.alloc(SMALL, Allocation)
-        assert spans(recording.so_far()) == [(SMALL, 64, 1, 2)]
-        assert recording.so_far().used() == [0, 64]
-        del x
-    assert recording.so_far() == recording
 
 
 def test_offsets_stay_apart_when_storages_come_and_go() -> None:
