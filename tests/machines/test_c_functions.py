@@ -65,10 +65,16 @@ def new_vm(request: pytest.FixtureRequest) -> Callable[[], VM]:
     return partial(VM, native=request.param)
 
 
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_c(EXAMPLE, tmp_path_factory.mktemp("example") / "example_c.so", "-std=c99")
+
+
 @pytest.fixture
-def vm(library: Path, new_vm: Callable[[], VM]) -> VM:
+def vm(library: Path, example: Path, new_vm: Callable[[], VM]) -> VM:
     vm = new_vm()
-    vm.register_library(library)
+    for each in (library, example):
+        vm.register_library(each)
     return vm
 
 
@@ -285,14 +291,7 @@ def test_a_library_that_does_not_list_its_functions_well(
 # --- the example ---------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_c(EXAMPLE, tmp_path_factory.mktemp("example") / "example_c.so", "-std=c99")
-
-
-def test_the_example_from_a_program(example: Path, new_vm: Callable[[], VM]) -> None:
-    vm = new_vm()
-    vm.register_library(example)
+def test_the_example_from_a_program(vm: VM) -> None:
     x = np.linspace(-5, 5, 12, dtype=np.float32).reshape(3, 4)
     for values in (x, x.astype(np.float64), x[:0], np.array(3.0)):
         [y] = vm.launch(Program.of_op("softclip", 1, {"limit": 2.5}, 1), [put(vm, values)])
@@ -313,15 +312,8 @@ def test_the_example_from_a_program(example: Path, new_vm: Callable[[], VM]) -> 
     ("min_max", np.zeros(0, np.int64), {}, "min_max: takes a tensor of i64 that is not empty"),
 )
 def test_the_examples_errors(
-    example: Path,
-    new_vm: Callable[[], VM],
-    name: str,
-    operand: Array,
-    attributes: dict[str, Any],
-    message: str,
+    vm: VM, name: str, operand: Array, attributes: dict[str, Any], message: str
 ) -> None:
-    vm = new_vm()
-    vm.register_library(example)
     with pytest.raises(HostFunctionError) as caught:
         vm.launch(Program.of_op(name, 1, attributes, STAR), [put(vm, operand)])
     assert str(caught.value) == message

@@ -276,17 +276,6 @@ def of_op(name: str, *args: int) -> Callable[[Any], Any]:
     return lambda vm: vm.launch(Program.of_op(name, len(args), {}, 1), args)
 
 
-def test_an_op_error_has_its_parts() -> None:
-    vm, wire_vm = wired()
-    with pytest.raises(errors.ShapeError) as caught:
-        of_op("add", put(vm, f32s(1, 2)), put(vm, f32s(1, 2, 3)))(wire_vm)
-    error = caught.value
-    assert (error.op, error.operands) == ("add", (PAIR, TensorType(f32, (3,))))
-    assert error.reason.startswith("shapes do not broadcast")
-    assert len(error.__notes__) == 1
-    assert "pc 3: cfunc 2 1" in error.__notes__[0]
-
-
 def there_and_back(error: Exception) -> Exception:
     return refuses(Exception, "", decode_answer, "name", encode_error(error))
 

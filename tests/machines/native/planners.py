@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.op import OPS, Attributes
+from mlvm.core.machine.fused import Link
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 from mlvm.machines.native import extension
 
@@ -68,11 +69,33 @@ def assert_same_bits(
     assert result.tobytes() == reference(name, *inputs, **attributes).tobytes()
 
 
+def assert_same_in_place(name: str, x: Array, *inputs: Array, **attributes: Any) -> None:
+    """Check the reference's bits, also where the result is written over the first operand."""
+    assert_same_bits(name, x, *inputs, **attributes)
+    (out, _, *others), bound = prepared(name, x, *inputs, **attributes)
+    out[...] = x
+    KERNELS[2][name](out, out, *others, **bound)
+    assert out.tobytes() == reference(name, x, *inputs, **attributes).tobytes()
+
+
+def links(*described: tuple[Any, ...]) -> list[Link]:
+    """Links of a chain: the name of an op, the number of its result, and those of its operands."""
+    return [
+        Link(OPS[name], target, tuple(sources), OPS[name].bind({}) or NO_ATTRIBUTES)
+        for name, target, *sources in described
+    ]
+
+
 def assert_near(
-    name: str, *inputs: Any, rtol: float = 1e-4, atol: float = 1e-3, **attributes: Any
+    name: str,
+    *inputs: Any,
+    rtol: float = 1e-4,
+    atol: float = 1e-3,
+    threads: tuple[int, ...] = (1, 2, 3),
+    **attributes: Any,
 ) -> Array:
     """Check the native kernel against the reference of f64, and that threads change no bit."""
-    result = on_threads(name, *inputs, **attributes)
+    result = on_threads(name, *inputs, threads=threads, **attributes)
     wide = [x.astype("f8") if x.dtype == np.float32 else x for x in inputs]
     np.testing.assert_allclose(result, reference(name, *wide, **attributes), rtol, atol)
     return result

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import MachineError
-from mlvm.core.machine.fused import Link
-from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native import extension
 from tests.brief import Patch, cases, refuses
 from tests.cases.claim_tests import claims
-from tests.machines.native.planners import POOLS, prepared
+from tests.machines.native.planners import POOLS, links, prepared
 
 if not extension.simd_sets().get("amx_emulated"):
     pytest.skip("this build or processor does not emulate AMX", allow_module_level=True)
@@ -27,6 +25,9 @@ from mlvm.machines.native.kernels import native_kernels
 from mlvm.machines.native.planners.linalg import headed_call
 
 SETS = [name for name in ("amx", "amx_emulated") if extension.simd_sets().get(name)]
+
+
+MATMUL_ADD = links(("matmul", -1, 1, 2), ("add", 0, -1, 3))
 
 
 @pytest.fixture(params=SETS, autouse=True)
@@ -140,13 +141,11 @@ def test_batches_and_sums_over_them(tx: bool, ty: bool) -> None:
 def test_a_chain_on_a_product_has_the_bits_of_its_links(m: int, k: int, n: int) -> None:
     x, y, bias = _noise(m, k), _noise(k, n), _noise(n)
     product = _product("matmul", x, y)
-    matmul, add = (OPS[name] for name in ("matmul", "add"))
-    links = [Link(matmul, -1, (1, 2), matmul.bind({})), Link(add, 0, (-1, 3), {})]
     arrays, _ = prepared("add", product, bias)
     native_kernels(POOLS[1])["add"](*arrays)
     for threads in (1, 3):
         out = aligned_array(TensorType.of(product))
-        call = headed_call(links, [TensorType.of(each) for each in (out, x, y, bias)])
+        call = headed_call(MATMUL_ADD, [TensorType.of(each) for each in (out, x, y, bias)])
         assert call is not None
         assert call.kernel == "matmul_chain_bf16_amx"
         assert call.run(POOLS[threads], out, x, y, bias)
@@ -155,10 +154,8 @@ def test_a_chain_on_a_product_has_the_bits_of_its_links(m: int, k: int, n: int) 
 
 def test_a_chain_on_a_product_without_columns() -> None:
     x, y, bias = _noise(50, 13), _noise(13, 0), _noise(0)
-    matmul, add = (OPS[name] for name in ("matmul", "add"))
-    links = [Link(matmul, -1, (1, 2), matmul.bind({})), Link(add, 0, (-1, 3), {})]
     out = aligned_array(TensorType(bf16, (50, 0)))
-    call = headed_call(links, [TensorType.of(each) for each in (out, x, y, bias)])
+    call = headed_call(MATMUL_ADD, [TensorType.of(each) for each in (out, x, y, bias)])
     assert call is None or call.run(POOLS[1], out, x, y, bias)
 
 

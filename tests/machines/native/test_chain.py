@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.machine.fused import Chain, Link
-from mlvm.core.op import NO_ATTRIBUTES, OPS
+from mlvm.core.op import OPS
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 from mlvm.machines.native.planners.chain import PIECE, _Steps, chain_call
 from tests.brief import cases
 from tests.core.machine.test_fused import Example, examples
-from tests.machines.native.planners import KERNELS, POOLS, assert_same_bits, native
+from tests.machines.native.planners import KERNELS, POOLS, assert_same_bits, links, native
 
 SHAPES = [
     ((), ()), ((5,), ()), ((3000,), (1,)), ((0, 3), (3,)), ((7, 300), (300,)), ((300, 7), (7,)),
@@ -84,13 +84,6 @@ def test_has_the_bits_of_its_ops_one_by_one(example: Example, threads: int) -> N
     for actual, expected in zip(outs, one_by_one(example), strict=True):
         np.testing.assert_array_equal(actual, expected)
         assert actual.tobytes() == expected.tobytes() or np.isnan(expected).any()
-
-
-def links(*described: tuple[Any, ...]) -> list[Link]:
-    return [
-        Link(OPS[name], target, tuple(sources), OPS[name].bind({}) or NO_ATTRIBUTES)
-        for name, target, *sources in described
-    ]
 
 
 ADAM = links(

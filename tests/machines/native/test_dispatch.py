@@ -18,7 +18,7 @@ from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import Patch, refuses
+from tests.brief import Before, Patch, refuses
 from tests.threads import PATIENCE, in_threads, start
 
 if EXTENSION is None:
@@ -35,6 +35,15 @@ def arena(vm: ml.VM) -> Iterator[ml.Arena]:
     arena = ml.Arena(vm, "arena")
     with arena.allocating():
         yield arena
+
+
+@pytest.fixture
+def x(arena: ml.Arena) -> ml.Tensor:
+    """A tensor whose sum with itself goes by the short way."""
+    x = ml.ones(4)
+    for _ in range(3):
+        x + x
+    return x
 
 
 def launches(vm: Any, work: Callable[[], object]) -> int:
@@ -129,11 +138,8 @@ def test_a_stale_operand_is_refused(vm: ml.VM) -> None:
             x + x
 
 
-@pytest.mark.usefixtures("arena")
-def test_an_observer_sees_every_launch(vm: ml.VM) -> None:
-    x, args_seen = ml.ones(4), []
-    for _ in range(3):
-        x + x
+def test_an_observer_sees_every_launch(vm: ml.VM, x: ml.Tensor) -> None:
+    args_seen = []
 
     def launch(proceed: Any, *args: Any, **options: Any) -> Any:
         args_seen.append(args)
@@ -145,29 +151,15 @@ def test_an_observer_sees_every_launch(vm: ml.VM) -> None:
     assert len(args_seen) == 1
 
 
-@pytest.mark.usefixtures("arena")
-def test_an_instrument_sees_every_call(vm: ml.VM) -> None:
-    x, names = ml.ones(4), []
-
-    class Names:
-        def before(self, name: str, params: Any, attributes: Any) -> None:
-            names.append(name)
-
-        def after(self, name: str, params: Any, attributes: Any, results: Any) -> None: ...
-
-    for _ in range(3):
-        x + x
-    with vm.instrumented(Names()):
+def test_an_instrument_sees_every_call(vm: ml.VM, x: ml.Tensor) -> None:
+    names: list[str] = []
+    with vm.instrumented(Before(lambda name, _: names.append(name))):
         x + x
     x + x
     assert names == ["add.out"]
 
 
-@pytest.mark.usefixtures("arena")
-def test_a_function_registered_under_the_name_is_called(vm: ml.VM) -> None:
-    x = ml.ones(4)
-    for _ in range(3):
-        x + x
+def test_a_function_registered_under_the_name_is_called(vm: ml.VM, x: ml.Tensor) -> None:
     called = []
     vm.register("add.out", lambda frame: called.append(frame.nparams))
     x + x

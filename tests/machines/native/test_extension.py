@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -92,26 +92,28 @@ def test_without_the_extension_numpy_runs(not_built: None) -> None:
     assert extension.status().startswith("numpy (the native machine is not here: it was not built;")
 
 
-def test_without_the_extension_there_are_no_functions_in_c(not_built: None) -> None:
-    message = "^functions in C need the native machine, which is not here: it was not built; it is "
-    refuses(MissingExtra, message, lambda: LocalVM().register_library("any.so"))
-
-
-def test_without_the_extension_there_is_no_native_vm_and_no_second_thread(
+def test_without_the_extension_what_needs_it_is_refused(
     not_built: None, monkeypatch: Patch
 ) -> None:
+    message = "^functions in C need the native machine, which is not here: it was not built; it is "
+    refuses(MissingExtra, message, LocalVM().register_library, "any.so")
     refuses(MissingExtra, "it was not built; it is compiled when mlvm is", LocalVM, native=True)
     refuses(MachineError, "threads=2 needs native kernels", LocalVM, threads=2)
+    monkeypatch.setenv("MLVM_THREADS", "2")
+    refuses(MachineError, "threads=2 needs native", _make_default_vm)
     monkeypatch.setenv("MLVM_NATIVE", "1")
     refuses(MissingExtra, "", LocalVM)
 
 
 @needs_extension
-def test_the_default_vm_has_the_threads_that_the_environment_says() -> None:
+def test_the_default_vm_has_the_threads_that_the_environment_says(monkeypatch: Patch) -> None:
     """It had one, whatever was set."""
-    code = "import mlvm.eager as ml; print(ml.ones(2).device.threads, ml.VM().threads)"
     for setting, threads in (("", 1), ("1", 1), ("3", 3)):
-        assert output_of("-c", code, MLVM_THREADS=setting) == f"{threads} 1\n"
+        monkeypatch.setenv("MLVM_THREADS", setting)
+        vm: Any = _make_default_vm()
+        assert vm.threads == threads
+    code = "import mlvm.eager as ml; print(ml.ones(2).device.threads, ml.VM().threads)"
+    assert output_of("-c", code, MLVM_THREADS="3") == "3 1\n"
 
 
 @cases("setting", "0", "257", "-1", "1.5", "two", " 2", "9" * 5000)
@@ -120,13 +122,6 @@ def test_what_is_no_number_of_threads_is_refused(setting: str, monkeypatch: Patc
     text = "MLVM_THREADS is a number from 1 to 256, not '"
     error = refuses(MachineError, text, _make_default_vm)
     assert len(str(error)) < 200
-
-
-def test_several_threads_for_the_default_vm_need_the_extension(
-    not_built: None, monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv("MLVM_THREADS", "2")
-    refuses(MachineError, "threads=2 needs native", _make_default_vm)
 
 
 def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: Patch) -> None:

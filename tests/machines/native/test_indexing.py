@@ -13,7 +13,13 @@ from mlvm.core.errors import OperandValueError
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
 from tests.brief import cases, output_of, refuses
-from tests.machines.native.planners import KERNELS, assert_same_bits, native, prepared, reference
+from tests.machines.native.planners import (
+    KERNELS,
+    assert_same_bits,
+    assert_same_in_place,
+    native,
+    reference,
+)
 
 INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
 ELEMENTS = ["?", "i2", "f4", "f8"]
@@ -49,11 +55,7 @@ def test_take_and_scatter_add(indexed: Any, places: list[int], dtype: str) -> No
         values = _numbers(rng, updates, number)
         assert_same_bits("scatter_add", values, indices, axis=axis, length=length)
         x = _numbers(rng, shape, number)
-        assert_same_bits("index_add", x, values, indices, axis=axis)
-        (out, *others), bound = prepared("index_add", x, values, indices, axis=axis)
-        out[...] = x
-        KERNELS[2]["index_add"](out, out, *others[1:], **bound)
-        assert out.tobytes() == reference("index_add", x, values, indices, axis=axis).tobytes()
+        assert_same_in_place("index_add", x, values, indices, axis=axis)
 
 
 @given(_indexed(), st.integers(0, 20), st.sampled_from(ELEMENTS))
@@ -78,11 +80,7 @@ def test_dynamic_update(indexed: Any, data: st.DataObject, dtype: str) -> None:
         start = np.asarray(start.item() - shape[axis], kind)
     x = _numbers(rng, shape, dtype)
     update = _numbers(rng, [*shape[:axis], rows, *shape[axis + 1 :]], dtype)
-    assert_same_bits("dynamic_update", x, update, start, axis=axis)
-    (out, *others), bound = prepared("dynamic_update", x, update, start, axis=axis)
-    out[...] = x
-    KERNELS[2]["dynamic_update"](out, out, *others[1:], **bound)
-    assert out.tobytes() == reference("dynamic_update", x, update, start, axis=axis).tobytes()
+    assert_same_in_place("dynamic_update", x, update, start, axis=axis)
 
 
 @cases("behind", 1, 2, 15, 16, 17, 70)

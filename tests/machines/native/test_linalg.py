@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16, f16
@@ -18,7 +17,7 @@ from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import has_kernel, kernel_call
 from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
 from tests.brief import cases
-from tests.machines.native.planners import POOLS, native, on_threads, planned
+from tests.machines.native.planners import POOLS, links, native, on_threads, planned
 
 DTYPES = ["float32", "float64"]
 TRANSPOSITIONS = [(False, False), (False, True), (True, False), (True, True)]
@@ -310,12 +309,9 @@ def test_a_chain_on_a_product_of_bf16_has_the_bits_of_its_links() -> None:
     x, y, _ = _operands(50, 64, 40, False, False, "bf16")
     bias = half.cast(_noise((40,)), bf16)
     product = native("matmul", x, y)
-    links = [
-        Link(OPS["matmul"], -1, (1, 2), OPS["matmul"].bind({})),
-        Link(OPS["add"], 0, (-1, 3), {}),
-    ]
     out = aligned_array(TensorType.of(product))
-    call = headed_call(links, [TensorType.of(each) for each in (out, x, y, bias)])
+    chain = links(("matmul", -1, 1, 2), ("add", 0, -1, 3))
+    call = headed_call(chain, [TensorType.of(each) for each in (out, x, y, bias)])
     assert call is not None
     assert call.run(POOLS[2], out, x, y, bias)
     assert out.tobytes() == native("add", product, bias).tobytes()

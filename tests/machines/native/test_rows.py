@@ -13,7 +13,7 @@ from mlvm.core.errors import OperandValueError
 from mlvm.core.ops import half
 from mlvm.core.types import Array, DType, bf16, f16
 from tests.brief import cases, refuses
-from tests.machines.native.planners import native, on_threads, planned, reference
+from tests.machines.native.planners import assert_near, native, on_threads, planned, reference
 
 INF, NAN = np.inf, np.nan
 LENGTHS = [1, 2, 3, 7, 8, 10, 15, 17, 31, 33, 64, 65, 100, 255, 512, 1000, 1023, 1025, 2048, 4099]
@@ -31,12 +31,8 @@ def random(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
 
 def check(name: str, *inputs: Array, tolerance: float = 2e-6, **attributes: Any) -> None:
     """Against the reference kernel of f64, and on any number of threads the same bits."""
-    result = on_threads(name, *inputs, threads=(1, 2, 3, 5), **attributes)
-    wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]
-    expected = reference(name, *wide, **attributes)
-    tolerance = tolerance if result.dtype == np.float32 else tolerance * 1e-6
-    np.testing.assert_allclose(result, expected, tolerance, tolerance)
-    assert result.shape == expected.shape
+    tolerance *= 1 if inputs[0].dtype == np.float32 else 1e-6
+    assert_near(name, *inputs, rtol=tolerance, atol=tolerance, threads=(1, 2, 3, 5), **attributes)
 
 
 # --- softmax --------------------------------------------------------------------------

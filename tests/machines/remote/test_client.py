@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -25,15 +24,14 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote import client
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.outbox import PythonOutbox
-from mlvm.machines.remote.session import Session
-from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import Patch, cases, output_of, refuses
 from tests.core import programs
 from tests.core.programs import ADD_INTO, f32s, straight
-from tests.machines.remote.serving import SECRET, vm_of
-from tests.machines.remote.serving import Served as Server
-from tests.threads import PATIENCE, in_threads, start
+from tests.machines.one_trace import assert_one_trace_serves_all_lengths
+from tests.machines.remote.serving import SECRET, Served, vm_of
+from tests.threads import in_threads, wait_for
+from tests.wired import connect_to
 
 __all__ = ["alarms_interrupt"]
 
@@ -43,34 +41,20 @@ TAKE = Program.of_op("take.out", 3, {"axis": 0}, 0)
 native = pytest.mark.skipif(EXTENSION is None, reason="the native machine was not built")
 
 
-class Served:
-    """A machine, its session, and a client's VM at the other end of a socket."""
-
-    def __init__(self, machine: LocalVM | None = None) -> None:
-        self.machine = machine or LocalVM("there")
-        self.session = Session(self.machine)
-        self.ours, self.theirs = socket.socketpair()
-        self.serving = start(self._serve)
-        self.vm = RemoteVM(Stream(self.ours), "far")
-
-    def _serve(self) -> None:
-        with self.theirs, suppress(ConnectionLost):
-            self.session.serve(Stream(self.theirs))
-        self.session.close()
-
-    def end(self) -> None:
-        self.vm.close(wait=False)
-        self.serving.result(PATIENCE)
-
-
 @pytest.fixture(params=[True, False], ids=["native", "numpy"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+def machine(request: pytest.FixtureRequest) -> LocalVM:
     if request.param and EXTENSION is None:
         pytest.skip("the native machine was not built")
-    served = Served(LocalVM("there", native=request.param))
-    yield served
-    served.end()
-    assert served.machine.consumed_size_in_mib() == 0
+    return LocalVM("there", native=request.param)
+
+
+@pytest.fixture
+def vm(machine: LocalVM) -> Iterator[RemoteVM]:
+    """A client's VM at the other end of a socket."""
+    vm = connect_to(machine)
+    yield vm
+    vm.close(wait=False)
+    wait_for(lambda: machine.consumed_size_in_mib() == 0)
 
 
 def line() -> int:
@@ -85,8 +69,7 @@ def put(vm: RemoteVM, *values: float) -> int:
 # --- posts ---------------------------------------------------------------------------
 
 
-def test_posts_are_done_in_order(served: Served) -> None:
-    vm = served.vm
+def test_posts_are_done_in_order(vm: RemoteVM) -> None:
     x, y = put(vm, 1, 2), put(vm, 10, 20)
     for _ in range(200):
         assert vm.launch(ADD_INTO, (y, x, y)) == []
@@ -95,8 +78,9 @@ def test_posts_are_done_in_order(served: Served) -> None:
     assert vm.read(x).tolist() == [210, 420]
 
 
-def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(served: Served) -> None:
-    vm = served.vm
+def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(
+    vm: RemoteVM, machine: LocalVM
+) -> None:
     x, out = put(vm, 1, 2), vm.alloc_tensor(TensorType(f32, (1,)))
     vm.launch(ADD_INTO, (out, out, out))  # a new program is a call that waits
     index = programs.put(vm, np.array([0]))
@@ -112,31 +96,29 @@ def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(serve
     caught = refuses(OperandValueError, "7", vm.alloc_storage, 64)
     assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
     assert vm.read(x).tolist() == [1, 2]
-    assert served.machine.consumed_size_in_mib() == 12 / 2**20
+    assert machine.consumed_size_in_mib() == 12 / 2**20
 
 
-def test_a_write_that_fails_names_its_line(served: Served) -> None:
-    x = put(served.vm, 1, 2)
+def test_a_write_that_fails_names_its_line(vm: RemoteVM) -> None:
+    x = put(vm, 1, 2)
     for array in (f32s(1, 2, 3), np.zeros(100_000, np.float32)):
-        served.vm.write(x, array)
+        vm.write(x, array)
         failed = line() - 1
-        caught = refuses(ShapeError, "", served.vm.synchronize)
+        caught = refuses(ShapeError, "", vm.synchronize)
         assert caught.__notes__ == [f"called from {__file__}:{failed}"]
-    assert served.vm.read(x).tolist() == [1, 2]
+    assert vm.read(x).tolist() == [1, 2]
 
 
-def test_no_line_is_kept_for_ever(monkeypatch: Patch) -> None:
+def test_no_line_is_kept_for_ever(vm: RemoteVM, monkeypatch: Patch) -> None:
     monkeypatch.setattr(client, "_MOST_UNCONFIRMED", 100)
-    served = Served()
-    x = put(served.vm, 1)
+    x = put(vm, 1)
     for _ in range(2000):
-        served.vm.launch(ADD_INTO, (x, x, x))
-        assert len(served.vm._stream.note.places) <= 200
-    served.end()
+        vm.launch(ADD_INTO, (x, x, x))
+        assert len(vm._stream.note.places) <= 200
 
 
-def test_handles_of_others_are_refused_at_once(served: Served) -> None:
-    vm, other = served.vm, LocalVM()
+def test_handles_of_others_are_refused_at_once(vm: RemoteVM) -> None:
+    vm, other = vm, LocalVM()
     x = put(vm, 1)
     theirs = other.alloc_tensor(PAIR)
     for handle in (theirs, 0, -1, 2**70):
@@ -150,9 +132,7 @@ def test_handles_of_others_are_refused_at_once(served: Served) -> None:
     vm.synchronize()
 
 
-def test_a_number_may_name_another_program() -> None:
-    served = Served()
-    vm = served.vm
+def test_a_number_may_name_another_program(vm: RemoteVM) -> None:
     out, x = vm.alloc_tensor(TRIPLE), put(vm, 3, 3, 3)
     loaded = vm.loaded(ADD_INTO)
     for program, value in ((ADD_INTO, 6), (MULTIPLY, 9)):
@@ -163,17 +143,16 @@ def test_a_number_may_name_another_program() -> None:
     vm._call("drop_program", loaded.number)
     vm.launch(ADD_INTO, [out, x, x])
     refuses(HandleError, "no program", vm.synchronize)
-    served.end()
 
 
 # --- eager code, by the short way ----------------------------------------------------
 
 
 @native
-def test_cached_launches_are_forgotten_when_handles_name_others() -> None:
+def test_cached_launches_are_forgotten_when_handles_name_others(
+    vm: RemoteVM, machine: LocalVM
+) -> None:
     """The table of launches that are run by the bytes of their messages."""
-    served = Served(LocalVM("there", native=True))
-    vm = served.vm
     x, y = put(vm, 1, 2), put(vm, 3, 4)
     out = put(vm, 0, 0)
     for _ in range(3):
@@ -183,11 +162,10 @@ def test_cached_launches_are_forgotten_when_handles_name_others() -> None:
         vm.launch(ADD_INTO, (out, x, y))
     assert vm.read(out).tolist() == [7, 10]
     calls: list[str] = []
-    served.machine.register("add.out", lambda frame: calls.append("mine"), nparams=3, nresults=0)
+    machine.register("add.out", lambda frame: calls.append("mine"), nparams=3, nresults=0)
     vm.launch(ADD_INTO, (out, x, y))
     vm.synchronize()
     assert calls == ["mine"]
-    served.end()
 
 
 @cases("kind", "remote", "workers")
@@ -218,9 +196,8 @@ def test_a_late_error_is_not_told_as_one_of_the_call_that_it_comes_up_in(kind: s
 
 
 @native
-def test_a_line_is_named_though_c_has_sent_the_launch() -> None:
-    served = Served()
-    with ml.Arena(served.vm, "a").allocating():
+def test_a_line_is_named_though_c_has_sent_the_launch(vm: RemoteVM) -> None:
+    with ml.Arena(vm, "a").allocating():
         x, good, bad = ml.ones((3,)), ml.asarray(np.array([0])), ml.asarray(np.array([5]))
         for _ in range(3):
             ml.take(x, good) + x
@@ -231,7 +208,6 @@ def test_a_line_is_named_though_c_has_sent_the_launch() -> None:
         assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
         assert ml.take(x, good).numpy().tolist() == [1.0]
     del x, y, z, good, bad
-    served.end()
 
 
 # --- the end, interrupts, threads ----------------------------------------------------
@@ -240,8 +216,7 @@ def test_a_line_is_named_though_c_has_sent_the_launch() -> None:
 @pytest.mark.usefixtures("alarms_interrupt")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 def test_interrupts_leave_the_vm_in_order_or_lost() -> None:
-    served = Served()
-    vm, rng = served.vm, np.random.default_rng(0)
+    vm, rng = connect_to(LocalVM()), np.random.default_rng(0)
     x = put(vm, *range(10))
 
     def work() -> None:
@@ -257,11 +232,10 @@ def test_interrupts_leave_the_vm_in_order_or_lost() -> None:
             assert vm.read(x).tolist() == list(range(10))
     assert interrupted > 50
     assert "lost" not in repr(vm)
-    served.end()
+    vm.close(wait=False)
 
 
-def test_threads_share_a_vm(served: Served) -> None:
-    vm = served.vm
+def test_threads_share_a_vm(vm: RemoteVM) -> None:
 
     def work(seed: int) -> None:
         x, total = put(vm, seed, 1), put(vm, 0, 0)
@@ -277,8 +251,7 @@ def test_threads_share_a_vm(served: Served) -> None:
     vm.synchronize()
 
 
-def test_what_is_collected_is_freed_at_the_next_call(served: Served) -> None:
-    vm = served.vm
+def test_what_is_collected_is_freed_at_the_next_call(vm: RemoteVM) -> None:
     ml.ones((1,))
     arena = ml.Arena(vm, "short")
     with arena.allocating():
@@ -319,7 +292,7 @@ def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | bool]) -> N
 
 @cases("by_with", True, False)
 def test_what_was_posted_is_done_before_the_end(by_with: bool) -> None:
-    with Server(shared=["s"]) as server:
+    with Served(shared=["s"]) as server:
         vm, other = server.vm(vm="s"), server.vm(vm="s")
         x = put(other, 0, 0)
         one = put(other, 1, 2)
@@ -331,28 +304,23 @@ def test_what_was_posted_is_done_before_the_end(by_with: bool) -> None:
         assert other.read(x).tolist() == [620, 1240]
 
 
-def test_the_end_raises_the_error_of_a_post_and_ends() -> None:
-    for by_with in (True, False):
-        served = Served()
-        vm = served.vm
-        handles = put(vm, 0, 0), put(vm, 1, 2), programs.put(vm, np.array([0, 9]))
-        vm.loaded(TAKE)
+@cases("by_with", True, False)
+def test_the_end_raises_the_error_of_a_post_and_ends(vm: RemoteVM, by_with: bool) -> None:
+    handles = put(vm, 0, 0), put(vm, 1, 2), programs.put(vm, np.array([0, 9]))
+    vm.loaded(TAKE)
 
-        def work(vm: RemoteVM = vm, handles: Any = handles, by: bool = by_with) -> None:
-            with vm if by else nullcontext():
-                vm.launch(TAKE, handles)
-            vm.close()
-
-        refuses(OperandValueError, "9", work)
-        refuses(ConnectionLost, "far: it was closed", vm.read, handles[0])
-        assert repr(vm) == "<RemoteVM 'far', it was closed>"
+    def work() -> None:
+        with vm if by_with else nullcontext():
+            vm.launch(TAKE, handles)
         vm.close()
-        served.end()
+
+    refuses(OperandValueError, "9", work)
+    refuses(ConnectionLost, "there: it was closed", vm.read, handles[0])
+    assert repr(vm) == "<RemoteVM 'there', it was closed>"
+    vm.close()
 
 
-def test_an_error_in_the_block_stays_the_one_that_is_raised() -> None:
-    served = Served()
-    vm = served.vm
+def test_an_error_in_the_block_stays_the_one_that_is_raised(vm: RemoteVM) -> None:
     out, x, index = put(vm, 1), put(vm, 1), programs.put(vm, np.array([9]))
     vm.loaded(TAKE)
 
@@ -362,18 +330,16 @@ def test_an_error_in_the_block_stays_the_one_that_is_raised() -> None:
             raise KeyError("mine")
 
     caught = refuses(KeyError, "mine", work)
-    assert re.match("and as far was closed: take.*index 9", caught.__notes__[0])
-    served.end()
+    assert re.match("and as there was closed: take.*index 9", caught.__notes__[0])
 
 
 @native
-def test_eager_calls_by_the_short_way_fail_at_once_after_the_end() -> None:
-    served = Served()
-    with ml.Arena(served.vm, "a").allocating():
+def test_eager_calls_by_the_short_way_fail_at_once_after_the_end(vm: RemoteVM) -> None:
+    with ml.Arena(vm, "a").allocating():
         x = ml.ones(3)
         for _ in range(3):
             x + x
-        served.end()
+        vm.close(wait=False)
         refuses(ConnectionLost, "it was closed", lambda: x + x)
 
 
@@ -411,25 +377,12 @@ print("good")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_has_no_connection() -> None:
-    with Server() as server:
+    with Served() as server:
         assert output_of("-c", FORKED, str(server.address), SECRET) == "good\n"
 
 
-def test_one_trace_serves_all_lengths_there(served: Served) -> None:
-    def fn(x: ml.Tensor) -> ml.Tensor:
-        n = x.shape[0]
-        after, _ = ml.scan(lambda s, row: (ml.tanh(s + row), None), ml.zeros(3), x)
-        return ml.concat([ml.softmax(x[: n // 2] / n, axis=0), after[None]])
-
-    plans = set()
-    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 12})
-    with ml.use(served.vm):
-        for n in (5, 12, 2, 9, 5):
-            x = ml.asarray(np.random.default_rng(n).standard_normal((n, 3), np.float32))
-            assert step(x).numpy().tobytes() == fn(x).numpy().tobytes()
-            plans.add(step.plan.nbytes)
-        assert len(plans) == step.signatures == 1
-        refuses(ShapeError, "axis 0 of x is 'n' = 13, at most 12", lambda: step(ml.ones((13, 3))))
+def test_one_trace_serves_all_lengths_there(vm: RemoteVM) -> None:
+    assert_one_trace_serves_all_lengths(vm)
 
 
 POSTING = """
@@ -442,7 +395,7 @@ for _ in range(20):
 
 
 def test_what_was_posted_is_done_before_the_process_ends() -> None:
-    with Server(shared=["s"]) as server, server.vm(vm="s") as vm:
+    with Served(shared=["s"]) as server, server.vm(vm="s") as vm:
         x, one = put(vm, 0), put(vm, 1)
         vm.synchronize()
         output_of("-c", POSTING, str(server.address), SECRET, *map(str, (x, x, one)))
