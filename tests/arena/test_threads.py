@@ -77,39 +77,6 @@ def test_no_two_tensors_share_bytes_and_none_are_lost(capacity: int | None, vm: 
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_reset_in_one_thread_ends_tensors_of_all_and_frees_each_once(vm: VM) -> None:
-    arena = Arena(vm, "shared")
-    done = threading.Event()
-
-    def work(k: int) -> None:
-        if k == 0:
-            for _ in range(400):
-                arena.reset()
-            done.set()
-            return
-        rng = random.Random(k)
-        tensors: list[Allocation] = []
-        while not done.is_set():
-            tensors.append(arena.alloc(rng.choice(TYPES)))
-            try:
-                tensors.append(arena.view(tensors[-1], tensors[-1].type))
-                if rng.random() < 0.3:
-                    arena.free(tensors[-2])
-            except StaleTensor:
-                pass
-            if len(tensors) > 20:
-                del tensors[: rng.randrange(20)]
-
-    in_threads(work, range(4))
-    gc.collect()
-    assert arena.used == sum(holder.nbytes for holder in arena.holders())
-    arena.reset()
-    assert arena.used == 0
-    regions = [region for bin in arena._placement._sizes.values() for region in bin]  # type: ignore[attr-defined]
-    assert len(regions) == len({id(region) for region in regions}) == len(arena._placement.regions)
-
-
-@pytest.mark.usefixtures("hasty")
 @cases("how", "free", "reset")
 def test_of_two_threads_that_end_a_tensor_one_does(how: str) -> None:
     arena = Arena(VM(), "shared")
@@ -259,33 +226,6 @@ def test_a_second_thread_does_not_rewind_what_the_first_has_entered() -> None:
     assert tensor.handle == STALE
 
 
-@pytest.mark.usefixtures("hasty")
-def test_threads_that_enter_and_leave_find_what_they_allocate() -> None:
-    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
-
-    def work(k: int) -> int:
-        entered = 0
-        for _ in range(1500):
-            try:
-                with arena:
-                    entered += 1
-                    tensor = arena.alloc(TYPES[k % 2])
-                    with other, arena:
-                        assert scope.get() is arena
-                    assert scope.get() is arena
-                    assert tensor.handle != STALE
-            except ArenaBusy:
-                pass
-            assert scope.get() is None
-        return entered
-
-    assert 0 < sum(in_threads(work, range(4))) <= 4 * 1500
-    assert (arena.used, other.used) == (0, 0)
-    with arena:
-        tensor = arena.alloc(TYPES[0])
-    assert tensor.handle == STALE
-
-
 @cases("function", Arena.__exit__, Arena._end_all)
 def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., Any]) -> None:
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -321,29 +261,6 @@ def test_a_reset_on_leaving_spares_who_enters_meanwhile(function: Callable[..., 
         return leave, interrupt
 
     assert with_each_line_interrupted(function, make) >= 3
-
-
-@pytest.mark.usefixtures("hasty")
-def test_of_marks_made_by_several_threads_each_is_known_or_passed() -> None:
-    arena = Arena(VM(), "shared")
-    passed: set[str] = set()
-
-    def work(k: int) -> None:
-        for i in range(300):
-            mark, tensor = arena.mark(), arena.alloc(TYPES[k % 2])
-            try:
-                arena.rewind(mark)
-            except ArenaError as error:
-                passed.add(str(error))
-            else:
-                assert tensor.handle == STALE
-            if i % 50 == 0:
-                arena.reset()
-
-    in_threads(work, range(4))
-    assert passed <= {"arena 'shared' was reset or rewound past this mark"}
-    arena.reset()
-    assert arena.used == 0
 
 
 def within(arena: Arena) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations, pairwise
+from typing import Any
 from unittest import mock
 
 from hypothesis import given, settings
@@ -173,7 +174,8 @@ def chain(*names: str) -> Step:
     step = Step()
     cell = step.cell("input", floats(2, 8))
     for name in names:
-        cell = step.apply(name, cell, **({"axis": -1} if name == "softmax" else {}))
+        attributes: Any = {"axis": -1} if name == "softmax" else {}
+        cell = step.apply(name, cell, **attributes)
     step.result(cell)
     return step
 

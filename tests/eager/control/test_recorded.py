@@ -424,11 +424,6 @@ def test_what_a_body_makes_cannot_be_used_outside(name: str, inside: bool) -> No
     refuses(CaptureError, message, lambda: ml.capture(step)(vector()))
 
 
-def test_values_are_not_read_in_bodies() -> None:
-    with pytest.raises(CaptureError, match=rf"{HERE}:\d+: a value is read inside"):
-        ml.capture(lambda x: ml.fori_loop(0, 2, lambda i, s: s * float(ml.sum(s)), x))(vector())
-
-
 def test_a_value_that_numpy_reads_is_told_with_the_line_that_called_numpy() -> None:
     with pytest.raises(CaptureError, match=rf"{HERE}:\d+: a value is read inside.*, check$"):
         ml.capture(lambda x: np.clip(x, 0, 1))(ml.ones(3))
