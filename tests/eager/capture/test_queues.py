@@ -74,11 +74,25 @@ class Training:
         ]
 
 
+@pytest.fixture
+def far() -> Iterator[ml.QueueTensor]:
+    vm = WireVM(machine(ml.VM("far")))
+    with ml.Arena(vm, "weights").allocating():
+        yield ml.QueueTensor(vm, ["f32[2,3]", "i64[2]"], 2)
+
+
+@pytest.fixture(params=["q", "far"])
+def either(request: pytest.FixtureRequest) -> Any:
+    """A queue here, or on a VM elsewhere, which gets elements ahead of a launch."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize("fuse", [False, True])
-def test_each_call_takes_an_element(q: ml.QueueTensor, vm: Any, fuse: bool) -> None:
+def test_each_call_takes_an_element(either: ml.QueueTensor, fuse: bool) -> None:
+    q = either
     eager, replayed = Training(q), Training(q)
     step = ml.capture(replayed.step, fuse=fuse)
-    batch = ml.Arena(vm, "batch")
+    batch = ml.Arena(q.vm, "batch")
     usage = []
     for i in range(10):
         put(q, i, i % 3)
@@ -86,14 +100,15 @@ def test_each_call_takes_an_element(q: ml.QueueTensor, vm: Any, fuse: bool) -> N
         with batch:
             assert step().numpy().tobytes() == eager.step().numpy().tobytes()
         assert q.empty()
-        usage.append((vm.consumed_size_in_mib(), q.arena.views_created, batch.views_created))
+        usage.append((q.vm.consumed_size_in_mib(), q.arena.views_created, batch.views_created))
     assert replayed.state() == eager.state()
     assert step.signatures == 1
     assert len(set(usage[1:])) == 1
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: bool) -> None:
+def test_drain_is_as_many_calls_as_there_are_elements(either: ml.QueueTensor, fuse: bool) -> None:
+    q = either
     one_by_one, drained = Training(q), Training(q)
     thread = producer(q, range(12))
     for _ in range(12):
@@ -253,34 +268,6 @@ def test_a_closed_queue_is_shut_down_for_the_first_call_too(q: ml.QueueTensor) -
     step = ml.capture(lambda: q.get()[0] + 1)
     for call in (step, step.drain, step):
         refuses(ShutDown, "", call)
-
-
-@pytest.fixture
-def far() -> Iterator[ml.QueueTensor]:
-    vm = WireVM(machine(ml.VM("far")))
-    with ml.Arena(vm, "weights").allocating():
-        yield ml.QueueTensor(vm, ["f32[2,3]", "i64[2]"], 2)
-
-
-def test_a_vm_elsewhere_gets_elements_ahead_of_a_launch(
-    far: ml.QueueTensor, tmp_path: Path
-) -> None:
-    one_by_one, replayed, drained = Training(far), Training(far), Training(far)
-    step, in_a_loop = ml.capture(replayed.step), ml.capture(drained.step)
-    for value in range(4):
-        put(far, value, value % 3)
-        loss = one_by_one.step()
-        put(far, value, value % 3)
-        assert step().numpy().tobytes() == loss.numpy().tobytes()
-        assert far.empty()
-    assert replayed.state() == one_by_one.state()
-    drained.q = ml.QueueTensor(far.vm, far.types, 1)  # a slot is free again before the next get
-    thread = producer(drained.q, range(4))
-    assert in_a_loop.drain().numpy().tobytes() == loss.numpy().tobytes()
-    thread.result(PATIENCE)
-    assert drained.state() == one_by_one.state()
-    with pytest.raises(CaptureError, match="takes from a queue, which no file can hold"):
-        step.save(tmp_path / "step.mlvm")
 
 
 def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:

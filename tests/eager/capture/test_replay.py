@@ -276,7 +276,7 @@ def test_a_call_inside_a_launch_of_the_same_function(
 
     x, other = ml.full((512, 512), 1e-3), ml.full((512, 512), 2e-3)
     args = [(x,), (other,)] if number is None else [(x, number), (other, number + 1)]
-    outer, inner = [products(*each).tolist() for each in args]
+    outer, inner = [products(*each).numpy() for each in args]
     captured = ml.capture(products)
     for each in (*args, *args, args[0]):
         captured(*each)
@@ -285,15 +285,15 @@ def test_a_call_inside_a_launch_of_the_same_function(
     def handle(_: Any) -> None:  # where handlers of signals run
         if not handled:
             handled.append(False)
-            handled[0] = captured(*args[1]).tolist() == inner
+            handled[0] = np.array_equal(captured(*args[1]), inner)
 
     monkeypatch.setattr(loop.Helper, "check_signals", handle)
     for _ in range(50):
         if not handled:
-            assert captured(*args[0]).tolist() == outer
+            assert np.array_equal(captured(*args[0]), outer)
     assert handled == [True]
     monkeypatch.undo()
-    assert captured(*args[0]).tolist() == outer
+    assert np.array_equal(captured(*args[0]), outer)
 
 
 def test_a_call_inside_another_call_of_the_vm_waits_for_no_thread() -> None:
@@ -327,7 +327,7 @@ def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch
         return y
 
     x = ml.full((512, 512), 1e-3)
-    expected, errors = products(x).tolist(), []
+    expected, errors = products(x).numpy(), []
     captured = warmed(products, x)
 
     def close(_: Any) -> None:  # where handlers of signals run
@@ -343,7 +343,7 @@ def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch
     before, stopped = len(launches), None
     for _ in range(50):
         if not errors:
-            assert captured(x).tolist() == expected
+            assert np.array_equal(captured(x), expected)
     assert "closed in a launch" in errors[0]
     gc.disable()
     monkeypatch.setattr(loop.Helper, "check_signals", stop)

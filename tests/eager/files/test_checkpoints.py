@@ -214,6 +214,11 @@ def test_a_module_of_another_shape_says_so_and_stays_as_it_was(tmp_path: Path) -
     ({"x": np.ma.array([1.0], mask=[True])}, None, ml.errors.DTypeError, "x is a masked array"),
     ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
     ([np.zeros(1)], None, ml.errors.DTypeError, "a Module, or tensors by name"),
+    (3, None, ml.errors.DTypeError, "a Module, or tensors by name"),
+    ({"f": len}, None, ml.errors.DTypeError, "f must be .*, a number, a text, None, or an object"),
+    ({"a": {"b": b"x"}}, None, ml.errors.DTypeError, "a/b must be"),
+    ({"c": ml.nn.Linear}, None, ml.errors.DTypeError, "c must be"),
+    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two parts have the p"),
 )
 def test_what_cannot_be_saved(
     tmp_path: Path, tensors: Any, metadata: Any, error: type[Exception], reason: str

@@ -346,22 +346,6 @@ def test_a_structure_that_differs_is_refused_and_stays_as_it_is(
         np.testing.assert_array_equal(other["model"].kernel.numpy(), kernel)
 
 
-@cases(
-    "tree, error, text",
-    ({"f": len}, DTypeError, "f must be a tensor, an array, a number, a text, None, or an object"),
-    ({"a": {"b": b"x"}}, DTypeError, "a/b must be"),
-    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, PathError, "two parts have the path 'a/b'"),
-    ({"c": nn.Linear}, DTypeError, "c must be"),
-    ([1], DTypeError, "a Module, or tensors by name"),
-    (3, DTypeError, "a Module, or tensors by name"),
-)
-def test_what_is_no_part_of_a_checkpoint(
-    tmp_path: Path, tree: Any, error: type[Exception], text: str
-) -> None:
-    refuses(error, text, ml.save, tmp_path / "x", tree)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_stale_part_leaves_all_others(tmp_path: Path) -> None:
     with ml.Arena(ml.VM(), "gone"):
         stale = ml.zeros(2)

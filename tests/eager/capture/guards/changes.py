@@ -372,6 +372,9 @@ OBJECTS: dict[str, Row] = {
         lambda: {"lr": 2.0},
         lambda c: (lambda get: lambda x: x * get())(functools.partial(c.get, "lr")),
         lambda c: c.update(lr=3.0)),
+    "an argument of a partial call": (
+        lambda: plain(lr=2.0),
+        lambda c: functools.partial(lambda by, x: x * by.lr, c), sets(lr=3.0)),
     "keywords of a partial call": (
         lambda: functools.partial(scaled, rate=2.0), lambda c: c,
         lambda c: c.keywords.update(rate=3.0)),
