@@ -17,7 +17,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor, Reservation
 from mlvm.machines.wire import WireVM
-from tests.brief import refuses
+from tests.brief import refuses, with_long
 
 IMAGES, LABELS = TensorType("f32", (2, 3)), TensorType("i64", (2,))
 FLAT = TensorType("f32", (6,))
@@ -165,4 +165,6 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
 
 TestQueueAgainstModel = QueueAgainstModel.TestCase
-TestQueueAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueAgainstModel.settings = settings(
+    max_examples=with_long(25, 60), stateful_step_count=40, deadline=None
+)

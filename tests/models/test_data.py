@@ -81,12 +81,6 @@ def test_mnist(mnist: Path, compressed: bool) -> None:
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
-def test_mnist_missing(mnist: Path) -> None:
-    (mnist / LABELS).unlink()
-    refuses(DataError, rf"there is no .*{LABELS}; get it from http://yann", load, f"mnist:{mnist}")
-    refuses(DataError, r"there is no .*nowhere", load, f"mnist:{mnist / 'nowhere'}")
-
-
 @cases(
     "file, content, reason",
     (IMAGES, b"", "starts with , not with 00000803"),
@@ -105,29 +99,37 @@ def test_mnist_corrupt(mnist: Path, file: str, content: bytes, reason: str) -> N
         load(f"mnist:{mnist}")
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no gzip", "flipped"])
-def test_mnist_with_a_damaged_compressed_file(mnist: Path, damage: str) -> None:
-    content = gzip.compress((mnist / IMAGES).read_bytes())
-    (mnist / IMAGES).unlink()
-    damaged = {
-        "truncated": content[: len(content) // 2],
-        "no gzip": b"hello",
-        "flipped": content[:-6] + bytes([content[-6] ^ 0xFF]) + content[-5:],
-    }
-    (mnist / f"{IMAGES}.gz").write_bytes(damaged[damage])
-    refuses(DataError, r"idx3-ubyte.gz is corrupt: it cannot be read", load, f"mnist:{mnist}")
+GZIP = f"{IMAGES}.gz"
+ZIPPED = gzip.compress(bytes([0, 0, 8, 3, 0, 0, 0, 5, 0, 0, 0, 4, 0, 0, 0, 8, *range(160)]))
+UNREADABLE = "idx3-ubyte.gz is corrupt: it cannot be read"
 
 
-def test_mnist_with_parts_of_different_sizes(mnist: Path) -> None:
-    content = bytes([0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 5]) + bytes(75)
-    (mnist / "t10k-images-idx3-ubyte").write_bytes(content)
-    refuses(DataError, r"\(4, 8\).*\(5, 5\)", load, f"mnist:{mnist}")
-
-
-def test_a_folder_in_place_of_a_file(mnist: Path) -> None:
-    (mnist / LABELS).unlink()
-    (mnist / LABELS).mkdir()
-    refuses(DataError, "cannot be read", load, f"mnist:{mnist}")
+@cases(
+    "file, put, content, reason",
+    (IMAGES, GZIP, ZIPPED[: len(ZIPPED) // 2], UNREADABLE),
+    (IMAGES, GZIP, b"hello", UNREADABLE),
+    (IMAGES, GZIP, ZIPPED[:-6] + bytes([ZIPPED[-6] ^ 0xFF]) + ZIPPED[-5:], UNREADABLE),
+    (LABELS, LABELS, None, rf"there is no .*{LABELS}; get it from http://yann"),
+    (LABELS, LABELS, Path.mkdir, "cannot be read"),
+    (LABELS, LABELS, os.mkfifo, r"cannot be read .* it is no regular file"),
+    (
+        "t10k-images-idx3-ubyte",
+        "t10k-images-idx3-ubyte",
+        bytes([0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 5]) + bytes(75),
+        r"\(4, 8\).*\(5, 5\)",
+    ),
+    ids=["truncated", "no gzip", "flipped", "missing", "a folder", "a pipe", "another size"],
+)
+def test_mnist_with_another_file_or_none(
+    mnist: Path, file: str, put: str, content: Any, reason: str
+) -> None:
+    (mnist / file).unlink()
+    if callable(content):
+        content(mnist / put)
+    elif content is not None:
+        (mnist / put).write_bytes(content)
+    refuses(DataError, reason, load, f"mnist:{mnist}")
+    refuses(DataError, r"there is no .*nowhere", load, f"mnist:{mnist / 'nowhere'}")
 
 
 @cases(
@@ -149,12 +151,6 @@ def test_no_more_is_unpacked_than_the_header_announces(
         assert tracemalloc.get_traced_memory()[1] < nbytes / 4
     finally:
         tracemalloc.stop()
-
-
-def test_a_pipe_is_not_waited_for(mnist: Path) -> None:
-    (mnist / LABELS).unlink()
-    os.mkfifo(mnist / LABELS)
-    refuses(DataError, r"cannot be read .* it is no regular file", load, f"mnist:{mnist}")
 
 
 @pytest.mark.parametrize("name", [IMAGES, LABELS])

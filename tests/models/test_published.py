@@ -3,10 +3,11 @@ results are in `test_mlp_mixer.py` and `test_weights.py`."""
 
 from __future__ import annotations
 
+from runpy import run_path
 from typing import Any
 
 from models import mlp_mixer, vit
-from tests.brief import cases, output_of
+from tests.brief import Capsys, cases
 
 MIXERS = {
     "S/32": 19_104_624,
@@ -42,9 +43,10 @@ VITS = {
     ids=["mlp_mixer", "vit"],
 )
 def test_the_command_prints_the_variants_with_their_number_of_parameters(
-    module: Any, fields: str, counts: dict[str, int]
+    module: Any, fields: str, counts: dict[str, int], capsys: Capsys
 ) -> None:
-    header, *rows = output_of("-m", module.__name__).splitlines()
+    run_path(module.__file__, run_name="__main__")
+    header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[1:-1] == fields.split()
     assert [row.split() for row in rows] == [
         [name, *map(str, module.VARIANTS[name]), f"{count:,}"] for name, count in counts.items()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from models.training.train import main, train
 from tests.brief import Capsys, refuses
 
@@ -58,30 +60,31 @@ def test_a_log_changes_no_number_and_a_new_training_begins_anew(tmp_path: Path) 
     ]
 
 
+OPTIONS: Any = {"model": "mlp", "epochs": 2, "batch_size": 96}
+
+
 def test_a_resumed_training_writes_the_rows_that_it_makes_again(tmp_path: Path) -> None:
     whole, halves, file = tmp_path / "whole", tmp_path / "halves", tmp_path / "checkpoint"
-    train(model="mlp", epochs=2, log=whole)
+    train(**OPTIONS, log=whole)
     refuses(KeyboardInterrupt, "", interrupted, halves, file)
-    assert len(rows(halves / "train.csv")[1]) == 60
-    train(model="mlp", epochs=2, log=halves, resume=file)
+    assert len(rows(halves / "train.csv")[1]) == 20
+    train(**OPTIONS, log=halves, resume=file)
     for name in ("train.csv", "epoch.csv"):
         assert (halves / name).read_text() == (whole / name).read_text()
 
 
 def interrupted(folder: Path, file: Path) -> None:
-    """Train for 60 steps, with a checkpoint of the 50th."""
-    import mlvm.eager as ml
-
+    """Train for 20 steps of 28, with a checkpoint of the 16th."""
     add = ml.ScalarLog.add
 
     def interrupt(log: ml.ScalarLog, group: str, step: int, **scalars: float) -> None:
         add(log, group, step, **scalars)
-        if step == 60:
+        if step == 20:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ml.ScalarLog, "add", interrupt)
-        train(model="mlp", epochs=2, log=folder, save=file, save_every=50)
+        train(**OPTIONS, log=folder, save=file, save_every=16)
 
 
 def test_members_write_one_log(tmp_path: Path) -> None:

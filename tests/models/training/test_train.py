@@ -6,8 +6,6 @@ import itertools
 import json
 import math
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +27,10 @@ from tests.wired import connect_to
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "models.train", *arguments]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "models.train", *arguments)
+RESULT = """
+model data epochs seed test_accuracy test_loss train_loss step_ms_median input_wait_share arenas
+growth_after_first_epoch_bytes
+"""
 
 
 def interrupt_after(steps: int, monkeypatch: Patch) -> None:
@@ -72,40 +68,23 @@ def titles_and_kinds(svg: str) -> list[str]:
 
 
 def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) -> None:
-    results = []
-    for name in ("one", "two"):
-        file, plots = tmp_path / f"{name}.json", tmp_path / name / "plots"
-        done = run("--epochs", "2", "--seed", "3", "--json", str(file), "--plot", str(plots))
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        results.append(json.loads(file.read_text()))
-        loss = (plots / "loss.svg").read_text("utf-8")
-        titles = [title.text or "" for title in parse(loss).iter(f"{SVG}title")]
-        assert sum("test after epoch" in title for title in titles) == 2
-        documented = (ROOT / "docs/memory/mixer_step.svg").read_text("utf-8")
-        assert titles_and_kinds(documented) == titles_and_kinds(
-            (plots / "step_memory.svg").read_text("utf-8")
-        )
+    file, plots = tmp_path / "one.json", tmp_path / "new" / "plots"
+    options = ["--epochs", "2", "--seed", "3", "--json", str(file), "--plot", str(plots)]
+    done = run_python("-m", "models.train", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    one = json.loads(file.read_text())
+    loss = (plots / "loss.svg").read_text("utf-8")
+    titles = [title.text or "" for title in parse(loss).iter(f"{SVG}title")]
+    assert sum("test after epoch" in title for title in titles) == 2
+    documented = (ROOT / "docs/memory/mixer_step.svg").read_text("utf-8")
+    drawn = (plots / "step_memory.svg").read_text("utf-8")
+    assert titles_and_kinds(documented) == titles_and_kinds(drawn)
     first, second, summary = done.stdout.splitlines()
     assert first.startswith("epoch 1/2  loss ")
     assert second.startswith("epoch 2/2  loss ")
-    accuracy = results[0]["test_accuracy"]
-    assert f"mlp_mixer on digits: test accuracy {100 * accuracy:.2f} % after 2 epochs" in summary
-
-    one, two = results
-    assert list(one) == [
-        "model",
-        "data",
-        "epochs",
-        "seed",
-        "test_accuracy",
-        "test_loss",
-        "train_loss",
-        "step_ms_median",
-        "input_wait_share",
-        "arenas",
-        "growth_after_first_epoch_bytes",
-    ]
+    accuracy = 100 * one["test_accuracy"]
+    assert f"mlp_mixer on digits: test accuracy {accuracy:.2f} % after 2 epochs" in summary
     assert (one["model"], one["data"], one["epochs"], one["seed"]) == ("mlp_mixer", "digits", 2, 3)
     assert 0.8 < one["test_accuracy"] < 1
     assert 0 < one["train_loss"][1] < one["train_loss"][0] < 3
@@ -116,10 +95,12 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
     for arena in one["arenas"]:
         assert 0 < arena["high_water"] <= arena["capacity"]
 
-    assert timeless(one) == timeless(two)
+    again = train(epochs=2, seed=3)
+    assert [*one] == [*again] == RESULT.split()
+    assert timeless(one) == timeless(json.loads(json.dumps(again)))
 
 
-@pytest.mark.parametrize("model", IMAGE_MODELS)
+@pytest.mark.parametrize("model", [name for name in IMAGE_MODELS if name != "mlp_mixer"])
 def test_every_model_of_images_learns(model: str) -> None:
     result = train(model=model, epochs=2, seed=1)
     assert result["test_accuracy"] > 0.7
@@ -158,10 +139,9 @@ def test_quiet_prints_the_result_only(capsys: Capsys) -> None:
     assert err == ""
 
 
-def test_help_tells_every_default() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    text = " ".join(done.stdout.split())
+def test_help_tells_every_default(capsys: Capsys) -> None:
+    assert refuses(SystemExit, "", main, ["--help"]).code == 0
+    text = " ".join(capsys.readouterr().out.split())
     for default in ("mlp_mixer", "20", "32", "0.005", "0"):
         assert f"(default: {default})" in text
     assert "(default: of digits, text, masked, lines, listops, the one that is" in text
@@ -175,22 +155,22 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
     tmp_path: Path, monkeypatch: Patch, workers: int
 ) -> None:
     whole, part, rest = (tmp_path / f"{name}.safetensors" for name in ("whole", "part", "rest"))
-    options: dict[str, Any] = {"model": "mlp", "epochs": 3, "seed": 5, "workers": workers}
+    options: dict[str, Any] = {"model": "mlp", "epochs": 3, "seed": 5, "batch_size": 96}
+    options["workers"] = workers
     expected = train(**options, save=whole)
-    interrupt_after(71, monkeypatch)  # of 44 each epoch
+    interrupt_after(28, monkeypatch)  # of 14 each epoch
     refuses(KeyboardInterrupt, "", train, **options, save=part, save_every=10)
     monkeypatch.undo()
     position = json.loads(load(part).metadata["mlvm.pipeline"])
-    assert position == {"epoch": 1, "next_index": 26 * 32, "seed": 5}
+    assert position == {"epoch": 1, "next_index": 6 * 96, "seed": 5}
 
     result = train(**options | {"workers": 3 - workers}, resume=part, save=rest)
     assert result["train_loss"] == expected["train_loss"]
     assert result["test_accuracy"] == expected["test_accuracy"]
     assert result["growth_after_first_epoch_bytes"] == 0
     assert whole.read_bytes() == rest.read_bytes()
-    assert timeless(train(**options, resume=whole)) == timeless(
-        expected | {"arenas": train(**options, resume=whole)["arenas"]}
-    )
+    again = train(**options, resume=whole)
+    assert timeless(again) == timeless(expected | {"arenas": again["arenas"]})
     assert {each.suffix for each in tmp_path.iterdir()} == {".safetensors"}
 
 
@@ -240,8 +220,10 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     tensors, metadata = load(file)
     wrong: list[tuple[dict[str, Any], dict[str, str], str]] = [
         (tensors, {}, "not written by a training"),
-        (tensors, metadata | {"mlvm.training": "{"}, "not written by a training"),
-        (tensors, metadata | {"mlvm.training": "3"}, "not written by a training"),
+        *(
+            (tensors, metadata | {"mlvm.training": text}, "not written by a training")
+            for text in ("{", "3", "[" * 100_000)
+        ),
         (
             tensors,
             metadata | {"mlvm.pipeline": "[]"},
@@ -250,7 +232,6 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         ({"losses": tensors["losses"]}, metadata, "missing or unknown: model/"),
         (tensors | {"random": np.zeros(3)}, metadata, r"random is uint64 \(2,\), not float64"),
         ({k: v for k, v in tensors.items() if k != "losses"}, metadata, "not written by"),
-        (tensors, metadata | {"mlvm.training": "[" * 100_000}, "not written by a training"),
         *(
             (tensors | {"losses": losses}, metadata, "losses are not those of 44 steps")
             for losses in (np.zeros(43), np.zeros((44, 1)), np.full(44, np.nan), np.zeros(44, "i8"))
@@ -287,8 +268,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     ["--shard", "weights"],
 )
 def test_bad_usage_exits_with_2(arguments: list[str], capsys: Capsys) -> None:
-    caught = refuses(SystemExit, "", main, arguments)
-    assert caught.code == 2
+    assert refuses(SystemExit, "", main, arguments).code == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "error: " in err
@@ -346,15 +326,30 @@ def test_an_interrupt_is_one_line_and_exit_status_130(monkeypatch: Patch, capsys
     assert_one_line(err, "interrupted")
 
 
-def test_train_raises_typed_errors() -> None:
-    refuses(OptionError, "no model 'resnet'; there are mlp_mixer, vit, mlp", train, model="resnet")
-    refuses(OptionError, "1437 training samples", train, batch_size=2000)
-    with pytest.raises(OptionError, match="lstm is for sequences, and digits has images"):
-        train(model="lstm", data="digits")
-    refuses(DataError, "no data set 'x'", train, data="x")
-    refuses(Diverged, "step", train, model="mlp", learning_rate=1e18)
-    assert issubclass(OptionError, ml.errors.MlvmError)
-    assert issubclass(Diverged, ml.errors.MlvmError)
+@cases(
+    "error, reason, options",
+    (OptionError, "no model 'resnet'; there are mlp_mixer, vit, mlp", {"model": "resnet"}),
+    (OptionError, "1437 training samples", {"batch_size": 2000}),
+    (
+        OptionError,
+        "lstm is for sequences, and digits has images",
+        {"model": "lstm", "data": "digits"},
+    ),
+    (DataError, "no data set 'x'", {"data": "x"}),
+    (Diverged, "step", {"model": "mlp", "learning_rate": 1e18}),
+    (OptionError, "none is given", {"model": "mlp", "resume": True}),
+    (OptionError, "dtype must be one of f32, bf16, f16, not i8", {"dtype": "i8"}),
+    (OptionError, "batch_size 32 is not divisible by 3 members", {"group": "threads:3"}),
+    *(
+        (OptionError, "group: a group ", {"group": group})
+        for group in ("threads", "threads:0", "threads:x", "sockets:2", "")
+    ),
+)
+def test_train_raises_typed_errors(error: type[Exception], reason: str, options: Any) -> None:
+    if "group" in options:
+        pytest.importorskip("threadpoolctl")
+    refuses(error, reason, train, **options)
+    assert issubclass(error, ml.errors.MlvmError)
 
 
 # --- groups --------------------------------------------------------------------------
@@ -458,12 +453,11 @@ def test_resume_without_a_file_is_the_one_that_is_saved(tmp_path: Path) -> None:
     assert first["step_ms_median"] is not None
     again = train(model="mlp", epochs=1, batch_size=128, save=file, resume=True)
     assert again["step_ms_median"] is None
-    refuses(OptionError, "none is given", train, model="mlp", resume=True)
 
 
 def test_a_group_by_command(tmp_path: Path, capsys: Capsys) -> None:
     pytest.importorskip("threadpoolctl")
-    command = ["--model", "mlp", "--epochs", "1", "--plot", str(tmp_path)]
+    command = ["--model", "mlp", "--epochs", "1", "--batch-size", "478", "--plot", str(tmp_path)]
     assert main([*command, "--group", "threads:2", "--shard", "optimizer"]) == 0
     assert {each.name for each in tmp_path.iterdir()} == {"loss.svg", "step_memory.svg"}
     first = capsys.readouterr().out.splitlines()[-1]
@@ -491,7 +485,7 @@ def test_a_server_that_is_to_train(tmp_path: Path, monkeypatch: Patch, capsys: C
 
     monkeypatch.setattr(ml, "connect", connect)
     secret = tmp_path / "secret"
-    command = ["--model", "mlp", "--epochs", "1", "--vm", "host:1"]
+    command = ["--model", "mlp", "--epochs", "1", "--batch-size", "479", "--vm", "host:1"]
     assert main([*command, "--secret-file", str(secret)]) == 0
     assert main([*command, "--tls", "a.pem"]) == 0
     assert main([*command, "--tls"]) == 0
@@ -505,16 +499,8 @@ def test_a_server_that_is_to_train(tmp_path: Path, monkeypatch: Patch, capsys: C
         (["--secret-file", str(secret)], "a secret and TLS are for a server: see --vm"),
         (["--tls"], "a secret and TLS are for a server: see --vm"),
     ):
-        ended = refuses(SystemExit, "", main, wrong)
-        assert ended.code == 2
+        assert refuses(SystemExit, "", main, wrong).code == 2
         assert message in capsys.readouterr().err
-
-
-def test_groups_that_are_refused() -> None:
-    pytest.importorskip("threadpoolctl")
-    refuses(OptionError, "batch_size 32 is not divisible by 3 members", train, group="threads:3")
-    for group in ("threads", "threads:0", "threads:x", "sockets:2", ""):
-        refuses(OptionError, "group: a group ", train, group=group)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -556,7 +542,3 @@ def test_an_overflow_under_a_loss_scale_is_no_divergence(
     monkeypatch.setattr(Trainer, "loss_scale", lambda _: 1.0)
     factors = iter([math.nan])
     refuses(Diverged, "the loss of step 1 is nan", train, **options)
-
-
-def test_a_dtype_that_no_training_has() -> None:
-    refuses(OptionError, "dtype must be one of f32, bf16, f16, not i8", train, dtype="i8")
