@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,10 +15,10 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
 from mlvm.machines.native import extension
 from tests.brief import cases, with_long
-from tests.invariance.machines import Machine, Native, choose, machines, outside
+from tests.invariance.machines import Machine, Native, Reference, choose, machines, outside
 from tests.invariance.samples import samples
 from tests.invariance.walk import DTYPES, MOST, Rows, Sample, differing, reference, rows_of
 
@@ -152,6 +153,22 @@ def test_an_axis_of_rows_lies_in_front_of_what_the_op_works_along() -> None:
     assert axes("matmul", (2, 3, 4), (4, 5)) == [(0, None), (1, None)]
     assert axes("matmul", (2, 4, 3), (2, 4, 5), transpose_x=True) == [(0, 0), (2, None)]
     assert axes("add", (3, 4), (4,)) == [(0, None), (1, 0)]
+
+
+@cases("machine", Reference(), *SETS, ids=str)
+def test_floats_become_the_same_integers(machine: Machine) -> None:
+    """The nearest that their dtype has, whatever lies beside them."""
+    edges = [0.5, 1.0, *(2.0**k for k in (7, 8, 15, 16, 31, 32, 63, 64, 100))]
+    integers = [dtype for dtype in DType.all.values() if dtype.is_integer]
+    for x, y in itertools.product(("f4", "f8"), integers):
+        values = np.array([-0.0, np.nan, np.inf, *edges], x)
+        values = np.concatenate([np.nextafter(values, 0), values, np.nextafter(values, 1e9)])
+        operand = np.resize(np.concatenate([values, -values]), 997)
+        limits, numbers = np.iinfo(y.numpy.name), operand.tolist()
+        within = [min(max(v, -(2.0**70)), 2.0**70) if v == v else 0.0 for v in numbers]
+        expected = [min(max(int(v), limits.min), limits.max) for v in within]
+        result = machine.run(Sample("astype", (operand,), {"dtype": y.name}))
+        assert result.tolist() == expected, (x, y)
 
 
 # --- functions -----------------------------------------------------------------------

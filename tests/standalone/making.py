@@ -88,10 +88,8 @@ def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
             x = rng.integers(0, 1 << 63, shape, dtype=np.uint64)
         else:
             x = rng.integers(0, 2, shape).astype(type.dtype.numpy)
-            if type.shape[-2:] == (
-                5,
-                3,
-            ):  # trees, as models/tree_lstm.py has them: others have no end
+            # Trees, as models/tree_lstm.py has them: others have no end.
+            if type.shape[-2:] == (5, 3):
                 x[..., 1:] = -1
                 x[..., :2, 1:] = [[1, 2], [3, 4]]
         inputs.append(np.ascontiguousarray(x))

@@ -260,14 +260,8 @@ def test_a_refused_value_is_told_at_the_next_wait_with_its_place(vm: GpuVM) -> N
     assert (caught.function, caught.pc) == ("main", 4)
     assert __file__ in "".join(caught.__notes__)
     np.testing.assert_array_equal(vm.read(x), np.arange(4))  # told once
-    power = Program.of_op("pow", 2, {}, 1)
-    refuses(
-        OperandValueError,
-        "no negative integer power",
-        vm.launch,
-        power,
-        sent(vm, np.asarray([2]), np.asarray([-1])),
-    )
+    power, operands = Program.of_op("pow", 2, {}, 1), sent(vm, np.asarray([2]), np.asarray([-1]))
+    refuses(OperandValueError, "no negative integer power", vm.launch, power, operands)
 
 
 def test_each_launch_that_refuses_a_value_is_told_once_and_to_its_own_thread(vm: GpuVM) -> None:
@@ -318,37 +312,33 @@ def test_values_that_were_refused_are_told_as_they_were(vm: GpuVM) -> None:
 
 def test_what_was_refused_is_told_when_its_memory_has_another_use(vm: GpuVM) -> None:
     """It was read again when the flags were: another number, or an error of another class."""
-    x, i64, half = np.arange(10.0, dtype="f4"), np.int64, ml.bfloat16
+    x = np.arange(10.0, dtype="f4")
 
     def gather(x: Any) -> Any:
         return ml.take(x, ml.asarray([3, -50]))
 
-    for fn, error, text in (
-        (gather, PositionRefused, r"index -50 at position \[1\]"),
-        (ml.capture(gather), PositionRefused, r"index -50 at position \[1\]"),
-        (lambda x: x.at[ml.asarray([3, 77])].add(1.0), PositionRefused, r"index 77 at .*\[1\]"),
+    def loss(x: Any) -> Any:
+        return ml.softmax_cross_entropy(ml.zeros((2, 3)), ml.asarray([0, 7]))
+
+    def power(x: Any) -> Any:
+        return ml.asarray([2, 3]) ** ml.asarray([1, -2])
+
+    def drawn(x: Any) -> Any:
+        p = ml.asarray([0.5, 2.5], dtype=ml.bfloat16)
+        return ml.random.bernoulli(2, p, key=ml.random.key(0))
+
+    for error, text, fn in (
+        (PositionRefused, r"index -50 at position \[1\]", gather),
+        (PositionRefused, r"index -50 at position \[1\]", ml.capture(gather)),
+        (PositionRefused, r"index 77 at .*\[1\]", lambda x: x.at[ml.asarray([3, 77])].add(1.0)),
         (
-            lambda x: x[ml.asarray([2**64 - 1], dtype="u64")],
             PositionRefused,
             "index 18446744073709",
+            lambda x: x[ml.asarray([2**64 - 1], dtype="u64")],
         ),
-        (
-            lambda x: ml.softmax_cross_entropy(ml.zeros((2, 3)), ml.asarray([0, 7])),
-            OperandValueError,
-            r"label 7 at position \(1,\)",
-        ),
-        (
-            lambda x: ml.asarray([2, 3]) ** ml.asarray([i64(1), -2]),
-            OperandValueError,
-            "no negative integer",
-        ),
-        (
-            lambda x: ml.random.bernoulli(
-                2, ml.asarray([0.5, 2.5], dtype=half), key=ml.random.key(0)
-            ),
-            OperandValueError,
-            r"2\.5",
-        ),
+        (OperandValueError, r"label 7 at position \(1,\)", loss),
+        (OperandValueError, "no negative integer", power),
+        (OperandValueError, r"2\.5", drawn),
     ):
         with ml.use(vm):
             operand = ml.asarray(x)

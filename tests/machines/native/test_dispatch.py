@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -201,19 +200,6 @@ def test_two_vms_share_no_way() -> None:
                 x[name] + x[name]
     with x["first"].arena.allocating(), pytest.raises(MlvmError, match="lives on second"):
         x["first"] + x["second"]
-
-
-def test_a_vm_and_its_memory_end_with_their_last_reference() -> None:
-    vm = ml.VM(native=True)
-    arena = ml.Arena(vm, "short-lived")
-    with arena.allocating():
-        x = ml.ones(4)
-        for _ in range(3):
-            x + x
-    references = [weakref.ref(each) for each in (vm, arena, x)]
-    del vm, arena, x
-    gc.collect()
-    assert [each() for each in references] == [None] * 3
 
 
 def test_threads_on_one_vm_see_their_own_values() -> None:

@@ -167,15 +167,18 @@ def test_numbers(machines: Machines) -> None:
     machines.both(Program.of_op("numbers", 0, {"none": None}, 5))
     for name in ("a", "b", "c", ""):
         machines.both(called("number_named", name))
-    result = machines.both(called("no_name"))
-    assert result.error is not None
-    assert "a string is not in UTF-8: b'\\xff'" in result.error[1]
 
 
-def test_the_first_failure_counts(machines: Machines) -> None:
-    result = machines.both(called("first_of_two"))
+@cases(
+    "name, message",
+    ("no_name", "no_name: a string is not in UTF-8: b'\\xff'"),
+    ("first_of_two", "first_of_two: the first"),
+    ("thread_fails", "thread_fails: from a thread"),
+)
+def test_an_error_of_a_frame_is_told(machines: Machines, name: str, message: str) -> None:
+    result = machines.both(called(name))
     assert result.error is not None
-    assert result.error[1] == "first_of_two: the first"
+    assert result.error[1] == message
 
 
 def test_a_forged_frame(machines: Machines) -> None:
@@ -362,9 +365,6 @@ def test_callbacks_from_threads_of_the_call(machines: Machines) -> None:
             arrays = [v for v in stack if isinstance(v, np.ndarray) and v.dtype == np.int64]
             assert sorted(v[-1] for v in arrays) == sorted([*range(1001, 1051)] * 9)
             assert all(not v[:-1].any() for v in arrays)
-    result = machines.both(called("thread_fails"))
-    assert result.error is not None
-    assert result.error[1] == "thread_fails: from a thread"
 
 
 def test_an_interrupt_in_python_goes_through_c(machines: Machines, monkeypatch: Patch) -> None:

@@ -65,13 +65,22 @@ def _check(
     _close(result, x, y)
 
 
+@cases("name", "matmul", "batch_contract")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
-@given(m=st.integers(1, 40), k=st.integers(0, 40), n=st.integers(1, 40))
+@given(
+    batch=st.lists(st.integers(1, 4), min_size=1, max_size=2),
+    m=st.integers(1, 40),
+    k=st.integers(0, 40),
+    n=st.integers(1, 40),
+)
 @settings(max_examples=40, deadline=None)
-def test_small(dtype: str, tx: bool, ty: bool, m: int, k: int, n: int) -> None:
-    x, y, attributes = _operands(m, k, n, tx, ty, dtype)
-    _check("matmul", x, y, attributes)
+def test_small(
+    name: str, dtype: str, tx: bool, ty: bool, batch: list[int], m: int, k: int, n: int
+) -> None:
+    shape = tuple(batch if name == "batch_contract" else batch[1:])
+    x, y, attributes = _operands(m, k, n, tx, ty, dtype, shape)
+    _check(name, x, y, attributes)
 
 
 LARGE = [
@@ -93,22 +102,6 @@ def test_more_than_is_copied_at_once() -> None:
     _check("matmul", x, y, attributes, (1, 2, 3, 5))
     x, y, attributes = _operands(100, 10000, 3, True, False, "float32")
     _check("matmul", x, y, attributes, (1, 2, 3, 5))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
-@given(
-    batch=st.lists(st.integers(1, 4), min_size=1, max_size=2),
-    m=st.integers(1, 20),
-    k=st.integers(0, 20),
-    n=st.integers(1, 20),
-)
-@settings(max_examples=25, deadline=None)
-def test_batch_contract(
-    dtype: str, tx: bool, ty: bool, batch: list[int], m: int, k: int, n: int
-) -> None:
-    x, y, attributes = _operands(m, k, n, tx, ty, dtype, tuple(batch))
-    _check("batch_contract", x, y, attributes)
 
 
 @pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)

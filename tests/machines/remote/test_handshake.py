@@ -80,18 +80,6 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
         serving.result(PATIENCE)
 
 
-def test_both_sides_prove_that_they_know_the_secret() -> None:
-    with admitting() as end:
-        assert greet(end.sock, KEY, Hello(), soon()) == {"x": 1}
-    assert end.answer == "welcome"
-
-
-def test_a_wrong_secret_is_refused() -> None:
-    with admitting() as end, pytest.raises(AccessRefused, match="the secret is wrong"):
-        greet(end.sock, b"another secret of 16", Hello(), soon())
-    assert isinstance(end.answer, AccessRefused)
-
-
 def test_no_secret_is_refused_but_for_the_own_user() -> None:
     with admitting() as end, pytest.raises(AccessRefused, match="a secret is required"):
         greet(end.sock, None, Hello(), soon())

@@ -52,13 +52,8 @@ def test_a_users_lease_is_no_other_users() -> None:
         [lease] = server._clients.values()
         endpoint = _Endpoint(str(server.address), users_of(FILE)["bob"], None, False)
         for wants in ("resume", "interrupt"):
-            refuses(
-                AccessRefused,
-                "no connected client has",
-                endpoint.open,
-                Hello(wants, lease.key, "1"),
-                5,
-            )
+            hello = Hello(wants, lease.key, "1")
+            refuses(AccessRefused, "no connected client has", endpoint.open, hello, 5.0)
 
 
 def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
