@@ -20,3 +20,8 @@ def weights() -> Iterator[ml.Arena]:
 @pytest.fixture
 def vm(weights: ml.Arena) -> Any:
     return weights.vm
+
+
+@pytest.fixture
+def batch(vm: Any) -> ml.Arena:
+    return ml.Arena(vm, "batch")

@@ -350,51 +350,35 @@ def test_parameters_loaded_inside_are_loaded_at_each_call() -> None:
 # --- in all that a function does ---------------------------------------------------------------
 
 
-def in_a_loop(x: Any) -> Any:
-    return ml.fori_loop(0, 3, lambda i, x: x * MEAN[0] + [0.5, 0.25, 0.125] + ml.asarray(MEAN), x)
-
-
-def in_a_while_loop(x: Any) -> Any:
-    return ml.while_loop(lambda x: ml.sum(ml.asarray(MEAN)) > ml.sum(x), lambda x: x + MEAN, x)
-
-
-def in_a_branch(x: Any) -> Any:
-    return ml.cond(ml.sum(x) > [0.5], lambda: x[[2, 0, 1]], lambda: x - MEAN)
-
-
-def in_a_scan(x: Any) -> Any:
-    return ml.scan(lambda s, y: (s + y * MEAN, s @ MEAN), x, np.arange(4, dtype=np.float32))
-
-
 @ml.function
 def halved(x: Any) -> Any:
     return ml.where(x > 4, x - MEAN, x * [0.5, 2.0, 0.0])
 
 
-def in_a_function(x: Any) -> Any:
-    return halved(x) + halved(halved(x))
-
-
-def in_a_checkpoint(x: Any) -> Any:
-    return ml.checkpoint(lambda x: ml.sin(x) * MEAN)(x)
-
-
-def in_a_branch_in_a_loop(x: Any) -> Any:
-    return ml.fori_loop(
+INSIDE: dict[str, Fn] = {
+    "a loop": lambda x: ml.fori_loop(
+        0, 3, lambda i, x: x * MEAN[0] + [0.5, 0.25, 0.125] + ml.asarray(MEAN), x
+    ),
+    "a while loop": lambda x: ml.while_loop(
+        lambda x: ml.sum(ml.asarray(MEAN)) > ml.sum(x), lambda x: x + MEAN, x
+    ),
+    "a branch": lambda x: ml.cond(ml.sum(x) > [0.5], lambda: x[[2, 0, 1]], lambda: x - MEAN),
+    "a scan": lambda x: ml.scan(lambda s, y: (s + y * MEAN, s @ MEAN), x, np.arange(4, dtype="f4")),
+    "a function": lambda x: halved(x) + halved(halved(x)),
+    "a checkpoint": lambda x: ml.checkpoint(lambda x: ml.sin(x) * MEAN)(x),
+    "a branch in a loop": lambda x: ml.fori_loop(
         0, 3, lambda i, x: ml.cond(i == [1], lambda: x * MEAN, lambda: x[[1, 2, 0]]), x
-    )
-
-
-INSIDE = [in_a_loop, in_a_while_loop, in_a_branch, in_a_scan, in_a_function]
-INSIDE += [in_a_checkpoint, in_a_branch_in_a_loop]
+    ),
+}
 
 
 @pytest.mark.parametrize("differentiated", [False, True], ids=["", "differentiated"])
-@pytest.mark.parametrize("fn", INSIDE, ids=lambda fn: fn.__name__)
-def test_constants_in_blocks(fn: Callable[..., Any], differentiated: bool) -> None:
+@pytest.mark.parametrize("name", INSIDE)
+def test_constants_in_blocks(name: str, differentiated: bool) -> None:
     def slope(x: Any) -> Any:
         return ml.value_and_grad(lambda x: ml.sum(ml.sin(ml.tree.leaves([fn(x)])[0])))(x)
 
+    fn = INSIDE[name]
     called = slope if differentiated else fn
     captured = ml.capture(called)
     for mean in ([1.0, 2.0, 3.0], [0.5, -1.0, 4.0]):

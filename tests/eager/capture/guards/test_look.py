@@ -267,18 +267,6 @@ def a_field_of_a_function() -> Any:
 
 
 @noticed
-def a_module_imported_inside() -> Any:
-    helpers = module_of("signature_late", "SCALE = 2.0")
-
-    def fn(x: ml.Tensor) -> Any:
-        import signature_late  # type: ignore[import-not-found]
-
-        return x * signature_late.SCALE
-
-    return fn, lambda: setattr(helpers, "SCALE", 3.0)
-
-
-@noticed
 def a_module_of_a_package_imported_inside() -> Any:
     package = module_of("signature_package", "")
     package.__path__ = []
@@ -315,20 +303,6 @@ def a_decorated_function_of_another_file() -> Any:
             return x * scale
 
     return fn, lambda: setattr(helpers, "SCALE", 3.0)
-
-
-@noticed
-def a_plain_field_of_a_module() -> Any:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            self.inner = nn.LayerNorm(2)
-            self.options = {"lr": [2.0]}
-
-        def __call__(self, x: ml.Tensor) -> ml.Tensor:
-            return x * self.options["lr"][0]
-
-    model = Scaled()
-    return lambda x: model(x), lambda: model.options["lr"].insert(0, 3.0)
 
 
 @noticed
