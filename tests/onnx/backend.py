@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.ops.half import widened
 from mlvm.core.types import DType
 from mlvm.onnx import load
 
@@ -153,24 +154,12 @@ def judge(results: Sequence[Any], expected: Sequence[Any], case: Case) -> None:
         elif reference is None or y is None:
             assert y is reference, f"{y} is not {reference}"
         else:
-            array = (
-                np.asarray(y)
-                if not isinstance(y, ml.Tensor) or y.dtype != ml.bfloat16
-                else _bits(y)
-            )
+            array = np.asarray(y)
             if reference.dtype.names:
-                reference = _wide(reference)
+                reference = widened(reference)
             assert array.dtype == reference.dtype, f"{array.dtype} is not {reference.dtype}"
             assert array.shape == reference.shape, f"{array.shape} is not {reference.shape}"
             np.testing.assert_allclose(array, reference, rtol=case.rtol, atol=case.atol)
-
-
-def _bits(y: Any) -> Any:
-    return np.asarray(ml.astype(y, ml.float32))
-
-
-def _wide(array: Any) -> Any:
-    return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
 
 
 def expected(name: str, *, captured: bool) -> str | None:

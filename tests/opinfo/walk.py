@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,6 +64,11 @@ class Outcome:
     text: str = ""
     sample: str = ""
 
+    @classmethod
+    def of(cls, op: Any, dtype: str, number: int, *verdict: str, sample: Any) -> Outcome:
+        shown = "" if verdict[1] in ("right", "refused") else sample.summary()
+        return cls(op.name, op.variant_test_name, dtype, number, *verdict, shown)
+
 
 @dataclass
 class Walk:
@@ -95,10 +99,8 @@ class Walk:
             yield Outcome(op.name, op.variant_test_name, dtype, 0, "value", "skipped", text)
             return
         for number, sample in enumerate(samples):
-            for what, verdict, text in self._one(op, entry, dtype, sample, differentiable):
-                shown = "" if verdict in ("right", "refused") else _shown(sample)
-                head = (op.name, op.variant_test_name, dtype, number)
-                yield Outcome(*head, what, verdict, text, shown)
+            for verdict in self._one(op, entry, dtype, sample, differentiable):
+                yield Outcome.of(op, dtype, number, *verdict, sample=sample)
 
     def errors(self, op: Any, entry: Entry) -> Iterator[Outcome]:
         """The outcomes of what PyTorch refuses: a value, or an error of ours."""
@@ -107,10 +109,8 @@ class Walk:
         _seed()
         for number, each in enumerate(op.error_inputs("cpu")):
             sample = each.sample_input
-            verdict, text = _refused(entry, (sample.input, sample.args, sample.kwargs))
-            shown = "" if verdict in ("right", "refused") else _shown(sample)
-            head = (op.name, op.variant_test_name, "", number)
-            yield Outcome(*head, "error", verdict, text, shown)
+            verdict = _refused(entry, (sample.input, sample.args, sample.kwargs))
+            yield Outcome.of(op, "", number, "error", *verdict, sample=sample)
 
     def _one(
         self, op: Any, entry: Entry, dtype: str, sample: Any, differentiable: bool
@@ -523,20 +523,3 @@ def _seed() -> None:
 def _message(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:200]
-
-
-def _shown(value: Any) -> str:
-    """A sample, briefly: `f32[2,3], 1, dim=0`."""
-    if isinstance(value, torch.Tensor):
-        dtype = _ALL.get(value.dtype, str(value.dtype))
-        text = f"{dtype}[{','.join(map(str, value.shape))}]"
-        if 0 < value.numel() <= 6 and value.ndim < 7 and value.dtype in _ALL:
-            text += f"={_numpy(value).tolist()}"
-        return text
-    if hasattr(value, "input"):
-        rest = [_shown(each) for each in value.args]
-        rest += [f"{name}={_shown(each)}" for name, each in value.kwargs.items()]
-        return ", ".join([_shown(value.input), *rest])
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_shown, value))}]"
-    return str(value) if not isinstance(value, float) or math.isfinite(value) else repr(value)
