@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, regions, scope
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import ArenaError, ArenaOverflow, ConnectionLost, MachineError
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType, f32
@@ -251,16 +252,13 @@ def test_close_gives_everything_back_and_ends_every_tensor(vm: VM) -> None:
 
 
 def test_an_arena_that_is_dropped_gives_everything_back(vm: VM) -> None:
-    gc.disable()
-    try:
+    with uncollected():
         arena = Arena(vm, "batch", capacity=1 << 20)
         tensor = arena.alloc(ROW)
         del arena
         assert consumed(vm) == 1 << 20  # the tensor still needs it
         del tensor
         assert consumed(vm) == 0
-    finally:
-        gc.enable()
 
 
 class Holding:

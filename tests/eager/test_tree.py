@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import weakref
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import DTypeError, StaleTensor
 from mlvm.eager import nn
 from mlvm.eager.autodiff.grad import vjp
@@ -151,14 +151,11 @@ def test_buffers_are_beside_the_tree() -> None:
 
 def test_substitute_keeps_nothing_alive() -> None:
     x = asarray(1.0)
-    gc.disable()
-    try:
+    with uncollected():
         copied = substitute(lambda x: x + 1, [x, {"a": x}])
         references = weakref.ref(x), weakref.ref(copied[0])
         del x, copied
         assert [reference() for reference in references] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_substitute_leaves_buffers_as_they_are() -> None:

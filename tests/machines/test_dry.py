@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import MAX_NBYTES, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, traced_memory
 from tests.core.programs import ADD_INTO, f32s, put, straight
 
 VECTOR = TensorType(f32, (2,))
@@ -36,14 +34,11 @@ def test_it_counts_as_the_real_one(kind: type[VM]) -> None:
 
 def test_what_no_machine_could_hold_costs_nothing() -> None:
     vm = DryVM()
-    tracemalloc.start()
-    try:
+    with traced_memory() as peak:
         huge = TensorType("u8", (MAX_NBYTES,))
         handles = [vm.alloc_tensor(huge) for _ in range(3)]
         vm.launch(Program.of_op("add.out", 3, {}, 0), handles)
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
+        assert peak() < 2**20
     assert vm.consumed_size_in_mib() * 2**20 == 3 * MAX_NBYTES
 
 

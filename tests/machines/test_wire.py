@@ -16,6 +16,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena, Regions
 from mlvm.core import errors
+from mlvm.core.collecting import uncollected
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.program.program import Program
@@ -261,12 +262,9 @@ def test_both_ends_are_freed_when_nobody_refers_to_them() -> None:
     vm, wire_vm = wired()
     wire_vm.launch(straight("halt"))
     references = weakref.ref(vm), weakref.ref(wire_vm)
-    gc.disable()
-    try:
+    with uncollected():
         del vm, wire_vm
         assert [reference() for reference in references] == [None, None]
-    finally:
-        gc.enable()
 
 
 # --- errors --------------------------------------------------------------------------
@@ -347,11 +345,8 @@ def test_an_error_leaves_no_cycle() -> None:
             wire_vm.launch(program, [0])
         return weakref.ref(program)
 
-    gc.disable()
-    try:
+    with uncollected():
         assert fail()() is None
-    finally:
-        gc.enable()
 
 
 # --- bytes that are no message -------------------------------------------------------

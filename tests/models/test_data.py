@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import mlvm.eager as ml
 from models.data import DataError, DataSet, load
 from models.data.batches import evaluation_batches
 from models.data.dataset import NO_LABEL, Examples, Images, LabelledImages, Labels
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, traced_memory
 from tests.fuzz.mutations import assert_well_refused
 
 
@@ -145,12 +144,9 @@ def test_no_more_is_unpacked_than_the_header_announces(
     (mnist / LABELS).unlink()
     bomb = bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + bytes(nbytes)
     (mnist / f"{LABELS}.gz").write_bytes(gzip.compress(bomb))
-    tracemalloc.start()
-    try:
+    with traced_memory() as peak:
         refuses(DataError, reason, load, f"mnist:{mnist}")
-        assert tracemalloc.get_traced_memory()[1] < nbytes / 4
-    finally:
-        tracemalloc.stop()
+        assert peak() < nbytes / 4
 
 
 @pytest.mark.parametrize("name", [IMAGES, LABELS])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from mlvm.arena.arena import scope
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import GroupError, MissingExtra, ShapeError, UnknownFunction
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
@@ -208,15 +209,11 @@ def test_an_error_keeps_no_tensor_alive() -> None:
         references.append(weakref.ref(big))
         raise ValueError("boom")
 
-    gc.disable()
-    try:
-        with Group(1) as group:
-            caught = refuses(ValueError, "boom", group.run, step)
-            caught.__traceback__ = None
-            del caught
-            assert references[0]() is None
-    finally:
-        gc.enable()
+    with uncollected(), Group(1) as group:
+        caught = refuses(ValueError, "boom", group.run, step)
+        caught.__traceback__ = None
+        del caught
+        assert references[0]() is None
 
 
 CTRL_C = """

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import HandleError, MachineError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.machine.link import nargs_of
@@ -80,12 +81,9 @@ def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten(vm: VM) -> None:
 
     vm.register("fail", fail)
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         refuses(ValueError, "on purpose", vm.launch, Program.of_op("fail", 0, {}, 0))
         assert arrays[0]() is None
-    finally:
-        gc.enable()
 
 
 test_rows = claims("run", globals())

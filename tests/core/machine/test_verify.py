@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from mlvm.core.machine.verify import Uses, uses_of, verify
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, traced_memory
 from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, instruction, main_of, put, straight
 
@@ -199,13 +198,9 @@ DEEP = "push_int 1 | " * 1000
 def test_what_is_verified_takes_memory_in_proportion(text: str) -> None:
     """However many places are met by however high a stack."""
     program = main_of(text + "halt", ".func nothing 0 0 | return 0 |")
-    tracemalloc.start()
-    try:
+    with traced_memory() as peak:
         verify(program, TABLE, ())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 700 * sum(len(function.code) for function in program.functions.values())
+        assert peak() < 700 * sum(len(function.code) for function in program.functions.values())
 
 
 def doubling(depth: int) -> Program:
@@ -230,14 +225,10 @@ def test_results_of_calls_take_bounded_memory(program: Program) -> None:
     table = FunctionTable()
     table.register("one", PythonFunction("one", lambda frame: frame.push(1), None, 1))
     table.max_results = 1 << 14
-    tracemalloc.start()
-    try:
+    with traced_memory() as peak:
         refuses(LimitExceeded, r"calls leave too many values .* 16,384", verify, program, table)
         assert uses_of(program, table, 2) == Uses(frozenset(), frozenset({0, 1}))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 20
+        assert peak() < 1 << 20
     verify(doubling(12), table)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import DTypeError, ProgramError
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
@@ -78,12 +78,9 @@ def test_a_constant_is_of_a_dtype_that_there_is() -> None:
 def test_a_program_is_freed_when_nobody_refers_to_it() -> None:
     program = straight("halt")
     reference = weakref.ref(program)
-    gc.disable()
-    try:
+    with uncollected():
         del program
         assert reference() is None
-    finally:
-        gc.enable()
 
 
 def test_repr_shows_functions_and_constants() -> None:

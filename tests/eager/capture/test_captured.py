@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     ArenaOverflow,
     ArgumentError,
@@ -270,8 +271,7 @@ def test_what_nobody_refers_to_is_freed_at_once(weights: ml.Arena) -> None:
     def scaling_by(w: ml.Tensor) -> Any:
         return ml.capture(lambda x: x * w)
 
-    gc.disable()
-    try:
+    with uncollected():
         captured, x = scaling_by(ones(3)), ones(3)
         for _ in range(3):  # a known call keeps no arguments alive, either
             y = captured(x)
@@ -281,8 +281,6 @@ def test_what_nobody_refers_to_is_freed_at_once(weights: ml.Arena) -> None:
         del y, captured
         assert references[0]() is None
         assert weights.used == 0
-    finally:
-        gc.enable()
 
 
 def test_scratch_is_the_plan_and_goes_with_the_captured_function(vm: Any) -> None:

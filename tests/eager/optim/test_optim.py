@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import math
 import re
@@ -16,6 +15,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     ArgumentError,
     DTypeError,
@@ -793,12 +793,9 @@ def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
 def test_an_optimizer_ends_with_its_last_reference() -> None:
     optimizer = optim.AdamW(tensors(START), 0.1, groups=[("bias", {"weight_decay": 0})])
     state = weakref.ref(optimizer.state()["gradient_sum/bias"])
-    gc.disable()
-    try:
+    with uncollected():
         del optimizer
         assert state() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("fuse", [True, False])

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from mlvm.core import store
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import OutOfMemory, notes_of
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
@@ -145,12 +146,9 @@ def test_an_interrupt_ends_a_launch_soon(kind: str) -> None:
 
     # A straight program is long, and linked in Python. The collector swallows interrupts.
     timer = threading.Timer(1.5 if kind == "straight" else 0.2, interrupt)
-    gc.disable()
-    timer.start()
-    try:
+    with uncollected():
+        timer.start()
         refuses(KeyboardInterrupt, "", vm.launch, program, handles)
-    finally:
-        gc.enable()
     timer.join()
     assert time.monotonic() - late[0] < 1
     assert vm.launch(Program.of_op("negative", 1, {}, 1), [put(vm, f32s(1))])[0] == [-1]

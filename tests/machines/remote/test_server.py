@@ -9,7 +9,6 @@ import re
 import socket
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,7 +42,7 @@ from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, refuses, traced_memory
 from tests.core.programs import asm, put
 from tests.machines.remote.serving import (
     CERTIFICATE,
@@ -257,12 +256,9 @@ EMPTIES = """.func f 0 0
 def _refused_in(vm: Any, program: Program) -> int:
     """Return the bytes that a launch takes until its limit, and all other threads meanwhile."""
     gc.collect()
-    tracemalloc.start()
-    try:
+    with traced_memory() as peak:
         refuses(OutOfMemory, "", run, vm, program)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+        return peak()
 
 
 @pytest.mark.parametrize("native", NATIVE)
@@ -285,14 +281,10 @@ def test_to_verify_has_a_limit_of_bytes() -> None:
     )
     first = ".func f0 0 2\n push_int 1\n push_int 1\n return 2\n"
     program = assemble(f"{first}{functions}.func main 0 *\n call f23\n halt\n")
-    with Served(limits=limits(launch_bytes=1 << 20)) as server, server.vm() as vm:
-        tracemalloc.start()
-        try:
-            refuses(LimitExceeded, "calls leave too many values", run, vm, program)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 3 << 20
+    small_limits = limits(launch_bytes=1 << 20)
+    with Served(limits=small_limits) as server, server.vm() as vm, traced_memory() as peak:
+        refuses(LimitExceeded, "calls leave too many values", run, vm, program)
+        assert peak() < 3 << 20
 
 
 def test_records_and_handles_count_beside_their_elements() -> None:
