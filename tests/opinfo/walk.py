@@ -65,9 +65,11 @@ class Outcome:
     sample: str = ""
 
     @classmethod
-    def of(cls, op: Any, dtype: str, number: int, *verdict: str, sample: Any) -> Outcome:
-        shown = "" if verdict[1] in ("right", "refused") else sample.summary()
-        return cls(op.name, op.variant_test_name, dtype, number, *verdict, shown)
+    def of(
+        cls, op: Any, dtype: str, number: int, what: str, verdict: str, text: str, *, sample: Any
+    ) -> Outcome:
+        shown = "" if verdict in ("right", "refused") else sample.summary()
+        return cls(op.name, op.variant_test_name, dtype, number, what, verdict, text, shown)
 
 
 @dataclass
