@@ -95,21 +95,6 @@ def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
 # --- with -----------------------------------------------------------------------------
 
 
-def test_only_the_outermost_with_of_an_arena_resets_it(vm: VM) -> None:
-    outer, inner = Arena(vm, "outer"), Arena(vm, "inner")
-    with outer:
-        outer_tensor = outer.alloc(ROW)
-        with inner:
-            with outer:
-                assert scope.get() is outer
-            assert scope.get() is inner
-            inner_tensor = inner.alloc(ROW)
-        assert scope.get() is outer
-        assert (outer_tensor.handle != STALE, inner_tensor.handle) == (True, STALE)
-    assert scope.get() is None
-    assert outer_tensor.handle == STALE
-
-
 def test_allocating_resets_nothing() -> None:
     arena, batch = Arena(VM(), "weights"), Arena(VM(), "batch")
     with arena.allocating() as inside:
@@ -233,22 +218,6 @@ def test_an_arena_that_trims_holds_little_more_than_it_needs(vm: VM) -> None:
 
 
 # --- the end --------------------------------------------------------------------------
-
-
-def test_close_gives_everything_back_and_ends_every_tensor(vm: VM) -> None:
-    before = consumed(vm)
-    arena = Arena(vm, "batch")
-    tensor = arena.alloc(ROW)
-    view = arena.view(tensor, WORDS)
-    for _ in range(2):
-        arena.close()
-        assert consumed(vm) == before
-        assert (arena.used, arena.capacity, arena.live()) == (0, 0, [])
-    for ended in (tensor, view):
-        assert "its arena was closed" in str(ended.stale())
-    for type in (ROW, TensorType("u8", (0,))):
-        refuses(ArenaError, "arena 'batch' is closed", arena.alloc, type)
-    assert arena.used == 0
 
 
 def test_an_arena_that_is_dropped_gives_everything_back(vm: VM) -> None:

@@ -276,11 +276,13 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         while self.entered:
             self.leave(fails=False)
         live = [tensor for group in self.groups for tensor in group.tensors]
-        self.arena.close()
+        for _ in range(2):
+            self.arena.close()
         self.other.close()
         assert consumed(self.vm) == self.arena.capacity == self.arena.used == 0
         for tensor in live:
             assert "its arena was closed" in str(tensor.stale())
+        refuses(ArenaError, "'batch' is closed", self.arena.alloc, TensorType("u8", (0,)))
 
 
 EXAMPLES = 5 * settings.default.max_examples  # type: ignore[union-attr]
