@@ -267,12 +267,11 @@ def test_a_relative_path_is_found_from_the_working_directory(
 
 
 def test_no_library(tmp_path: Path) -> None:
-    with pytest.raises(LibraryError, match=r"^no library at .*missing\.so$"):
-        VM().register_library(tmp_path / "missing.so")
-    refuses(LibraryError, r"^no library at", lambda: VM().register_library(tmp_path))
-    text = tmp_path / "text.so"
+    register, text = VM().register_library, tmp_path / "text.so"
     text.write_text("this is no library")
-    refuses(LibraryError, r"text\.so is not loaded: ", lambda: VM().register_library(text))
+    refuses(LibraryError, r"^no library at .*missing\.so$", register, tmp_path / "missing.so")
+    refuses(LibraryError, r"^no library at", register, tmp_path)
+    refuses(LibraryError, r"text\.so is not loaded: ", register, text)
 
 
 @cases("name, text, message", *[row for row in MISTAKES if len(row) == 3])

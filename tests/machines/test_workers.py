@@ -55,6 +55,13 @@ def slow_copies(vm: VM) -> threading.Event:
     return event
 
 
+def copy_slowly(vm: VM, out: int, x: int) -> None:
+    """Launch a copy that ends after a while."""
+    gate = slow_copies(vm)
+    vm.launch(COPY, (out, x))
+    threading.Timer(0.05, gate.set).start()
+
+
 def vectors(vm: VM, *values: float) -> list[int]:
     return [put(vm, np.full(4, value)) for value in values]
 
@@ -69,10 +76,8 @@ def vectors(vm: VM, *values: float) -> list[int]:
 def test_the_order_of_launches(vm: VM, out: int, operands: Any, expected: list[float]) -> None:
     """Of a slow copy of the first vector into the second, and of a sum after it."""
     x, y, z = tensors = vectors(vm, 3.0, 0.0, 5.0)
-    gate = slow_copies(vm)
-    vm.launch(COPY, (y, x))
+    copy_slowly(vm, y, x)
     vm.launch(ADD, [tensors[each] for each in (out, *operands)])
-    threading.Timer(0.05, gate.set).start()
     assert [vm.read(each).tolist() for each in (x, y, z)] == [[value] * 4 for value in expected]
 
 
@@ -91,9 +96,7 @@ def test_views_are_ordered_by_the_bytes_they_touch(vm: VM) -> None:
 
 def test_the_host_writes_when_nobody_reads_any_more(vm: VM) -> None:
     x, y = vectors(vm, 3.0, 0.0)
-    gate = slow_copies(vm)
-    vm.launch(COPY, (y, x))
-    threading.Timer(0.05, gate.set).start()
+    copy_slowly(vm, y, x)
     vm.write(x, np.full(4, 9.0))
     np.testing.assert_array_equal(vm.read(y), np.full(4, 3.0))
 
@@ -133,9 +136,7 @@ def test_a_host_function_sees_finished_values(vm: VM) -> None:
 
     vm.register("look", look, nparams=1, nresults=0)
     x, y = vectors(vm, 4.0, 0.0)
-    gate = slow_copies(vm)
-    vm.launch(COPY, (y, x))
-    threading.Timer(0.05, gate.set).start()
+    copy_slowly(vm, y, x)
     vm.launch(Program.of_op("look", 1, {}, 0), (y,))
     assert values == [4.0]
 
@@ -198,11 +199,11 @@ def test_part_of_what_was_bad_is_whole_when_it_is_written(vm: VM) -> None:
     logits, labels = failing(vm)
     out = vm.tensor_from_storage(storage, TensorType("f64", (1,)), 0)
     vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (out, logits, labels))
-    half = vm.tensor_from_storage(storage, TensorType("f32", (1,)), 0)
+    half_type = TensorType("f32", (1,))
+    half = vm.tensor_from_storage(storage, half_type, 0)
     vm.write(half, np.ones(1, np.float32))
     assert vm.read(half)[0] == 1.0
-    with pytest.raises(OperandValueError):
-        vm.read(vm.tensor_from_storage(storage, TensorType("f32", (1,)), 4))
+    refuses(OperandValueError, "", vm.read, vm.tensor_from_storage(storage, half_type, 4))
     refuses(OperandValueError, "", vm.synchronize)
 
 

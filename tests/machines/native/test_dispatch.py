@@ -203,14 +203,15 @@ def test_two_vms_share_no_way() -> None:
 
 
 def test_threads_on_one_vm_see_their_own_values() -> None:
-    vm = ml.VM(native=True)
+    """The threads of its pool, too."""
+    vm = ml.VM(native=True, threads=2)
 
     def work(number: int) -> set[float]:
         with ml.Arena(vm, f"arena {number}").allocating():
-            x = ml.full((8, 8), float(number))
-            return {float(ml.max((x + x) * x - x)) for _ in range(300)}
+            x = ml.full((100, 100), float(number))
+            return {float(ml.max((x + x) @ x - x)) for _ in range(300)}
 
-    assert in_threads(work, range(1, 5)) == [{2 * n * n - n} for n in range(1, 5)]
+    assert in_threads(work, range(1, 5)) == [{200 * n * n - n} for n in range(1, 5)]
 
 
 @pytest.mark.usefixtures("arena")

@@ -141,10 +141,9 @@ def test_pow_is_cs(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @cases("name", "floor_divide", "remainder")
-def test_divisions_have_numpys_bits_at_whole_quotients_and_beside_them(
-    name: str, dtype: str
-) -> None:
-    """Of any size: some are exact, some go the long way, alone and beside others in a block."""
+def test_divisions_have_numpys_bits(name: str, dtype: str) -> None:
+    """At whole quotients of any size and beside them, and of special values: some are exact, some
+    go the long way, alone and beside others in a block."""
     rng, of = np.random.default_rng(5), DType.named(dtype).numpy
     for digits in (0, 3, 12, 28):
         y = (rng.normal(size=2000) * 10.0 ** rng.uniform(-digits, digits, 2000)).astype(of)
@@ -152,12 +151,7 @@ def test_divisions_have_numpys_bits_at_whole_quotients_and_beside_them(
         away = rng.normal(size=2000).astype(of)
         for dividend in (x, np.nextafter(x, y), np.nextafter(x, -y), away, x[::-1].copy()):
             assert_same(native(name, dividend, y), reference(name, dividend, y))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@cases("name", "floor_divide", "remainder")
-def test_divisions_of_special_values_are_right_alone(name: str, dtype: str) -> None:
-    """In a block with others, one that goes the long way takes all with it."""
+    # In a block with others, one that goes the long way takes all with it: here each is alone.
     x, y = pairs(DType.named(dtype), 2)
     expected = reference(name, x, y)
     quotients = [native(name, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]

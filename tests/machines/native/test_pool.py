@@ -18,7 +18,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.brief import cases, run_python
 from tests.core.programs import put
-from tests.threads import PATIENCE, in_threads, start
+from tests.threads import PATIENCE, start
 
 pytestmark = [
     pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
@@ -207,18 +207,6 @@ for vm, handles in kept[:2]:
     threading.Thread(target=forever, args=(vm, handles), daemon=True).start()
 time.sleep(0.1)
 """)
-
-
-def test_threads_that_share_a_vm() -> None:
-    vm = VM(native=True, threads=2)
-
-    def work(number: float) -> None:
-        handles = [put(vm, np.full((100, 100), number, np.float32)) for _ in range(3)]
-        for _ in range(50):
-            vm.launch(MATMUL, handles)
-            assert (vm.read(handles[0]) == 100 * number**2).all()
-
-    in_threads(work, (1.0, 2.0, 3.0))
 
 
 def test_an_arena_that_only_another_thread_is_in_ends_in_a_forked_process() -> None:

@@ -35,6 +35,7 @@ OTHER_CERTIFICATE: Final = str(Path(__file__).parent / "other.pem")
 RENEWED_CERTIFICATE: Final = str(Path(__file__).parent / "renewed.pem")
 F32X3: Final = TensorType("f32", (3,))
 
+HALT: Final = assemble(".func main 0 *\n    halt\n")
 FOR_EVER: Final = assemble(".func main 0 *\nagain:\n    jump again\n    halt\n")
 
 DOUBLING: Final = asm(

@@ -110,8 +110,7 @@ def test_a_launch_goes_on_while_nobody_is_there(server: Served) -> None:
         working = start(partial(vm.launch, FOR_EVER, max_steps=STEPS))
         wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
         cut(vm)
-        with pytest.raises(MachineError, match="more than the steps"):  # it ran to its end
-            working.result(PATIENCE)
+        refuses(MachineError, "more than the steps", working.result, PATIENCE)  # it ran to its end
 
 
 def test_the_error_of_a_post_is_told_though_its_answer_is_lost(server: Served) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, LimitExceeded, OutOfMemory
-from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
@@ -22,7 +21,7 @@ from mlvm.machines.remote.server import Server
 from tests.brief import cases, line_of, refuses, start_python
 from tests.cases.claim_tests import claims
 from tests.core.programs import put
-from tests.machines.remote.serving import CERTIFICATE, DOUBLING, FOR_EVER, Served, limits
+from tests.machines.remote.serving import CERTIFICATE, DOUBLING, FOR_EVER, HALT, Served, limits
 from tests.threads import wait_for, within
 
 MIB = 1 << 20
@@ -73,7 +72,7 @@ def test_each_client_has_a_process(server: Served) -> None:
     assert holds(two, 2)
     assert len({pid_of(server, "one"), pid_of(server, "two"), os.getpid()}) == 3
     refuses(LimitExceeded, "more than the steps", two.launch, FOR_EVER, max_steps=1000)
-    two.launch(assemble(".func main 0 *\n    halt\n"))
+    two.launch(HALT)
     two.synchronize()
     status = server.status()
     assert (status["bytes"], len(status["clients"])) == (24, 2)

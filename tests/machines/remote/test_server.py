@@ -51,6 +51,7 @@ from tests.machines.remote.serving import (
     DOUBLING,
     F32X3,
     FOR_EVER,
+    HALT,
     SECRET,
     Served,
     connected,
@@ -72,8 +73,6 @@ def run(vm: RemoteVM, program: Program, *args: int) -> list[Any]:
 
 # --- leases ------------------------------------------------------------------------------
 
-HALT = assemble(".func main 0 *\n    halt\n")
-
 
 def test_what_a_client_made_ends_with_its_connection() -> None:
     with Served() as server:
@@ -82,8 +81,7 @@ def test_what_a_client_made_ends_with_its_connection() -> None:
         vm.alloc_storage(1 << 20)
         handle = vm.alloc_tensor(F32X3)
         assert server.status()["bytes"] == (1 << 20) + 24
-        with pytest.raises(HandleError):  # nobody sees another's
-            other.read(handle)
+        refuses(HandleError, "", other.read, handle)  # nobody sees another's
         vm.close()
         wait_for(lambda: len(server.status()["clients"]) == 1)
         assert server.status()["bytes"] == 12
@@ -139,12 +137,11 @@ def test_a_shared_vm_is_open_to_several() -> None:
         mine = two.alloc_tensor(F32X3)
         one.close()
         wait_for(lambda: len(server.status()["clients"]) == 1)
-        with pytest.raises(HandleError):  # it was the other's, who is gone
-            two.read(handle)
+        refuses(HandleError, "", two.read, handle)  # it was the other's, who is gone
         assert two.read(mine).tolist() == [0, 0, 0]
         assert server.status()["shared"][0]["bytes"] == 12
-        with pytest.raises(AccessRefused, match=r"no shared VM 'other'; there are \['weights'\]"):
-            server.vm(vm="other")
+        text = r"no shared VM 'other'; there are \['weights'\]"
+        refuses(AccessRefused, text, server.vm, vm="other")
     refuses(MachineError, "distinct names", Served, shared=["x", "x"])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,18 @@ from tests.threads import PATIENCE, start, within
 __all__ = ["alarms_interrupt"]
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Stream, Stream]]:
+@contextmanager
+def streams(**options: Any) -> Iterator[tuple[Stream, Stream]]:
+    """The two ends of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Stream(ours), Stream(theirs)
+        yield Stream(ours), Stream(theirs, **options)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Stream, Stream]]:
+    with streams() as ends:
+        yield ends
 
 
 def message(body: bytes, kind: Kind = Kind.call) -> bytes:
@@ -46,13 +54,11 @@ def test_messages_arrive_whole_in_whatever_pieces(
     bodies = [np.random.default_rng(i).bytes(n) for i, n in enumerate(sizes)]
     bodies.append(b"the last")
     sent = b"".join(map(message, bodies))
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        receiver = Stream(theirs)
+    with streams() as (ours, receiver):
 
         def send() -> None:
             for at in range(0, len(sent), piece):
-                ours.sendall(sent[at : at + piece])
+                ours.socket.sendall(sent[at : at + piece])
 
         sending = start(send)
         for body in bodies:
@@ -66,9 +72,7 @@ def test_messages_arrive_whole_in_whatever_pieces(
 
 @given(st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=5))
 def test_pieces_are_sent_in_order(messages: list[list[int]]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sender, receiver = Stream(ours), Stream(theirs)
+    with streams() as (sender, receiver):
         expected = [[bytes([i]) * n for i, n in enumerate(sizes)] for sizes in messages]
 
         def send() -> None:
@@ -153,10 +157,8 @@ def test_the_fields_of_a_large_message_are_those_of_a_small_one(
     sizes: list[int], data: st.DataObject
 ) -> None:
     body = np.random.default_rng(0).bytes(sum(sizes) + LARGE)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        receiver = Stream(theirs)
-        sending = start(ours.sendall, message(body) + message(b"next"))
+    with streams() as (ours, receiver):
+        sending = start(ours.socket.sendall, message(body) + message(b"next"))
         _, reader = receiver.receive()
         at = 0
         for n in sizes:
@@ -194,19 +196,17 @@ def test_many_fields_of_a_large_message_are_read_at_once(
 
 @cases("size", 10, LARGE + 1000)
 def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        receiver, over = Stream(theirs), threading.Event()
+    with streams() as (ours, receiver):
+        over, whole = threading.Event(), message(bytes(size))
         receiver.set_timeouts(0.2, 5.0)
-        whole = message(bytes(size))
-        ours.sendall(whole[:-500] if size > 500 else b"")
+        ours.socket.sendall(whole[:-500] if size > 500 else b"")
 
         def drip() -> None:
             with suppress(OSError):
                 for byte in whole[-500:]:
                     if over.wait(0.01):
                         return
-                    ours.send(bytes([byte]))
+                    ours.socket.send(bytes([byte]))
 
         dripping = start(drip)
         with within(2):
@@ -218,15 +218,14 @@ def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
 
 def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: Patch) -> None:
     monkeypatch.setattr(stream, "_SLOWEST", 1 << 30)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sender, over = Stream(theirs), threading.Event()
+    with streams() as (ours, sender):
+        over = threading.Event()
         sender.set_timeouts(5.0, 0.2)
 
         def sip() -> None:
             with suppress(OSError):
                 while not over.wait(0.005):
-                    ours.recv(2000)
+                    ours.socket.recv(2000)
 
         sipping = start(sip)
         with within(5):
@@ -241,8 +240,7 @@ test_rows = claims("stream", globals())
 
 
 def received(sent: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with theirs, ours:
-        ours.sendall(sent)
-        ours.shutdown(socket.SHUT_WR)
-        Stream(theirs, max_message=1_000_000).receive()[1].rest()
+    with streams(max_message=1_000_000) as (ours, theirs):
+        ours.socket.sendall(sent)
+        ours.socket.shutdown(socket.SHUT_WR)
+        theirs.receive()[1].rest()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mlvm.core.errors import AccessRefused, LimitExceeded
-from mlvm.core.program.assembly import assemble
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import _Endpoint
 from mlvm.machines.remote.handshake import Hello
@@ -18,11 +17,10 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.users import Accounts, users_of
 from tests.brief import Patch, cases, refuses
 from tests.cases.claim_tests import claims
-from tests.machines.remote.serving import FOR_EVER, Served, limits
+from tests.machines.remote.serving import FOR_EVER, HALT, Served, limits
 from tests.threads import PATIENCE, wait_for
 
 FILE = b"alice:the-secret-of-alice\n\n  bob:another-one-of-bobs \n"
-HALT = assemble(".func main 0 *\n    halt\n")
 
 
 def of(server: Served, user: str, **options: Any) -> RemoteVM:
