@@ -141,8 +141,14 @@ def test_a_transform_gets_the_names_too() -> None:
     with ml.Pipeline({"x": X, "y": Y}, 4, transform=doubled) as batches:
         batch: Any = batches.get()
         assert batch.x.tolist() == (2 * X[:4]).astype(np.float32).tolist()
-    only = ml.Pipeline({"x": X, "y": Y}, 4, transform=lambda arrays, random: arrays.y)
-    assert [x.tolist() for x in only.get()] == [[0, 1, 2, 3]]
+        assert batch._fields == ("x", "y")
+
+    def first_batch(transform: Any) -> Any:
+        return ml.Pipeline({"x": X, "y": Y}, 4, transform=transform).get()
+
+    assert [x.tolist() for x in first_batch(lambda arrays, _: arrays.y)] == [[0, 1, 2, 3]]
+    assert first_batch(lambda arrays, _: {"a": arrays[0], "b": arrays[1]})._fields == ("a", "b")
+    assert type(first_batch(lambda arrays, _: (*arrays, arrays[0]))) is tuple
 
 
 def test_named_batches_are_arguments_of_captured_functions() -> None:

@@ -111,12 +111,6 @@ def test_samples_and_types() -> None:
     assert got[5:] == got[:5]
 
 
-def test_a_dataset_smaller_than_a_batch() -> None:
-    for workers in (0, 2):
-        with pipeline(Numbers(3), epochs=4, workers=workers) as batches:
-            assert len(digests(batches)) == 4
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 30),
@@ -412,13 +406,6 @@ def test_a_timeout_changes_nothing() -> None:
         assert len(digests(batches)) == 5
 
 
-def test_a_consumer_that_leaves_early_leaves_nothing() -> None:
-    with pipeline(epochs=None, workers=3) as batches:
-        for _ in batches:
-            break
-    refuses(ShutDown, "closed", batches.get)
-
-
 def test_a_pipeline_that_is_dropped_ends_its_threads() -> None:
     batches = pipeline(epochs=None, workers=2)
     digests(batches, 3)
@@ -542,20 +529,6 @@ def test_close_after_an_interrupted_start(monkeypatch: Patch) -> None:
         patch.setattr(threading.Thread, "start", start)
         refuses(KeyboardInterrupt, "", batches.get)
     batches.close()
-
-
-def test_a_transform_keeps_the_names_of_columns() -> None:
-    columns = {"image": np.arange(4.0), "label": np.arange(4)}
-
-    def first_batch(transform: Any) -> Any:
-        with Pipeline(columns, 2, vm=VM(), transform=transform) as batches:
-            return batches.get()
-
-    batch = first_batch(lambda arrays, random: (arrays.image * 2, arrays.label))
-    assert batch._fields == ("image", "label")
-    assert batch.image.arena.vm.read(batch.image.handle).tolist() == [0.0, 2.0]
-    assert first_batch(lambda arrays, _: {"a": arrays[0], "b": arrays[1]})._fields == ("a", "b")
-    assert type(first_batch(lambda arrays, _: (*arrays, arrays[0]))) is tuple
 
 
 test_rows = claims("pipeline", globals())

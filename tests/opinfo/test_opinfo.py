@@ -25,14 +25,11 @@ PRESENT: Final = [each for each in KNOWN.values() if each.kind != "-"]
 # --- the map -------------------------------------------------------------------------
 
 
-def test_each_name_has_a_line() -> None:
+def test_each_name_has_a_line_and_more_than_half_are_present() -> None:
     assert len(KNOWN) == COUNT
+    assert sum(each.kind == "=" for each in KNOWN.values()) >= 330
+    assert all(each.reason for each in KNOWN.values() if each.kind == "-")
     assert names(KNOWN).startswith("names: ")
-
-
-def test_what_is_present_is_more_than_half() -> None:
-    kinds = [each.kind for each in KNOWN.values()]
-    assert kinds.count("=") >= 330
 
 
 @pytest.mark.parametrize("entry", PRESENT, ids=lambda each: each.name)
@@ -45,10 +42,6 @@ def test_each_expression_is_of_names_that_are_here(entry: Entry) -> None:
     function = symtable(entry.function, "", "eval").get_children()[0]
     assert isinstance(function, Function)
     assert {*function.get_globals()} <= {*SPACE, *dir(builtins)}
-
-
-def test_what_is_absent_says_why() -> None:
-    assert all(each.reason for each in KNOWN.values() if each.kind == "-")
 
 
 def test_a_line_that_is_none_is_refused() -> None:

@@ -108,18 +108,17 @@ def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> No
         assert run_in(group, reduce) == [[3.0] * 4] * 3
 
 
-def test_a_member_that_exits_ends_the_others() -> None:
-    def leave(rank: int, vm: VM) -> None:
-        raise SystemExit(3)
-
-    refuses(SystemExit, "", run, 2, reduce, leave)
+def leave(rank: int, vm: VM) -> None:
+    raise SystemExit(3)
 
 
-def test_an_error_of_a_launch_reaches_the_caller() -> None:
-    def wrong(rank: int, vm: VM) -> Any:
-        return call(vm, "matmul", np.ones((2, 3)), np.ones((2, 3)))
+def launch_wrongly(rank: int, vm: VM) -> Any:
+    return call(vm, "matmul", np.ones((2, 3)), np.ones((2, 3)))
 
-    refuses(ShapeError, "matmul", run, 2, reduce, wrong)
+
+@cases("step, error, text", (leave, SystemExit, ""), (launch_wrongly, ShapeError, "matmul"))
+def test_any_error_of_a_member_ends_the_others(step: Step, error: Any, text: str) -> None:
+    refuses(error, text, run, 2, reduce, step)
 
 
 def calling(name: str, *arrays: Array, **attributes: Any) -> Step:
