@@ -260,19 +260,21 @@ def test_a_weight_that_moves_while_a_launch_is_learned(arena: Any, monkeypatch: 
     assert [add(x).tolist() for _ in range(3)] == [[11.0, 21.0]] * 3
 
 
+def products(x: Any, number: float | None = None) -> Any:
+    """A launch in which handlers of signals run."""
+    y = x
+    for _ in range(30):
+        y = ml.tanh(y @ x)
+        y = y if number is None else y * number
+    return y
+
+
 @cases("number", None, 3.0)
 def test_a_call_inside_a_launch_of_the_same_function(
     arena: Any, monkeypatch: Patch, number: float | None
 ) -> None:
     """Each has scratch memory and numbers of its own."""
     from mlvm.machines.native import loop
-
-    def products(x: Any, number: float | None = None) -> Any:
-        y = x
-        for _ in range(30):
-            y = ml.tanh(y @ x)
-            y = y if number is None else y * number
-        return y
 
     x, other = ml.full((512, 512), 1e-3), ml.full((512, 512), 2e-3)
     args = [(x,), (other,)] if number is None else [(x, number), (other, number + 1)]
@@ -319,12 +321,6 @@ class Stopped(BaseException):
 
 def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch) -> None:
     from mlvm.machines.native import loop
-
-    def products(x: Any) -> Any:
-        y = x
-        for _ in range(30):
-            y = ml.tanh(y @ x)
-        return y
 
     x = ml.full((512, 512), 1e-3)
     expected, errors = products(x).numpy(), []

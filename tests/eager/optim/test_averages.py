@@ -232,7 +232,15 @@ def test_state_that_does_not_fit_changes_nothing() -> None:
     before = values(optimizer.state())
     other = {path: x + 1 for path, x in before.items()}
     for path in other:
-        refuses((PathError, ShapeError), "", optimizer.load_state, {**other, path: np.ones(7, "f")})
+        wrong = {**other, path: np.ones(7, "f")}
+        text = rf"state '{path}' is f32\[.*\], got f32\[7\]"
+        refuses(ShapeError, text, optimizer.load_state, wrong)
+        refuses(
+            PathError,
+            "unknown state 'extra'",
+            optimizer.load_state,
+            {**other, "extra": wrong[path]},
+        )
         with pytest.raises(PathError, match=f"missing state '{path}'"):
             optimizer.load_state({each: x for each, x in other.items() if each != path})
         assert same(values(optimizer.state()), before)

@@ -386,15 +386,6 @@ def test_what_cannot_change_is_not_refused(value: Any) -> None:
     assert captured.signatures == 1
 
 
-def test_an_unused_global_and_an_unnamed_field_are_not_looked_at() -> None:
-    c = plain(used=2.0, numbers=iter([1]), other=0)
-    captured = ml.capture(lambda x: x * c.used)
-    for i in range(10):
-        captured(ml.ones((2,)))
-        c.other = i
-    assert captured.signatures == 1
-
-
 def test_a_bound_method_and_a_partial_call_are_known_by_what_they_are_of() -> None:
     c = plain(scaled=lambda x, scale: x * scale, lr=2.0)
 
