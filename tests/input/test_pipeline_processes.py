@@ -30,6 +30,7 @@ from mlvm.machines.wire import WireVM
 from tests.brief import cases, line_of, refuses, start_python
 from tests.input import worker_code
 from tests.input.datasets import Numbers, noisy
+from tests.input.test_pipeline import digests
 from tests.threads import wait_for
 
 KILLS = int(os.environ.get("KILLS", "3"))
@@ -68,40 +69,32 @@ def pipeline(dataset: Any, workers: int = 2, **options: Any) -> Pipeline[Any]:
     return Pipeline(dataset, 4, vm=VM(), workers=workers, processes=True, **options)
 
 
-def contents(pipeline: Pipeline[Any], count: int | None = None) -> list[bytes]:
-    elements: list[bytes] = []
-    while pipeline._next is not None and len(elements) != count:
-        tensors = pipeline.get()
-        elements.append(b"".join(pipeline._vm.read(x.handle).tobytes() for x in tensors))
-    return elements
-
-
 def test_processes_make_the_same_batches_and_go_on_from_a_state() -> None:
     options: dict[str, Any] = {"shuffle": True, "epochs": 2, "seed": 1, "transform": noisy}
     dataset = Numbers(41)
     with Pipeline(dataset, 4, vm=VM(), **options) as batches:
-        whole = contents(batches)
+        whole = digests(batches)
     with pipeline(dataset, 3, **options) as batches:
-        first = contents(batches, 7)
+        first = digests(batches, 7)
         state = batches.state()
     with pipeline(dataset, 1, **options) as batches:
         batches.restore(state)
-        assert first + contents(batches) == whole
+        assert first + digests(batches) == whole
     with Pipeline(dataset, 4, vm=WireVM(VM()), workers=1, processes=True, **options) as batches:
-        assert contents(batches) == whole
+        assert digests(batches) == whole
 
 
 def test_a_look_at_the_first_batch_takes_none_of_the_epoch() -> None:
     with pipeline(Numbers(), epochs=2) as batches:
         next(iter(batches))
         assert len(list(map(len, batches))) == len(batches) == 6
-        assert len(contents(batches)) == 6
+        assert len(digests(batches)) == 6
 
 
 def test_an_exception_comes_with_its_traceback_and_sample() -> None:
     transform = partial(worker_code.raising, ZeroDivisionError, ("seventeen",))
     with pipeline(Numbers(), transform=transform) as batches:
-        assert len(contents(batches, 4)) == 4
+        assert len(digests(batches, 4)) == 4
         caught = refuses(ZeroDivisionError, "seventeen", batches.get, timeout=20)
     sample, remote = caught.__notes__
     assert sample == "at sample 17, position 17 of epoch 0"
@@ -119,7 +112,7 @@ def test_an_exception_that_cannot_travel_is_told_in_another(
 ) -> None:
     transform = partial(worker_code.raising, error, arguments)
     with pipeline(Numbers(), 1, transform=transform) as batches:
-        assert len(contents(batches, 4)) == 4
+        assert len(digests(batches, 4)) == 4
         caught = refuses(PipelineError, f"{error.__name__}: {text}", batches.get, timeout=20)
     assert "in raising" in caught.__notes__[-1]
 
@@ -134,7 +127,7 @@ def test_what_cannot_be_pickled_is_an_error_at_get() -> None:
 
 def test_a_worker_that_exits_is_an_error() -> None:
     with pipeline(Numbers(), transform=worker_code.exiting) as batches:
-        assert len(contents(batches, 4)) == 4
+        assert len(digests(batches, 4)) == 4
         with pytest.raises(WorkerDied, match=r"exit code 3, .* positions 16 to 19 of epoch 0"):
             batches.get(timeout=20)
 
@@ -145,7 +138,7 @@ def test_a_killed_worker_is_an_error_within_two_seconds() -> None:
     for _ in range(KILLS):
         with pipeline(Numbers(), 1, epochs=None, transform=worker_code.slow) as batches:
             if chance.random() < 0.7:
-                contents(batches, 1 + int(chance.random() * 20))
+                digests(batches, 1 + int(chance.random() * 20))
             else:  # still in its start
                 with suppress(QueueEmpty):
                     batches.get(timeout=0.4 * chance.random())
@@ -156,7 +149,7 @@ def test_a_killed_worker_is_an_error_within_two_seconds() -> None:
                 assert child.pid is not None
                 os.kill(child.pid, signal.SIGKILL)
             killed = time.monotonic()
-            refuses(WorkerDied, "exit code -9", contents, batches)
+            refuses(WorkerDied, "exit code -9", digests, batches)
             assert time.monotonic() - killed < 2
 
 
@@ -227,6 +220,6 @@ def test_a_program_may_end_without_closing(tmp_path: Path) -> None:
 def test_a_worker_has_a_data_set_of_its_own() -> None:
     dataset = Numbers(8)
     with pipeline(dataset, 1) as batches:
-        contents(batches, 1)
+        digests(batches, 1)
         dataset.length = 0
-        assert len(contents(batches)) == 1
+        assert len(digests(batches)) == 1

@@ -19,7 +19,7 @@ from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.input.slot_memory import SlotMemory
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, with_long
 
 TYPES = [TensorType("u8", (3,)), TensorType("f64", (2, 2)), TensorType("i16")]
 PATIENCE = 60
@@ -85,7 +85,7 @@ def fill(memory: SlotMemory, commands: Connection, sign: int) -> None:
         commands.send(k)
 
 
-@pytest.fixture(params=["spawn", "fork", "forkserver"])
+@pytest.fixture(params=with_long(["spawn"], ["spawn", "fork", "forkserver"]))
 def context(request: pytest.FixtureRequest) -> Any:
     if request.param not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {request.param} here")

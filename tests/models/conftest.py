@@ -29,3 +29,17 @@ def cifar10(tmp_path: Path) -> Path:
         images = [bytes([label]) + random.bytes(3072) for _ in range(2)]
         (tmp_path / f"{name}.bin").write_bytes(b"".join(images))
     return tmp_path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of two classes, told apart by colour, in pictures of several sizes and formats."""
+    new = pytest.importorskip("PIL.Image").new
+    for part, n in (("train", 6), ("test", 2)):
+        for name in ("blue", "red/more"):
+            (tmp_path / part / name).mkdir(parents=True)
+        for i in range(n):
+            new("RGB", (20, 10 + i), (0, 0, 255)).save(tmp_path / part / "blue" / f"{i}.png")
+            new("RGB", (70 + i, 80), (255, 0, 0)).save(tmp_path / part / "red/more" / f"{i}.bmp")
+        (tmp_path / part / "red" / "notes.txt").write_text("no picture")
+    return tmp_path

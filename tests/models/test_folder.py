@@ -21,32 +21,16 @@ from tests.fuzz.mutations import assert_well_refused
 Image = pytest.importorskip("PIL.Image")
 
 
-def picture(file: Path, height: int, width: int, colour: tuple[int, int, int]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (width, height), colour).save(file)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two classes, told apart by colour, in pictures of several sizes and formats."""
-    for part, n in (("train", 6), ("test", 2)):
-        for i in range(n):
-            picture(tmp_path / part / "blue" / f"{i}.png", 10 + i, 20, (0, 0, 255))
-            picture(tmp_path / part / "red" / "more" / f"{i}.bmp", 80, 70 + i, (255, 0, 0))
-        (tmp_path / part / "red" / "notes.txt").write_text("no picture")
-    return tmp_path
-
-
-def test_images_are_labelled_by_their_folder(folder: Path) -> None:
-    data = load(f"images:{folder}")
+def test_images_are_labelled_by_their_folder(images: Path) -> None:
+    data = load(f"images:{images}")
     assert (data.shape, data.num_classes) == ((64, 64, 3), 2)
     assert (len(data.train), len(data.test)) == (12, 4)
-    images, labels = data.train[np.array([0, 11])]
-    assert images.shape == (2, 64, 64, 3)
-    assert images.dtype == np.float32
+    pair, labels = data.train[np.array([0, 11])]
+    assert pair.shape == (2, 64, 64, 3)
+    assert pair.dtype == np.float32
     assert labels.tolist() == [0, 1]
-    assert np.array_equal(images[0, 30, 30], [-1, -1, 1])
-    assert np.array_equal(images[1, 30, 30], [1, -1, -1])
+    assert np.array_equal(pair[0, 30, 30], [-1, -1, 1])
+    assert np.array_equal(pair[1, 30, 30], [1, -1, -1])
 
 
 def test_an_image_covers_the_size_and_is_cut_about_the_middle(tmp_path: Path) -> None:
@@ -116,32 +100,32 @@ def test_no_other_program_reads_an_image(tmp_path: Path) -> None:
         pixels(file, (4, 4, 3))
 
 
-def test_training_on_a_folder(folder: Path) -> None:
-    result = train(model="mlp", data=f"images:{folder}", epochs=3, batch_size=4, workers=2)
+def test_training_on_a_folder(images: Path) -> None:
+    result = train(model="mlp", data=f"images:{images}", epochs=3, batch_size=4, workers=2)
     assert result["test_accuracy"] == 1
 
 
-def test_faults(folder: Path, tmp_path: Path) -> None:
-    data = load(f"images:{folder}")
-    (folder / "train" / "blue" / "0.png").write_bytes(b"no picture")
+def test_faults(images: Path, tmp_path: Path) -> None:
+    data = load(f"images:{images}")
+    (images / "train" / "blue" / "0.png").write_bytes(b"no picture")
     refuses(DataError, r"0\.png cannot be read", lambda: data.train[np.array([0])])
-    (folder / "train" / "blue" / "0.png").unlink()
+    (images / "train" / "blue" / "0.png").unlink()
     refuses(DataError, r"0\.png cannot be read", lambda: data.train[np.array([0])])
-    os.mkfifo(folder / "train" / "blue" / "0.png")
+    os.mkfifo(images / "train" / "blue" / "0.png")
     refuses(DataError, r"0\.png cannot be read: it is no reg", lambda: data.train[np.array([0])])
-    (folder / "test" / "green").mkdir()
-    refuses(DataError, "classes that train has not: green", load, f"images:{folder}")
+    (images / "test" / "green").mkdir()
+    refuses(DataError, "classes that train has not: green", load, f"images:{images}")
     with pytest.raises(DataError, match=r"listed: No such file.*; images are DIR/train/CLASS/FILE"):
-        load(f"images:{folder / 'nowhere'}")
+        load(f"images:{images / 'nowhere'}")
     for part in ("train", "test"):
-        (folder / "empty" / part / "class").mkdir(parents=True)
-    refuses(DataError, "there are no images in", load, f"images:{folder / 'empty'}")
+        (images / "empty" / part / "class").mkdir(parents=True)
+    refuses(DataError, "there are no images in", load, f"images:{images / 'empty'}")
 
 
-def test_an_image_of_too_many_pixels(folder: Path) -> None:
-    data = load(f"images:{folder}")
+def test_an_image_of_too_many_pixels(images: Path) -> None:
+    data = load(f"images:{images}")
     for side in (9_000, 10_000, 20_000):  # beyond our limit, Pillow's warning and Pillow's own
-        (folder / "train" / "blue" / "0.png").write_bytes(f"P6 {side} {side} 255\n".encode())
+        (images / "train" / "blue" / "0.png").write_bytes(f"P6 {side} {side} 255\n".encode())
         with pytest.raises(DataError, match=r"0\.png (cannot be read|is corrupt): .*pixels"):
             data.train[np.array([0])]
 
@@ -164,6 +148,6 @@ def test_mutations(tmp_path: Path, kind: str) -> None:
     assert_well_refused(parts, lambda _: data[np.array([0])], DataError, file=file)
 
 
-def test_without_pillow(folder: Path, monkeypatch: Patch) -> None:
+def test_without_pillow(images: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    refuses(ml.errors.MissingExtra, r'pip install "mlvm\[images\]"', load, f"images:{folder}")
+    refuses(ml.errors.MissingExtra, r'pip install "mlvm\[images\]"', load, f"images:{images}")

@@ -160,12 +160,8 @@ def test_a_model_runs_on_any_vm(vm: VMProtocol) -> None:
 
 def test_lengths_and_branches_are_known_or_not() -> None:
     branches = [
-        graph(
-            [node("Mul", "x x", f"{name}_y")] if name == "t" else [node("Neg", "x", f"{name}_y")],
-            [],
-            f"{name}_y",
-        )
-        for name in "te"
+        graph([node(type, operands, name)], [], name)
+        for type, operands, name in (("Mul", "x x", "squared"), ("Neg", "x", "negated"))
     ]
     data = model(
         graph(

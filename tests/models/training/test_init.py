@@ -79,34 +79,20 @@ def test_weights_that_are_for_something_else(
 
 
 def test_images_of_folders_get_the_shape_of_the_weights_and_give_their_names(
-    tmp_path: Path, capsys: Capsys
+    images: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for part in ("train", "test"):
-        for i, name in enumerate(("cat", "dog")):
-            folder = tmp_path / part / name
-            folder.mkdir(parents=True)
-            for j in range(2):
-                pixels = np.full((9, 12, 3), 100 * i + j, np.uint8)
-                image.fromarray(pixels).save(folder / f"{j}.png")
+    options: dict[str, Any] = {"data": f"images:{images}", "epochs": 1, "batch_size": 2}
     start, save = tmp_path / "start", tmp_path / "save"
     ml.save(start, MlpMixer((16, 16, 3), 5, 8, 6, 1, 2, 6, key=ml.random.key(0)))
-    train(data=f"images:{tmp_path}", init=start, save=save, epochs=1, batch_size=2)
+    train(init=start, save=save, **options)
     read = weights.read(save)
-    assert (read.image_shape, read.classes) == ((16, 16, 3), ["cat", "dog"])
+    assert (read.image_shape, read.classes) == ((16, 16, 3), ["blue", "red"])
 
     grey = MlpMixer((8, 8, 1), 2, 4, 6, 1, 2, 6, key=ml.random.key(0))
-    ml.save(start, grey, weights.described((8, 8, 1), ["dog", "cat"]))
-    train(
-        data=f"images:{tmp_path}",
-        init=start,
-        save=save,
-        epochs=1,
-        progress=Progress(),
-        batch_size=2,
-    )
+    ml.save(start, grey, weights.described((8, 8, 1), ["red", "blue"]))
+    train(init=start, save=save, progress=Progress(), **options)
     assert weights.read(save).image_shape == (8, 8, 1)
-    assert "the head is kept, and is for cat, dog instead of dog, cat" in capsys.readouterr().err
+    assert "the head is kept, and is for blue, red instead of red, blue" in capsys.readouterr().err
 
 
 def test_images_that_do_not_fit_are_refused_before_the_head_is_told_of(
