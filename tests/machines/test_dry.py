@@ -46,12 +46,11 @@ def test_a_launch_is_verified_and_not_run() -> None:
     vm = DryVM()
     handles = [vm.alloc_tensor(VECTOR) for _ in range(3)]
     assert vm.launch(ADD_INTO, handles) == []
-    with pytest.raises(HandleError, match="is a dry VM: it has no values to return"):
-        vm.launch(Program.of_op("add", 2, {}, 1), handles[:2])
-    with pytest.raises(ShapeError, match="shapes do not broadcast"):
-        vm.launch(ADD_INTO, [*handles[:2], vm.alloc_tensor(TensorType(f32, (3,)))])
-    with pytest.raises(ProgramError, match="the end is reached without halt"):
-        vm.launch(straight(("load_arg", 0)), handles)
+    add, longer = Program.of_op("add", 2, {}, 1), vm.alloc_tensor(TensorType(f32, (3,)))
+    refuses(HandleError, "is a dry VM: it has no values to return", vm.launch, add, handles[:2])
+    refuses(ShapeError, "shapes do not broadcast", vm.launch, ADD_INTO, [*handles[:2], longer])
+    endless = straight(("load_arg", 0))
+    refuses(ProgramError, "the end is reached without halt", vm.launch, endless, handles)
     vm.dealloc_tensor(handles[0])
     refuses(HandleError, "ended by dealloc_tensor", vm.launch, ADD_INTO, handles)
 

@@ -13,14 +13,13 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.types import DType
 from mlvm.machines import residuals
 from mlvm.machines.local import LocalVM
-from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 from tests.core.programs import put
+from tests.machines.libraries import MACHINES
 
-NATIVE = [False, *([True] if extension.EXTENSION is not None else [])]
-pytestmark = pytest.mark.parametrize("native", NATIVE)
+pytestmark = pytest.mark.parametrize("native", MACHINES)
 TURNS = 600  # more than a chunk has room for
 
 

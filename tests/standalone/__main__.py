@@ -65,13 +65,9 @@ def outcome(file: Path, kernels: Kernels, folder: Path) -> tuple[str, str]:
     except MlvmError as error:
         return "unread", str(error)
     try:
-        program = kernels.build(saved, folder)
+        report = difference(saved, kernels.build(saved, folder))
     except CannotBuild as error:
         return "refused", str(error)
-    except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}"
-    try:
-        report = difference(saved, program)
     except Exception as error:
         return "failed", f"{type(error).__name__}: {error}"
     return ("equal", "") if report is None else ("different", report)

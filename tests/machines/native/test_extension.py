@@ -19,9 +19,8 @@ needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: Patch) -> None:
-    monkeypatch.delenv("MLVM_NATIVE", raising=False)
-    monkeypatch.delenv("MLVM_SIMD", raising=False)
-    monkeypatch.delenv("MLVM_THREADS", raising=False)
+    for name in ("MLVM_NATIVE", "MLVM_SIMD", "MLVM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

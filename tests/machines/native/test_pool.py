@@ -125,7 +125,8 @@ def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
 
 
 def run_apart(text: str) -> None:
-    """Run the text in a separate process, which must end well."""
+    """Run the text, with what is here, in a separate process, which must end well."""
+    text = f"from {__name__} import *\n{text}"
     warnings = ["-W", "ignore::DeprecationWarning"]
     done = run_python(*warnings, "-c", text, OPENBLAS_NUM_THREADS="1")
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,7 +134,6 @@ def run_apart(text: str) -> None:
 
 def test_a_forked_process_works_on_while_other_threads_launch() -> None:
     run_apart("""
-from tests.machines.native.test_pool import *
 vm, handles = vm_at_work()
 big = [put(vm, np.ones((700, 700), np.float32)) for _ in range(3)]
 x = ml.ones((500, 500))
@@ -160,7 +160,6 @@ for i in range(6):
 
 def test_no_signal_goes_to_the_threads_of_a_pool() -> None:
     run_apart("""
-from tests.machines.native.test_pool import *
 kept = vm_at_work()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 for _ in range(10):
@@ -173,7 +172,6 @@ for _ in range(10):
 def test_threads_that_the_system_does_not_grant_lose_no_memory() -> None:
     run_apart("""
 import resource
-from tests.machines.native.test_pool import *
 def size():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
@@ -197,8 +195,6 @@ for _ in range(3):
 
 def test_a_process_ends_whatever_its_pools_do() -> None:
     run_apart("""
-import threading
-from tests.machines.native.test_pool import *
 kept = [vm_at_work() for _ in range(3)]
 def forever(vm, handles):
     while True:

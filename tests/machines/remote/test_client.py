@@ -28,6 +28,7 @@ from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import Patch, cases, output_of, refuses
 from tests.core import programs
 from tests.core.programs import ADD_INTO, f32s, straight
+from tests.machines.libraries import MACHINES
 from tests.machines.one_trace import assert_one_trace_serves_all_lengths
 from tests.machines.remote.serving import SECRET, Served, vm_of
 from tests.threads import in_threads, wait_for
@@ -41,10 +42,8 @@ TAKE = Program.of_op("take.out", 3, {"axis": 0}, 0)
 native = pytest.mark.skipif(EXTENSION is None, reason="the native machine was not built")
 
 
-@pytest.fixture(params=[True, False], ids=["native", "numpy"])
+@pytest.fixture(params=MACHINES)
 def machine(request: pytest.FixtureRequest) -> LocalVM:
-    if request.param and EXTENSION is None:
-        pytest.skip("the native machine was not built")
     return LocalVM("there", native=request.param)
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from mlvm.core.errors import ConnectionLost, HandleError, LimitExceeded
 from mlvm.core.program.program import Program
-from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
 from tests.brief import Patch, cases, refuses, with_long
 from tests.core.programs import f32s, put
 from tests.interrupting import interrupted
+from tests.machines.libraries import MACHINES
 from tests.machines.remote.serving import F32X3, Served
 from tests.threads import PATIENCE, start
 
@@ -98,11 +98,8 @@ def test_an_interrupt_ends_launches_and_no_other_post() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between two bytecodes only")
-@cases("native", True, False)
+@pytest.mark.parametrize("native", MACHINES)
 def test_a_finalizer_may_add_to_an_outbox_that_is_emptied(native: bool) -> None:
-    if native and EXTENSION is None:
-        pytest.skip("no C extension")
-
     class Garbage:
         def __del__(self) -> None:
             box.add(b"freed", None)

@@ -33,7 +33,6 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines import wire
 from mlvm.machines.local import LocalVM
-from mlvm.machines.native import extension
 from mlvm.machines.remote import admission, connect
 from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.client import RemoteVM
@@ -44,6 +43,7 @@ from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
 from tests.brief import Patch, cases, refuses, traced_memory
 from tests.core.programs import asm, put
+from tests.machines.libraries import MACHINES
 from tests.machines.remote.serving import (
     CERTIFICATE,
     COPIES,
@@ -60,7 +60,6 @@ from tests.machines.remote.serving import (
 )
 from tests.threads import PATIENCE, start, wait_for, within
 
-NATIVE = [False] if extension.EXTENSION is None else [True, False]
 SECONDS = 20.0  # in which nothing may hang
 
 
@@ -207,7 +206,7 @@ def test_who_waits_for_anothers_launch_can_go() -> None:
 # --- limits ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("native", MACHINES)
 def test_each_limit_of_a_launch_is_held(native: bool) -> None:
     small_limits = limits(launch_seconds=0.3, launch_bytes=1 << 22, launch_steps=1 << 40)
     with Served(limits=small_limits, options={"native": native}) as server, server.vm() as vm:
@@ -221,7 +220,7 @@ def test_each_limit_of_a_launch_is_held(native: bool) -> None:
         assert server.status()["bytes"] == 4 << 16
 
 
-@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("native", MACHINES)
 def test_launches_that_free_what_they_make_may_take_any_number_of_bytes(native: bool) -> None:
     rounds = asm(
         ".func main 0 * | load_arg 0 | push_int 0 | load_arg 1 | again: | get 0 | "
@@ -258,7 +257,7 @@ def _refused_in(vm: Any, program: Program) -> int:
         return peak()
 
 
-@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("native", MACHINES)
 @cases("function", INTS, FRAMES, EMPTIES, DEEP)
 def test_all_that_lies_on_the_stack_of_a_launch_counts(function: Any, native: bool) -> None:
     small_limits = limits(launch_seconds=60.0, launch_bytes=1 << 20)
