@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -180,6 +181,16 @@ def call(name: str, out: Value, *operands: Value) -> Call:
 
 def in_turn(calls: list[Call]) -> list[Unit]:
     return [Unit([each]) for each in calls]
+
+
+def assert_runs(units: list[Unit], calls: list[Call]) -> None:
+    """Check that the units have every call once, in an order that they can run in."""
+    order = [each for unit in units for each in unit.calls]
+    assert sorted(map(id, order)) == sorted(map(id, calls))
+    place = {id(each): i for i, each in enumerate(order)}
+    for earlier, later in combinations(calls, 2):
+        if Unit([earlier]).must_precede(Unit([later])):
+            assert place[id(earlier)] < place[id(later)]
 
 
 # --- random steps --------------------------------------------------------------------

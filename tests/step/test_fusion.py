@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 from unittest import mock
 
@@ -17,7 +16,7 @@ from mlvm.step.flow import Unit
 from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy, chain_of, fused, with_slopes
 from mlvm.step.schedule import Run, Schedule
 from tests.brief import cases, with_long
-from tests.step.flows import Step, floats, in_turn, steps
+from tests.step.flows import Step, assert_runs, floats, in_turn, steps
 
 
 def names(unit: Unit) -> list[str]:
@@ -43,13 +42,7 @@ TASTES = st.sampled_from([SHORT, NATIVE])
 def test_groups_have_every_call_once_in_an_order_that_they_can_run_in(
     step: Step, policy: FusionPolicy
 ) -> None:
-    units = fused(step.calls, policy=policy)
-    order = [call for unit in units for call in unit.calls]
-    assert sorted(map(id, order)) == sorted(map(id, step.calls))
-    place = {id(call): i for i, call in enumerate(order)}
-    for earlier, later in combinations(step.calls, 2):
-        if Unit([earlier]).must_precede(Unit([later])):
-            assert place[id(earlier)] < place[id(later)]
+    assert_runs(fused(step.calls, policy=policy), step.calls)
 
 
 @given(steps(), TASTES)

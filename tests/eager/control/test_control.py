@@ -420,13 +420,10 @@ def test_a_function_that_is_another_each_time_is_an_error() -> None:
 # --- beside JAX ----------------------------------------------------------------------
 
 
-def _while(body: Callable[[ml.Tensor], ml.Tensor], w: ml.Tensor) -> ml.Tensor:
-    count = ml.zeros((), dtype="i32")
-    return ml.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, body(s[1])), (count, w))[1]  # type: ignore[no-any-return]
-
-
 LOOPS: dict[str, Callable[..., Any]] = {
-    "while": _while,
+    "while": lambda body, w: ml.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, body(s[1])), (ml.zeros((), dtype="i32"), w)
+    )[1],
     "fori": lambda body, w: ml.fori_loop(0, 3, lambda i, s: body(s), w),
     "scan": lambda body, w: ml.scan(lambda s, x: (body(s), x), w, ml.ones(3))[0],
 }
