@@ -26,7 +26,7 @@ from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import Capsys, Patch, cases, refuses, run_python, start_python, with_long
+from tests.brief import Capsys, Patch, cases, refuses, start_python, with_long
 from tests.drawn import SVG, parse
 from tests.fuzz.mutations import assert_well_refused, mutated, parts_of_npy
 from tests.threads import wait_for
@@ -179,12 +179,14 @@ def fails(capsys: Capsys, command: str) -> str:
 
 
 def test_run_prints_a_line_and_writes_a_file_for_each_output(folder: Path, capsys: Capsys) -> None:
-    assert command_line("run add.mlasm --arg x.npy --arg y.npy --out a/b") == 0
+    assert command_line("run add.mlasm --arg x.npy --arg y.npy --out a/b --trace trace.json") == 0
     assert capsys.readouterr().out == "output 0: f32[2,2]\noutput 1: f32[2,2]\n"
     np.testing.assert_array_equal(np.load("a/b/0.npy"), [[11, 22], [13, 24]])
     np.testing.assert_array_equal(np.load("a/b/1.npy"), [[1, 2], [3, 4]])
     assert np.load("a/b/0.npy").dtype == np.float32
     assert len(list(Path("a/b").iterdir())) == 2
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["add"]
 
 
 def test_run_prints_elements_on_request_as_arguments_are_written(
@@ -349,12 +351,6 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
     assert "    load_arg x\n" in capsys.readouterr().out
     for command in ("run", "check"):
         assert fails(capsys, f"{command} odd.mlvm") == "error: main, pc 0: jump: takes label\n"
-
-
-def test_run_writes_a_trace(folder: Path) -> None:
-    assert command_line("run add.mlasm --arg x.npy --arg y.npy --trace trace.json") == 0
-    events = json.loads(Path("trace.json").read_text())["traceEvents"]
-    assert [event["name"] for event in events if event["ph"] == "X"] == ["add"]
 
 
 # --- memory ------------------------------------------------------------------------------
@@ -771,13 +767,6 @@ def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30)[1] == "interrupted\n"
     assert process.returncode == 130
-
-
-def test_the_errors_of_a_process_have_no_line_of_python_in_them(folder: Path) -> None:
-    Path("endless.mlasm").write_text(ENDLESS)
-    done = run_python("-m", "mlvm", "run", "endless.mlasm", "--max-steps", "9", cwd=folder)
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: .*; at main, pc 0: jump L0; stack: empty\n", done.stderr)
 
 
 def test_a_step_with_lengths_draws_its_plan_at_a_length(folder: Path, capsys: Capsys) -> None:

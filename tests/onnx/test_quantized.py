@@ -73,6 +73,10 @@ def floats(q: Array, scale: Any, zero: int) -> Array:
     return result
 
 
+def scaling(scale: float, zero: int) -> list[Array]:
+    return [np.array(scale, "f4"), np.array(zero, "u1")]
+
+
 @pytest.mark.parametrize("kind", ["Conv", "depthwise", "line", "MatMul", "Gemm"])
 def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) -> None:
     """Nodes of onnxruntime's quantiser around a product become a product of integers, and the
@@ -123,9 +127,7 @@ def test_ops_of_quantised_tensors() -> None:
     """com.microsoft's: of each the floats that are meant, quantised again."""
     a, b = (RNG.integers(0, 256, (2, 3, 4, 4)).astype("u1") for _ in range(2))
     sa, sb, sy, za, zb, zy = 1 / 64, 1 / 32, 1 / 32, 100, 120, 7
-    of_a, of_b, of_y = (
-        [np.array(s, "f4"), np.array(z, "u1")] for s, z in ((sa, za), (sb, zb), (sy, zy))
-    )
+    of_a, of_b, of_y = scaling(sa, za), scaling(sb, zb), scaling(sy, zy)
     x, y = floats(a, sa, za), floats(b, sb, zb)
     powers = np.exp(x - x.max(-1, keepdims=True))
     pair, single = [a, *of_a, b, *of_b, *of_y], [a, *of_a, *of_y]
@@ -193,17 +195,15 @@ def test_halves_are_rounded_as_onnxruntime_rounds_them() -> None:
     a = np.arange(8, dtype="u1").reshape(2, 4)
     b, scale_a, scale_b, zero_a, zero_b, zero = a + np.uint8(3), 0.5, 0.25, 2, 3, 7
     x, y = floats(a, scale_a, zero_a), floats(b, scale_b, zero_b)
+    of_a, of_b = scaling(scale_a, zero_a), scaling(scale_b, zero_b)
     cases = [
         ("com.microsoft", "QLinearAdd", x + y, b, 0.5),
         ("com.microsoft", "QLinearMul", x * y, b, 0.25),
         ("", "QLinearMatMul", x @ y.T, np.ascontiguousarray(b.T), 0.5),
     ]
     for domain, name, exact, second, scale in cases:
-        of_a, of_b, of_y = (
-            [np.array(s, "f4"), np.array(z, "u1")]
-            for s, z in ((scale_a, zero_a), (scale_b, zero_b), (scale, zero))
-        )
-        result = computed(name, a, *of_a, second, *of_b, *of_y, domain=domain)
+        operands = a, *of_a, second, *of_b, *scaling(scale, zero)
+        result = computed(name, *operands, domain=domain)
         units = exact / scale
         reference = np.round(units + zero) if domain else np.round(units) + zero
         assert np.any(np.round(units + zero) != np.round(units) + zero)

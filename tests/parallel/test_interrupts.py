@@ -12,6 +12,10 @@ import pytest
 
 from mlvm.core.vm import VM
 from mlvm.parallel.group import AnyGroup, Group
+from mlvm.parallel.outcome import Outcome
+from mlvm.parallel.processes import ProcessGroup
+from mlvm.parallel.ray import RayGroup
+from mlvm.parallel.tcp import TcpGroup
 from tests.brief import cases, with_long
 from tests.interrupting import interrupted_at_line
 from tests.parallel.joined import SECRET, free_address
@@ -24,15 +28,7 @@ def twice(rank: int, vm: VM) -> int:
     return 2 * rank
 
 
-def processes() -> AnyGroup:
-    from mlvm.parallel.processes import ProcessGroup
-
-    return ProcessGroup(1)
-
-
 def tcp() -> AnyGroup:
-    from mlvm.parallel.tcp import TcpGroup
-
     return TcpGroup(0, 1, free_address(), secret=SECRET)
 
 
@@ -44,14 +40,10 @@ class Actor:
         self.rank = rank
 
     def answer(self, task: Any) -> tuple[Any, bool]:
-        from mlvm.parallel.outcome import Outcome
-
         return Outcome(task(self.rank, VM())), False
 
 
 def ray() -> AnyGroup:
-    from mlvm.parallel.ray import RayGroup
-
     group = RayGroup.__new__(RayGroup)
     AnyGroup.__init__(group, ["rank 0"])
     group._ray = SimpleNamespace(
@@ -66,8 +58,8 @@ def ray() -> AnyGroup:
 
 @pytest.mark.skipif(os.name != "posix", reason="starts processes as POSIX has them")
 @cases("make, file, least",
-    (processes, "/parallel/processes.py", 5), (tcp, "/parallel/messages.py", 5),
-    (ray, "/parallel/ray.py", 5), (processes, "/parallel/group.py", 5),
+    (partial(ProcessGroup, 1), "/parallel/processes.py", 5), (tcp, "/parallel/messages.py", 5),
+    (ray, "/parallel/ray.py", 5), (partial(ProcessGroup, 1), "/parallel/group.py", 5),
     (partial(Group, 1), "/mlvm/parallel/", 21), (partial(Group, 2), "/mlvm/parallel/", 21),
 )  # fmt: skip
 def test_a_group_is_never_busy_for_ever(make: Any, file: str, least: int) -> None:
