@@ -188,16 +188,6 @@ def test_what_was_returned_beside_a_view_of_it_is_updated() -> None:
         assert (view.tolist(), y.tolist()) == ([[4], [4], [4]], [3, 3, 3])
 
 
-def test_state_returned_with_a_view_of_it() -> None:
-    w = ml.ones((3,))
-    step = ml.capture(lambda x: [ml.reshape(w, (3, 1)), w, ml.stop_gradient(w), x])
-    for _ in range(2):
-        view, same, twin, x = step(ml.ones((3,)))
-        assert same is w
-        assert [each.root is w for each in (view, twin)] == [True, True]
-        assert [each.base is None for each in (view, twin, x)] == [False, False, True]
-
-
 # --- what a function reaches by itself is updated between two calls -----------------------
 
 
