@@ -233,7 +233,6 @@ class RemoteVM(Closing, WireVM):
 
     def _post(self, name: str, *args: Any) -> None:
         first, *rest = _parts_of(Kind.post, name, args)
-        self.require_open()
         if not rest:
             self._add_post(bytes(first))
             return
@@ -250,6 +249,7 @@ class RemoteVM(Closing, WireVM):
             self._outbox.add(bytes(message), None)
 
     def _add_post(self, message: bytes) -> None:
+        self.require_open()
         place, explain = user_place(), explaining.get()
         if self._outbox.add(message, place if explain is None else _Posted(place, explain)):
             self.flush()

@@ -332,15 +332,22 @@ def test_an_error_in_the_block_stays_the_one_that_is_raised(vm: RemoteVM) -> Non
     assert re.match("and as there was closed: take.*index 9", caught.__notes__[0])
 
 
+def test_a_known_launch_fails_at_once_after_the_end(vm: RemoteVM) -> None:
+    x = put(vm, 1, 2)
+    for _ in range(2):
+        vm.launch(ADD_INTO, (x, x, x))
+    vm.close(wait=False)
+    refuses(ConnectionLost, "it was closed", vm.launch, ADD_INTO, (x, x, x))
+
+
 @native
-def test_eager_calls_by_the_short_way_fail_soon_after_the_end(vm: RemoteVM) -> None:
+def test_eager_calls_by_the_short_way_fail_at_once_after_the_end(vm: RemoteVM) -> None:
     with ml.Arena(vm, "a").allocating():
         x = ml.ones(3)
         for _ in range(3):
             x + x
         vm.close(wait=False)
-        # Known launches are gathered, and refused when they are to be sent.
-        refuses(ConnectionLost, "it was closed", lambda: [x + x for _ in range(100)])
+        refuses(ConnectionLost, "it was closed", lambda: x + x)
 
 
 FORKED = """
