@@ -215,13 +215,13 @@ class _Recorder:
 
     def lines(self) -> Lines:
         data = self.coverage.get_data()
-        found: Lines = {}
+        lines: Lines = {}
         for file in data.measured_files():
-            rows = found[str(Path(file).relative_to(ROOT))] = {}
+            rows = lines[str(Path(file).relative_to(ROOT))] = {}
             for line, tests in data.contexts_by_lineno(file).items():
-                known = self.seconds.keys() & tests
-                rows[line] = sorted(known, key=self.seconds.__getitem__)
-        return found
+                timed = self.seconds.keys() & tests
+                rows[line] = sorted(timed, key=self.seconds.__getitem__)
+        return lines
 
 
 def record(room: str) -> Lines:
@@ -345,9 +345,9 @@ def main() -> int:
                 text = _in(checkout, "--record", room).rpartition("\n{")[2]
             finally:
                 checkouts.put(checkout)
-            found = json.loads("{" + text)
+            files = json.loads("{" + text)
             return {
-                file: {int(n): tests for n, tests in rows.items()} for file, rows in found.items()
+                file: {int(n): tests for n, tests in rows.items()} for file, rows in files.items()
             }
 
         def met(mutant: Mutant) -> bool:
@@ -358,10 +358,13 @@ def main() -> int:
             finally:
                 checkouts.put(checkout)
 
-        lines = dict(zip(rooms, workers.map(recorded, rooms), strict=True))
-        for i, found in enumerate(workers.map(met, drawn)):
-            hits[drawn[i].room] += found
-            print(f"{'found' if found else 'SURVIVES'} {i}: {drawn[i]}", flush=True)
+        lines = {}
+        for room, of_room in zip(rooms, workers.map(recorded, rooms), strict=True):
+            lines[room] = of_room
+            print(f"{room}: {sum(map(len, of_room.values()))} lines run in its tests", flush=True)
+        for i, is_hit in enumerate(workers.map(met, drawn)):
+            hits[drawn[i].room] += is_hit
+            print(f"{'found' if is_hit else 'SURVIVES'} {i}: {drawn[i]}", flush=True)
     for room, number in tried.items():
         print(f"{room}: {hits[room]} of {number} found")
     print(f"in all: {hits.total()} of {tried.total()} found, {hits.total() / tried.total():.0%}")
@@ -369,7 +372,7 @@ def main() -> int:
 
 
 def _copied(to: Path, compiles: bool) -> Path:
-    """Copy the checkout, with an extension of its own where mutants are to be compiled."""
+    """Copy the checkout, and compile its extension where there are mutants of C."""
     left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".mypy_cache")
     shutil.copytree(ROOT, to, ignore=left_out)
     if compiles:

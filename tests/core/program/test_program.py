@@ -97,7 +97,7 @@ test_rows = claims("program", globals())
 
 
 def same_constants(x: Array, y: Array) -> bool:
-    """Whether programs with these constants are equal; those with others are not."""
+    """Return whether programs with these constants are equal; those with others are not."""
     first, second = with_constants({"c": x}), with_constants({"c": y})
     assert first != with_constants({"d": x})
     assert first != with_constants({"c": x, "d": x})

@@ -1,4 +1,4 @@
-"""What holds for every layer: gradients, captures, empty batches, arrays, and halves."""
+"""Every layer: gradients, captures, empty batches, arrays, and halves."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ CALLS: list[Callable[[ml.Tensor, ml.Tensor], ml.Tensor]] = [
 
 
 def test_a_tensor_of_a_server_names_nothing_in_this_process(tmp_path: Path) -> None:
-    """Nor in another server. Handles of both begin anew, and would be the same numbers."""
+    """Nor in another server. Both count handles from the same number."""
     a, b = (("--listen", f"unix:{tmp_path}/{n}", "--processes", n) for n in "02")
     with serving(*a) as (_, first), serving(*b) as (_, second), ExitStack() as clients:
         addresses = 2 * [first["address"], second["address"]]
