@@ -101,7 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--long"):
         os.environ["MLVM_TESTS_LONG"] = "1"  # `tests.brief.with_long`
-    if config.getoption("--op") and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+    chooses = any(config.getoption(f"--{key}") is not None for key in CHOICES)
+    if chooses and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
         config.args[:] = WALKS
         config.args_source = pytest.Config.ArgsSource.ARGS
     if config.getoption("--native"):
@@ -159,6 +160,9 @@ WALKS = (
 )
 """The files with tests that are `crossed` with the cases of ops."""
 
+CHOICES = ("op", "case", "machine")
+"""The options that choose among these tests."""
+
 ODD = ("1", "3", "5", "7", "9")
 
 SLOW = (
@@ -189,12 +193,13 @@ def _unknown(chosen: dict[str, Any], crossings: list[dict[str, Any]]) -> str:
         crossings = [each for each in crossings if each.get(key) == value]
         if not crossings:
             break
-    return f"--{key} {value}: expected {', '.join(get_close_matches(str(value), known) or known)}"
+    expected = (key != "case" and get_close_matches(str(value), known)) or known
+    return f"--{key} {value}: expected {', '.join(expected) or 'a file with walks over cases'}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not str(item.path).endswith(SLOW), item.path))
-    chosen = {key: config.getoption(f"--{key}") for key in ("op", "case", "machine")}
+    chosen = {key: config.getoption(f"--{key}") for key in CHOICES}
     chosen = {key: value for key, value in chosen.items() if value is not None}
     crossings = [_crossing(item) for item in items] if chosen else []
     items[:] = [item for item in items if chosen.items() <= _crossing(item).items()]
@@ -257,6 +262,7 @@ def pytest_runtest_makereport(
     crossing = _crossing(item)
     if report.failed and crossing:
         options = " ".join(f"--{key} {value}" for key, value in crossing.items())
+        options += " --long" * item.config.getoption("--long")
         report.sections.append(("this alone", f"python -m pytest {options} {item.path}"))
     return report
 

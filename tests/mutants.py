@@ -4,10 +4,10 @@ Each mutant is the package with one place changed: a comparison, a sum or produc
 an integer; in C a comparison, a sum or an integer. The room's tests run once under coverage.py, and
 then, on a copy of the checkout, those that run the changed line, the shortest first, until one
 fails. All of the room's run for C, and for what runs at the import. A line that no test runs in its
-own process is not found. Prints a line a mutant, with its number, and the share of each room.
+own process is `NOT RUN`. Prints a line a mutant, with its number, and the share of each room.
 
     python -m tests.mutants --room gradients --sample 100
-    python -m tests.mutants --show 17 --seed 0      # print mutant 17 and run nothing
+    python -m tests.mutants --show 17 --seed 0      # print mutant 17 of a run with these options
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _Recorder:
 
 
 def record(room: str) -> Lines:
-    """Run the room's tests in this process, which has not imported mlvm."""
+    """Run the room's tests in this process, which has not imported mlvm. Exits if one fails."""
     recorder = _Recorder(room)
     recorder.coverage.start()
     pytest.main([*_OPTIONS, *ROOMS[room][1].split()], plugins=[recorder])
@@ -282,6 +282,12 @@ def _in(checkout: Path, *arguments: str, text: str = "", seconds: float | None =
     ).stdout
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return int(text)
+
+
 def build(checkout: Path) -> None:
     """Compile the files of C that have changed; raises CalledProcessError."""
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
@@ -314,11 +320,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--room", action="append", choices=ROOMS, help="only this one (repeatable)")
-    parser.add_argument("--sample", type=int, default=400, metavar="N", help="mutants in all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--sample", type=_positive, default=400, metavar="N", help="mutants in all (400)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants (0)")
     parser.add_argument("--show", type=int, metavar="I", help="print the Ith mutant alone")
-    parser.add_argument("--seconds", type=float, default=600, help="for the tests of one mutant")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="for the tests of one mutant (600)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="mutants at once (one for each core)",
+    )
     parser.add_argument("--record", help=argparse.SUPPRESS, metavar="ROOM")
     parser.add_argument("--meet", help=argparse.SUPPRESS, action="store_true")
     args = parser.parse_args()
@@ -327,9 +343,11 @@ def main() -> int:
         return 0
     if args.meet:
         return meet(json.load(sys.stdin))
-    rooms = args.room or [*ROOMS]
+    rooms = [*dict.fromkeys(args.room or ROOMS)]
     drawn = chosen(rooms, args.sample, args.seed)
     if args.show is not None:
+        if not 0 <= args.show < len(drawn):
+            parser.error(f"--show: expected a number below {len(drawn)}, got {args.show}")
         print(drawn[args.show])
         return 0
     hits: Counter[str] = Counter()
@@ -343,6 +361,8 @@ def main() -> int:
             checkout = checkouts.get()
             try:
                 text = _in(checkout, "--record", room).rpartition("\n{")[2]
+            except subprocess.CalledProcessError as error:
+                raise SystemExit(f"{room}: {error}\n{error.stderr}") from None
             finally:
                 checkouts.put(checkout)
             files = json.loads("{" + text)
@@ -364,7 +384,9 @@ def main() -> int:
             print(f"{room}: {sum(map(len, of_room.values()))} lines run in its tests", flush=True)
         for i, is_hit in enumerate(workers.map(met, drawn)):
             hits[drawn[i].room] += is_hit
-            print(f"{'found' if is_hit else 'SURVIVES'} {i}: {drawn[i]}", flush=True)
+            is_run = bool(tests_of(drawn[i], lines[drawn[i].room]))
+            verdict = "found" if is_hit else "SURVIVES" if is_run else "NOT RUN"
+            print(f"{verdict} {i}: {drawn[i]}", flush=True)
     for room, number in tried.items():
         print(f"{room}: {hits[room]} of {number} found")
     print(f"in all: {hits.total()} of {tried.total()} found, {hits.total() / tried.total():.0%}")

@@ -89,6 +89,10 @@ def _operand(letter: str, lengths: str) -> Array:
     return np.asarray(rng.uniform(low, high, shape) if high else x)
 
 
+WORDS: Final = {"", "flat", "twice", "wide", "f32", "f64", "dynamic", "composed", "slopes"}
+"""Words of the rows of `functions.txt`, which explains them."""
+
+
 class Row:
     """A line of `functions.txt`: a call, its value in numpy, and words."""
 
@@ -96,6 +100,8 @@ class Row:
         text, _, words = line.partition("  # ")
         self.call, _, self.value = text.partition("  =>  ")
         self.words, self.first = {*words.split(", ")}, line.is_first
+        if unknown := self.words - WORDS:
+            raise ValueError(f"{line.place}: expected words of {sorted(WORDS)}, got {unknown}")
 
     @cached_property
     def operands(self) -> dict[str, Array]:
@@ -138,8 +144,10 @@ class WrongCall(NamedTuple):
 
     @staticmethod
     def of(line: str) -> WrongCall | None:
-        """Parse a line; None for one without an error."""
+        """Parse a line; None for one without an error. Raises `ValueError` for a mere comment."""
         call, is_wrong, rest = line.partition("  # ")
+        if not is_wrong and " # " in line:
+            raise ValueError(f"expected two spaces before '# Error: text', got {line}")
         error_name, _, text = rest.partition(":")
         return WrongCall(call, error_name, text[1:]) if is_wrong else None
 
