@@ -328,3 +328,13 @@ def test_a_copied_context_allocates_where_it_was_copied() -> None:
         start(contextvars.copy_context().run, work).result(PATIENCE)
         assert tensor.handle != STALE
     assert scopes == [arena, other, arena]
+
+
+def test_a_generator_that_ends_inside_another_block_leaves_that_block_its_scope() -> None:
+    arena, other = Arena(VM(), "shared"), Arena(VM(), "other")
+    generator = within(arena)
+    next(generator)
+    with other:
+        assert next(generator, None) is None
+        assert scope.get() is other
+    assert scope.get() is None

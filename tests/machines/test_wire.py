@@ -144,6 +144,7 @@ def passed(array: Any) -> None:
     copy = wire_vm.read(handle)
     assert copy.tobytes() == array.tobytes()
     copy[...] = 0
+    assert vm.read(handle).tobytes() == array.tobytes()
     [output] = wire_vm.launch(LOAD, [handle])
     assert TensorType.of(output) is TensorType.of(array)
     assert output.tobytes() == array.tobytes()

@@ -22,6 +22,7 @@ from mlvm.core.errors import CaptureError
 from mlvm.eager import nn, optim
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from tests.brief import Fn, refuses
+from tests.threads import in_threads
 
 pytestmark = [
     pytest.mark.usefixtures("weights"),
@@ -424,3 +425,21 @@ def test_plain_changes_nothing_where_nothing_stands_for_a_number() -> None:
 def test_the_same_number_is_the_same_class_and_bits(x: Any) -> None:
     for y in [0, 1, True, False, 1.0, 0.0, -0.0, math.nan, 2**70, 1j, None]:
         assert is_same(x, y) == (type(x) is type(y) and repr(x) == repr(y))
+
+
+def test_threads_each_get_their_numbers() -> None:
+    captured = ml.capture(lambda x, a: (x * a, a))
+    vm = ml.VM("shared")
+
+    def work(number: int) -> None:
+        arena = ml.Arena(vm, f"thread {number}")
+        with arena.allocating():
+            x = ml.ones(3)
+            for i in range(30):
+                a = number + i / 64
+                y, same = captured(x, a)
+                assert y.tolist() == [a] * 3
+                assert same == a
+
+    in_threads(work, range(4))
+    assert captured.signatures <= 8

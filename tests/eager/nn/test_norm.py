@@ -20,6 +20,12 @@ def test_rms_norm() -> None:
     np.testing.assert_allclose(layer(ml.asarray(x)).numpy(), expected, rtol=1e-12)
 
 
+def test_layer_norm_is_over_the_last_axis_alone() -> None:
+    layer, x = nn.LayerNorm(5, eps=1e-3, dtype="f64"), normal(2, 3, 5)
+    rows = [layer(ml.asarray(row)).numpy() for row in x.reshape(6, 1, 5)]
+    np.testing.assert_array_equal(layer(ml.asarray(x)).numpy(), np.reshape(rows, x.shape))
+
+
 @cases(
     "make, groups, shape",
     (partial(nn.LayerNorm, 6), 1, (4, 6)),
