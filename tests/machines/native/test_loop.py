@@ -319,6 +319,7 @@ def test_results_beyond_the_limit_of_a_launch_are_an_error_that_says_so() -> Non
     refuses(OutOfMemory, "more values lie on the stack than a launch may hold", vm.launch, program)
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer needs memory itself")
 def test_whatever_allocation_fails_is_an_error_of_memory() -> None:
     """Each allocation of Python's fails in its turn. References are given back."""
     testing = pytest.importorskip("_testcapi")
