@@ -101,8 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--long"):
         os.environ["MLVM_TESTS_LONG"] = "1"  # `tests.brief.with_long`
-    chooses = any(config.getoption(f"--{key}") is not None for key in CHOICES)
-    if chooses and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+    if _choices(config) and config.args_source == pytest.Config.ArgsSource.TESTPATHS:
         config.args[:] = WALKS
         config.args_source = pytest.Config.ArgsSource.ARGS
     if config.getoption("--native"):
@@ -111,6 +110,12 @@ def pytest_configure(config: pytest.Config) -> None:
         put_elsewhere(connect_to)
     elif config.getoption("--device"):
         put_elsewhere(on_device(config.getoption("--device")))
+
+
+def _choices(config: pytest.Config) -> dict[str, Any]:
+    """The options given that choose among the tests of walks."""
+    values = {key: config.getoption(f"--{key}") for key in ("op", "case", "machine")}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _is_elsewhere(config: pytest.Config) -> bool:
@@ -160,9 +165,6 @@ WALKS = (
 )
 """The files with tests that are `crossed` with the cases of ops."""
 
-CHOICES = ("op", "case", "machine")
-"""The options that choose among these tests."""
-
 ODD = ("1", "3", "5", "7", "9")
 
 SLOW = (
@@ -199,8 +201,7 @@ def _unknown(chosen: dict[str, Any], crossings: list[dict[str, Any]]) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not str(item.path).endswith(SLOW), item.path))
-    chosen = {key: config.getoption(f"--{key}") for key in CHOICES}
-    chosen = {key: value for key, value in chosen.items() if value is not None}
+    chosen = _choices(config)
     crossings = [_crossing(item) for item in items] if chosen else []
     items[:] = [item for item in items if chosen.items() <= _crossing(item).items()]
     if chosen and not items:

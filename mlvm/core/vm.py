@@ -32,7 +32,7 @@ from mlvm.core.machine.link import Code, bind, link, nargs_of, recheck_calls
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
-from mlvm.core.program.program import Program, Variant, is_int
+from mlvm.core.program.program import Program, Variant, is_whole
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
@@ -299,7 +299,7 @@ class VM(Identity):
         if not callable(fn):
             raise MachineError(f"{name}: expected a function, got {fn!r}")
         for number in (nparams, nresults):
-            if number is not None and not (is_int(number) and number >= 0):
+            if number is not None and not is_whole(number):
                 raise MachineError(f"{name}: expected a number of values or None, got {number!r}")
         self.register_callees({name: PythonFunction(name, fn, nparams, nresults)})
 

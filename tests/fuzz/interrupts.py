@@ -34,7 +34,6 @@ from mlvm.core.errors import (
     UnknownFunction,
 )
 from mlvm.core.program.program import Program
-from mlvm.core.types import TensorType, f32
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
@@ -59,7 +58,6 @@ SECONDS: Final = 60
 """For one program; more counts as a hang."""
 
 _SECRET: Final = "between interrupts"
-_VECTOR: Final = TensorType(f32, (3,))
 _ADD: Final = Program.of_op("add", 2, {}, 1)
 _ADD_INTO: Final = Program.of_op("add.out", 3, {}, 0)
 _REMOTE_CALLS: Final = ("alloc", "read", "launch", "outputs", "dealloc", "size")

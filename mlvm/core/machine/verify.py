@@ -18,7 +18,7 @@ from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.slots import Finder, Slots, Stack, merged
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.assembly import format_instruction
-from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
+from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int, is_whole
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
@@ -579,24 +579,20 @@ def _may_be_tensor(x: Abstract) -> bool:
 
 def _check_signature(function: Function) -> None:
     name, nparams, nresults, _ = function
-    if not _is_whole(nparams):
+    if not is_whole(nparams):
         raise ProgramError(f"{name}: nparams must be >= 0, not {brief(nparams)}")
     if not _is_count(nresults):
         raise ProgramError(f"{name}: nresults must be >= 0 or *, not {brief(nresults)}")
 
 
 def _is_count(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, str) and value == STAR)
-
-
-def _is_whole(value: object) -> bool:
-    return is_int(value) and value >= 0  # type: ignore[operator]
+    return is_whole(value) or (isinstance(value, str) and value == STAR)
 
 
 _WANTED: Final[Mapping[tuple[Opcode | None, str], tuple[str, Callable[[Any], bool]]]] = {
     (Opcode.push_int, "n"): ("an integer of 64 bits", is_int),
-    (Opcode.load_arg, "i"): ("an argument's number >= 0", _is_whole),
-    (None, "n"): ("a count >= 0", _is_whole),
+    (Opcode.load_arg, "i"): ("an argument's number >= 0", is_whole),
+    (None, "n"): ("a count >= 0", is_whole),
     (None, "i"): ("a slot's number", is_int),
     (None, "s"): ("a string", lambda s: isinstance(s, str)),
     (None, "nparams"): ("a count >= 0 or *", _is_count),

@@ -143,7 +143,8 @@ def _window_elements(
 
 def _patches(x: TensorType, window: Pair, pad_value: float = 0, **how: Any) -> TensorType:
     require("float", x)
-    return x.with_shape((x.shape[0], *_grid(x.shape, window, **how), *window, x.shape[3]))
+    grid = _grid(x.shape, window, **how)
+    return x.with_shape((x.shape[0], *grid, *window, x.shape[-1]))
 
 
 @op(infer=_patches, public=False)
@@ -357,7 +358,8 @@ def conv2d_kernel_vjp(
 
 def _pool(x: TensorType, window: Pair, **how: Any) -> TensorType:
     require("float", x)
-    return x.with_shape((*x.shape[:1], *_grid(x.shape, window, **how), x.shape[-1]))
+    grid = _grid(x.shape, window, **how)
+    return x.with_shape((x.shape[0], *grid, x.shape[-1]))
 
 
 @op(infer=_pool)

@@ -243,6 +243,11 @@ def is_int(value: object) -> bool:
     return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
 
 
+def is_whole(value: object) -> bool:
+    """Return whether it is an Int >= 0, as a number of values is."""
+    return is_int(value) and value >= 0  # type: ignore[operator]
+
+
 def _check_name(kind: str, name: str) -> None:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ProgramError(
