@@ -62,7 +62,7 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_869,
+    "mlvm/core": 6_871,
     "mlvm/machines": 1_861,
     "mlvm/machines/native": 2_809,
     "mlvm/machines/gpu": 3_023,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_027,
-    "tests": 55_996,
+    "tests": 55_995,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
