@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
@@ -134,6 +134,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, which is empty."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def folder_of_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working folder of all tests of a file, which is empty at first."""
+    with chdir(tmp_path_factory.mktemp("folder")):
+        yield Path()
 
 
 @pytest.fixture(autouse=True, scope="session")

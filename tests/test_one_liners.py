@@ -11,7 +11,7 @@ from tests.one_liners.__main__ import Row, judge, require_words, rows
 ROWS = rows()
 
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = pytest.mark.usefixtures("folder_of_file")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.lines[0] for row in ROWS])

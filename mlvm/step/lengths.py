@@ -221,13 +221,14 @@ class Freeze(Substitution):
     """
 
     def __init__(self) -> None:
-        super().__init__(self._frozen)
-        self.places: set[int] = set()
+        found = self.places = set[int]()
 
-    def _frozen(self, part: Any) -> Any:
-        part = frozen(part)
-        self.places |= places(part)
-        return part
+        def change(part: Any) -> Any:  # no method: the cycle would keep a trace's numbers alive
+            part = frozen(part)
+            found.update(places(part))
+            return part
+
+        super().__init__(change)
 
     def use(self, use: Use) -> Use:
         copied = super().use(use)

@@ -89,7 +89,7 @@ def test_a_call_sees_its_own_tensors_and_changes_no_other(race: str, how: str) -
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
         vm = ml.VM(native=False)
         shared, mine = ml.Arena(vm, "shared"), ml.Arena(vm, "mine")
-        KEEPS.append(mine)
+        KEEPS[:] = [mine]
         mark = shared.mark()
         with shared.allocating():
             x = ml.asarray(SEVENS)
@@ -134,7 +134,7 @@ def test_a_call_beside_a_close_is_right_or_says_so(race: str) -> None:
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
         vm = ml.VM(native=False)
         shared = ml.Arena(vm, "shared")
-        KEEPS.append(shared)
+        KEEPS[:] = [shared]
         with shared.allocating():
             x = ml.asarray(SEVENS)
             call(ml.asarray(SEVENS))

@@ -37,6 +37,7 @@ TABLE: Final = Path(__file__).with_name("table.txt")
 _TYPE: Final = re.compile(r"(bool|[iufc]\d+)\[[\d,]*\]")
 _WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 _TEXTS: Final = re.compile(r"\"[^\"]*\"")
+_FILE: Final = re.compile(r"\bpath\b|\.(npy|pt|safetensors)\b")
 _GIVEN: Final = {"None", "True", "for", "in", "is", "lambda", "not", "np", "pass"}
 
 
@@ -85,19 +86,20 @@ _PLAIN: Final = {"np": np, "math": math, "data": ARRAYS["x"]}
 _NARROW: Final = {"float64": ml.float32, "complex128": ml.complex64}
 
 
-def ours() -> dict[str, Any]:
-    """Return the names of a line: tensors, a model and its optimizer, and files in the current
-    folder."""
+def ours(line: str) -> dict[str, Any]:
+    """Return the names of a line: tensors, a model and its optimizer. Write the files in the
+    current folder if it reads one."""
     names: dict[str, Any] = {
         name: ml.asarray(array, dtype=_NARROW.get(array.dtype.name))
         for name, array in ARRAYS.items()
     }
     model = ml.nn.Linear(3, 2)
     model.load_state({name: names[name].numpy() for name in ("kernel", "bias")})
-    ml.save("saved.safetensors", model)
-    np.save("x.npy", ARRAYS["x"])
-    with zipfile.ZipFile("model.pt", "w") as archive:
-        archive.writestr("model/data.pkl", b"")
+    if _FILE.search(line):
+        ml.save("saved.safetensors", model)
+        np.save("x.npy", ARRAYS["x"])
+        with zipfile.ZipFile("model.pt", "w") as archive:
+            archive.writestr("model/data.pkl", b"")
     return {
         **names,
         **_PLAIN,
@@ -176,12 +178,12 @@ def judge(row: Row) -> str:
     another, where a line is not refused by us, and where a refusal lacks words of the remedy."""
     for line, remedy in pairwise(row.lines):
         try:
-            run(line, ours())
+            run(line, ours(line))
         except (ml.errors.MlvmError, AttributeError, ImportError, TypeError) as error:
             require_words(str(error), line, remedy)
         else:
             raise AssertionError(f"{line} is not refused")
-    compare(run(row.lines[-1], ours()), row.value)
+    compare(run(row.lines[-1], ours(row.lines[-1])), row.value)
     return "works" if len(row.lines) == 1 else "refused"
 
 

@@ -22,6 +22,7 @@ from mlvm.eager.capture import opened
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.opened import MOST_PROGRAMS
 from mlvm.eager.capture.patched import PatchedProgram
+from mlvm.eager.tensor import number
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -125,6 +126,11 @@ def test_a_length_kept_elsewhere_is_never_stale() -> None:
     results = [float(step(matrix(n) * 0 + 1)[0, 0]) for n in (4, 6, 4)]
     assert results == [4.0, 6.0, 4.0]
     assert [int(n) for n in lengths][:2] == [4, 6]
+
+
+def test_a_trace_leaves_no_cycle_for_the_collector(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(number, "collect", lambda: pytest.fail("all objects are looked at"))
+    assert traces(lambda x: x * (x.shape[0] * 2.0), 3, 4, 5) == 1
 
 
 def test_views_are_opened() -> None:

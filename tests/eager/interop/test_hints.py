@@ -7,7 +7,6 @@ import pydoc
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -44,8 +43,8 @@ OWN_LAYERS: dict[str, Callable[[], Any]] = {
 """The layers whose fields have hints of their own."""
 
 
-def operands(owner: str) -> dict[str, Any]:
-    """Return the values of the names in the code of hints."""
+def operands(owner: str, code: str) -> dict[str, Any]:
+    """Return the values of the names in the code of hints. Write the file if the code has one."""
     x = ml.asarray([[1.0, -2.0, 3.0], [4.0, 0.5, -6.0], [2.0, 1.0, 0.25]])
     vector = ml.asarray([3.0, 1.0, 2.0])
     model = OWN_LAYERS.get(owner.rpartition(".")[2], lambda: ml.nn.Linear(3, 3))()
@@ -60,7 +59,8 @@ def operands(owner: str) -> dict[str, Any]:
         "LossScale": scale,
     }
     state: Any = states.get(owner.rpartition(".")[2], model)
-    ml.save("file", optimizer if state is optimizer else model)
+    if "(file" in code:
+        ml.save("file", optimizer if state is optimizer else model)
     layer, scale = trained, scale if "LossScale" in owner else 2.0
     z, c2, padding, update, weights = x * x + 1.0, x < -1, x < 0, x[:1], ml.ones((3, 3))
     u, p, i, j = (ml.asarray(each) for each in ([0.5], [0.25, 0.5], [1, 0, 2], [2, 1]))
@@ -164,11 +164,12 @@ _LOCAL = pytest.mark.local(reason="only a VM of this process has a device, or a 
         for owner, code in WALK
     ],
 )
-def test_the_code_of_a_hint_runs(owner: str, code: str, folder: Path) -> None:
+@pytest.mark.usefixtures("folder_of_file")
+def test_the_code_of_a_hint_runs(owner: str, code: str) -> None:
     if "cuda:" in code and (why := why_not("opencl")):  # which takes its place
         pytest.skip(why)
     np.zeros(4).tofile("path")
-    names = {**operands(owner), **OTHER_OPERANDS.get(code, {}), "breakpoint": list}
+    names = {**operands(owner, code), **OTHER_OPERANDS.get(code, {}), "breakpoint": list}
     written = WRITTEN_OUT.get(code, code).replace("axis=...", "axis=0")
     written = written.replace("cuda:", "opencl:")
     written = written.replace("low=..., high=...", "low=0, high=5")
