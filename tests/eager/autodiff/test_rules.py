@@ -100,18 +100,22 @@ def _function(name: str, case: Case, numbers: list[int]) -> Function:
     return function
 
 
-def test_every_rule_is_tried_in_f64() -> None:
-    tried = {
+def _tried(dtype: str) -> set[tuple[str, str]]:
+    """The ops and operands whose rules have a case of that dtype, computed in f64."""
+    return {
         (name, OPS[name].inputs[min(i, len(OPS[name].inputs) - 1)])
         for name, cases in _CASES.items()
         for case in cases
         if _is_f64(name, case)
-        for i in _differentiable(name, case, "f8")
+        for i in _differentiable(name, case, dtype)
     }
+
+
+def test_every_rule_is_tried_in_f64() -> None:
     rules = {(name, operand) for name, entry in VJPS.items() for operand in entry}
     of_f32 = [("dequantize_linear", "scale"), ("quantized_matmul", "x")]
     # tests/eager/nn/test_quantized.py has them
-    assert sorted(rules - tried) == of_f32
+    assert sorted(rules - _tried("f8")) == of_f32
 
 
 UP_TO_PHASES = {"eig", "eigh", "svd"}
@@ -120,13 +124,7 @@ gradients in functions that leave the phases out."""
 
 
 def test_every_rule_of_an_op_that_takes_complex_operands_is_tried_with_them() -> None:
-    tried = {
-        (name, OPS[name].inputs[min(i, len(OPS[name].inputs) - 1)])
-        for name, cases in _CASES.items()
-        for case in cases
-        if _is_f64(name, case)
-        for i in _differentiable(name, case, "c16")
-    }
+    tried = _tried("c16")
     takes = {name for name, entry in VJPS.items() if entry and _takes_complex(name)}
     takes -= UP_TO_PHASES
     rules = {(name, operand) for name in takes for operand in VJPS[name]}
