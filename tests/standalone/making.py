@@ -68,7 +68,7 @@ class Kernels:
         plan = [*standalone.PLAN, *["formulas"] * (source is not None)]
         own += [f"mlvm/native/src/plan/{name}.c" for name in plan]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
-        arguments: list[str | Path] = [COMPILER, *FLAGS, "-O1", *own, *out]
+        arguments: list[str | Path] = [COMPILER, *FLAGS, self.optimize, *own, *out]
         command(arguments, folder)
         return folder / "step"
 
