@@ -233,5 +233,6 @@ CASES: dict[str, list[Case]] = {
         Case((_X[0], _MASK), _mask_scatter, {"shape": (2, 3, 4)}),
         Case((_X.ravel(), np.ones((4, 6), bool)), _mask_scatter, {"shape": (4, 6)}),
         Case((np.zeros((0, 3), "i"), np.zeros(2, bool)), _mask_scatter, {"shape": (2, 3)}),
+        Case((np.eye(2, 5, 1, "i1"), np.array([1, 0, 1], "?")), _mask_scatter, {"shape": (3, 5)}),
     ],
 }

@@ -177,6 +177,7 @@ CASES: dict[str, list[Case]] = {
             ((192,), 4, 192, (1, 2)),
             ((20, 40), 35, 40, (1,)),
             ((17, 192), 19, 192, (3, 2)),
+            ((13, 4480), 5, 4480, (1,)),
         )
     ],
     "integer_matmul": [
@@ -189,7 +190,7 @@ CASES: dict[str, list[Case]] = {
         )
         for x in (np.int8, np.uint8)
         for y in (np.int8, np.uint8)
-        for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64), ((41,), 35, 70))
+        for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64), ((41,), 70, 150))
     ],
     "integer_conv2d": [
         _image_case(x, kernel, *rest, **how)

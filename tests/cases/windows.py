@@ -132,6 +132,7 @@ _CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
 _IN_F32: list[tuple[Any, Any, dict[str, Any]]] = [
     ((2, 4, 6, 3), (2, 2, 3, 5), {"stride": (2, 2), "padding": _NONE}),
     ((2, 3, 3, 4), (1, 1, 4, 2), {"padding": _NONE}),
+    ((2, 3, 3, 6), (1, 1, 3, 4), {"padding": _NONE, "groups": 2}),
     ((1, 5, 9, 21), (3, 3, 1, 21), {"padding": ((1, 1), (1, 1)), "groups": 21}),
     ((1, 5, 5, 8), (3, 3, 4, 6), {"padding": ((1, 1), (1, 1)), "groups": 2}),
     ((1, 3, 9, 16), (2, 3, 4, 16), {"padding": ((1, 0), (1, 1)), "groups": 4}),

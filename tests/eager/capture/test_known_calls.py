@@ -82,6 +82,7 @@ def test_numbers_and_fields_are_seen_each_time() -> None:
     captured = warmed(lambda x, by: x * by, x, rate)
     assert not is_hit(captured, x, 0.25)
     assert captured(x, 0.25).tolist() == [0.25, 0.25]
+    assert not is_hit(warmed(lambda **d: ml.sum(*d.values()), a=x), b=x)
     model = nn.Linear(2, 2, key=ml.random.key(1))
     optimizer = optim.SGD(model, 0.5)
     captured = warmed(lambda x: optimizer.update(ml.grad(lambda m: ml.sum(m(x)))(model)), x)

@@ -112,6 +112,7 @@ def in_place(x: ml.Tensor) -> Any:
     (swapped, [noise(4, 3) for _ in range(3)]),
     (many_ops, [{"a": noise(2, 3), "deep": (noise(2, 3),), "i": i % 2} for i in range(5)]),
     (in_place, [noise(3) for _ in range(2)]),
+    (lambda x: [x[0][i] for i in x[1]], [(noise(300), (np.array(200, "u1"), np.array(-1, "i1")))]),
     (lambda x: (x, x.shape[0], ml.zeros((0, 2)), ml.zeros((0,)) @ ml.zeros((0, 3))), [noise(2)]),
 )
 def test_a_batch_has_the_bits_of_each_input_alone(fn: Fn, inputs: list[Any]) -> None:
