@@ -70,7 +70,8 @@ def _index_set(x: Array, values: Array, indices: Array, axis: int, axes: int = 1
 
 
 def _mask_set(x: Array, values: Array, mask: Array) -> Array:
-    result, rows = x.copy(), iter(values)
+    result = x.copy()
+    rows = iter(np.broadcast_to(values, (len(values), *x.shape[mask.ndim :])))
     for position in np.ndindex(mask.shape):
         if mask[position]:
             result[position] = next(rows)
@@ -221,6 +222,7 @@ CASES: dict[str, list[Case]] = {
     "mask_set": [
         Case((_X, _X[1, :, ::-1], _MASK), _mask_set),
         Case((_X, _X[0, :, :1], _MASK), _mask_set),
+        Case((_X[:, :, 1:], _X[0, 0, 1:], _MASK), _mask_set),
         Case((_MATRIX, np.zeros((0, 3), int), np.array([False, False])), _mask_set),
         Case((_F32, _F32[_F32 > 0] * 2, _F32 > 0), _mask_set),
     ],

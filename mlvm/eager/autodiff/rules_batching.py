@@ -330,9 +330,7 @@ def _mask_scatter(call: OneOp, n: int, updates: Batched, mask: Batched) -> Tenso
 
 def _mask_set(call: OneOp, n: int, x: Batched, values: Batched, mask: Batched) -> Tensor:
     count, behind = values.shape[0], x.shape[mask.ndim :]
-    missing = [1] * (len(behind) + 1 - values.ndim)
-    rows = reshape(as_batch(values, n), (n, count, *missing, *values.shape[1:]))
-    source = broadcast_to(rows, (n, count, *behind))
+    source = broadcast_to(align(values, len(behind) + 1), (n, count, *behind))
     if not mask.is_batched:
         result = op.mask_set(_move(as_batch(x, n), 0, 1, mask.ndim), _move(source, 0, 1, 1), mask.x)
         return moveaxis(result, mask.ndim, 0)
