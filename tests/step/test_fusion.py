@@ -183,9 +183,12 @@ def test_a_slope_stands_behind_the_value_of_the_same_operand() -> None:
     step = step_of(4, 6)
     apply(step, "gelu", 0, approximate=True)
     apply(step, "gelu", 0, approximate=False)
+    apply(step, "softmax", 0, axis=1)
     apply(step, "negative", 1)
     apply(step, "gelu_slope", 0, approximate=True)
-    apply(step, "multiply", 3, 4)
+    apply(step, "multiply", 4, 5)
     calls = with_slopes(step.calls)
+    units = [["gelu"], ["softmax"], ["gelu", "negative", "gelu_slope", "multiply"]]
+    assert [names(unit) for unit in fused(calls, policy=NATIVE)] == units
     assert [names(Unit([call])) for call in calls[:2]] == [["gelu"], ["gelu"]]
     assert with_slopes(step.calls[1:]) == step.calls[1:]  # that of another formula

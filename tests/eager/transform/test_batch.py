@@ -130,7 +130,7 @@ FLOATS: list[tuple[Callable[[Any], Any], tuple[int, ...]]] = [
     (lambda x: x @ x, (5,)),
     (lambda x: ml.ones((2, 3, 4)) @ x, (2, 4, 2)),
     (lambda x: ml.scaled_dot_product_attention(x, x, x), (2, 5, 4)),
-    (lambda x: nn.LayerNorm(4)(x), (2, 4)),
+    (lambda x: nn.LayerNorm(4)(x) + ml.layer_norm(x, x[0], V, eps=0.1), (2, 4)),
     (lambda x: ml.var(x, axis=1) + ml.std(x), (2, 6)),
     (lambda x: ml.softmax_cross_entropy(x, ml.asarray([1, 0])), (2, 4)),
     (lambda x: ml.concat([x, V]), (4,)),
