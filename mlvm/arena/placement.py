@@ -100,8 +100,7 @@ class Placement:
     handles, storages: of dropped regions and chunks; the arena returns them to its VM
     """
 
-    def __init__(self, *, grows: bool) -> None:
-        self.grows = grows
+    def __init__(self) -> None:
         self.handles: list[TensorHandle] = []
         self.storages: list[StorageHandle] = []
         self.chunks: list[Chunk] = []
@@ -161,7 +160,8 @@ class Reuse(Placement):
     """
 
     def __init__(self, *, grows: bool) -> None:
-        super().__init__(grows=grows)
+        super().__init__()
+        self.grows = grows
         self._sizes: dict[int, list[Region]] = {}
 
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
@@ -279,7 +279,7 @@ class Chosen(Placement):
     """
 
     def __init__(self) -> None:
-        super().__init__(grows=False)
+        super().__init__()
         self._places: dict[tuple[int, int], list[Region]] = {}
         self._handles: dict[int, dict[TensorType, TensorHandle]] = {}
 

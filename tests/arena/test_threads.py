@@ -125,10 +125,12 @@ def test_merging_leaves_alone_what_a_thread_has_just_taken() -> None:
 
 def test_whoever_comes_between_two_lines_a_tensor_ends_once() -> None:
     arenas: list[Arena] = []
+    freed: list[Arena] = []
 
     def attempt(arena: Arena, tensor: Allocation) -> None:
         with contextlib.suppress(StaleTensor):
             arena.free(tensor)
+            freed.append(arena)
 
     def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
         arenas.append(arena := Arena(VM(), "shared"))
@@ -136,6 +138,7 @@ def test_whoever_comes_between_two_lines_a_tensor_ends_once() -> None:
         return lambda: attempt(arena, tensor), lambda: attempt(arena, tensor)
 
     assert with_each_line_interrupted(Arena._end, make) >= 5
+    assert freed == arenas
     for arena in arenas:
         assert arena.used == 0
         first, second = arena.alloc(TYPES[1]), arena.alloc(TYPES[1])

@@ -194,7 +194,7 @@ def test_a_picture_says_what_is_forgotten(tmp_path: Path) -> None:
     assert labels[0] == "Arena batch \ufffd \ufffd"
     assert "in use at once at most 448" in labels[1]
     assert labels[2] == (
-        f"{recording.forgotten} tensors that ended by moment {recording.first} are forgotten; "
+        f"12 tensors that ended by moment {recording.first} are forgotten; "
         "since then at most 64 bytes in use"
     )
     assert "lower bound: 64 bytes alive at once" in labels
