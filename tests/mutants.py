@@ -23,6 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,24 +36,34 @@ import coverage
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+_C = "mlvm/machines/native/src"
+_NATIVE = "tests/machines/native"
 _WALK = "tests/walks/test_machines.py"
-_VALUES = "tests/eager/test_valued_calls.py"
+_CALLS = "tests/eager/test_valued_calls.py tests/eager/test_refused_calls.py"
 ROOMS: Final = {
     "kernels": ("mlvm/core/ops/*.py", f"{_WALK} tests/core/ops"),
     "types": ("mlvm/core/rules.py mlvm/core/types.py mlvm/core/op.py", f"{_WALK} tests/core"),
-    "gradients": ("mlvm/eager/autodiff/rules*.py", f"{_VALUES} tests/eager/autodiff tests/walks"),
-    "planners": ("mlvm/machines/native/planners/*.py", f"{_WALK} tests/machines/native"),
-    "functions": (
-        "mlvm/eager/functions/*.py",
-        f"{_VALUES} tests/eager/test_refused_calls.py tests/eager/functions",
+    "gradients": (
+        "mlvm/eager/autodiff/rules*.py",
+        f"{_CALLS} tests/eager/autodiff tests/eager/transform tests/walks",
     ),
-    "arena": ("mlvm/arena/*.py", "tests/arena"),
-    "step": ("mlvm/step/*.py", "tests/step tests/eager/capture"),
+    "planners": ("mlvm/machines/native/planners/*.py", f"{_WALK} {_NATIVE}"),
+    "functions": ("mlvm/eager/functions/*.py", f"{_CALLS} tests/eager/functions tests/eager/nn"),
+    "arena": (
+        "mlvm/arena/*.py",
+        "tests/arena tests/show tests/input/test_lent_memory.py "
+        "tests/eager/interop/test_exchange.py tests/eager/autodiff/test_autodiff.py",
+    ),
+    "step": ("mlvm/step/*.py", "tests/step tests/eager/capture tests/eager/transform"),
     "capture": (
         "mlvm/eager/capture/*.py mlvm/eager/capture/guards/*.py",
-        f"{_VALUES} tests/eager/capture",
+        f"{_CALLS} tests/eager/capture tests/eager/transform/test_custom.py",
     ),
-    "c": ("mlvm/machines/native/src/**/*.c", f"tests/machines/native {_WALK}"),
+    "language": (f"{_C}/language/*.c", f"{_NATIVE} tests/eager/test_remote.py tests/eager/capture"),
+    "c": (
+        f"{_C}/*.c {_C}/machine/*.c {_C}/plan/**/*.c",
+        f"{_NATIVE} tests/eager/transform/test_batch.py {_WALK}",
+    ),
 }
 """Of each room, its files and the tests that judge them."""
 
@@ -161,12 +172,19 @@ def _mutants_of_c(room: str, name: str, source: str) -> Iterator[Mutant]:
         yield Mutant(room, name, line, line, False, *span, at[0], at[0].replace(old, new))
 
 
+def files_of(room: str) -> list[Path]:
+    return [file for each in ROOMS[room][0].split() for file in sorted(ROOT.glob(each))]
+
+
+def _is_c(room: str) -> bool:
+    return ROOMS[room][0].endswith(".c")
+
+
 def chosen(rooms: list[str], count: int, seed: int) -> list[Mutant]:
     """The given number of mutants, as many of each room, in turn, drawn by the seed."""
     drawn = []
     for i, room in enumerate(rooms):
-        files = [file for each in ROOMS[room][0].split() for file in sorted(ROOT.glob(each))]
-        every = [mutant for file in files for mutant in mutants_of(room, file)]
+        every = [mutant for file in files_of(room) for mutant in mutants_of(room, file)]
         number = count // len(rooms) + (i < count % len(rooms))
         drawn.append(Random(f"{seed} {room}").sample(every, min(number, len(every))))
     return [mutant for turn in zip_longest(*drawn) for mutant in turn if mutant]
@@ -185,7 +203,7 @@ def tests_of(mutant: Mutant, lines: Lines) -> list[str]:
     of_file = lines.get(mutant.file, {})
     rows = [of_file.get(line, []) for line in range(mutant.line, mutant.last + 1)]
     tests = [*dict.fromkeys(test for row in rows for test in row)]
-    if mutant.room == "c" or (IMPORT in tests and not mutant.in_lambda):
+    if mutant.file.endswith(".c") or (IMPORT in tests and not mutant.in_lambda):
         _, *folders, name = mutant.file.split("/")
         own = "/".join(["tests", *folders, f"test_{name}"])
         tests += [*[own] * (ROOT / own).exists(), *ROOMS[mutant.room][1].split()]
@@ -196,7 +214,7 @@ class _Recorder:
     """Plugin of pytest that records which lines a test runs, and its time."""
 
     def __init__(self, room: str) -> None:
-        files = [str(ROOT / each) for each in ROOMS[room][0].split()]
+        files = [*map(str, files_of(room))]
         self.coverage = coverage.Coverage(data_file=None, include=files, config_file=False)
         self.seconds: dict[str, float] = {IMPORT: 0.0}
         self.failed: set[str] = set()
@@ -228,6 +246,9 @@ def record(room: str) -> Lines:
     """Run the room's tests in this process, which has not imported mlvm. Exits if one fails."""
     recorder = _Recorder(room)
     recorder.coverage.start()
+    for file in files_of(room):  # else what a test imports is among the lines of that test alone
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        import_module(".".join(parts).removesuffix(".__init__"))
     pytest.main([*_OPTIONS, *ROOMS[room][1].split()], plugins=[recorder])
     recorder.coverage.stop()
     if recorder.failed:
@@ -354,10 +375,10 @@ def main() -> int:
     with TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as workers:
         checkouts: SimpleQueue[Path] = SimpleQueue()
         for i in range(args.jobs):
-            checkouts.put(_copied(Path(folder) / f"checkout{i}", "c" in rooms))
+            checkouts.put(_copied(Path(folder) / f"checkout{i}", any(map(_is_c, rooms))))
 
         def recorded(room: str) -> Lines:
-            if room == "c":  # of which coverage.py sees nothing
+            if _is_c(room):  # of which coverage.py sees nothing
                 return {}
             checkout = checkouts.get()
             try:

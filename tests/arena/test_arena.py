@@ -92,14 +92,6 @@ def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
     assert (arena.views_created, arena.capacity, arena.high_water) == (views, capacity, high_water)
 
 
-def test_steps_of_four_kinds_that_alternate_find_everything_where_it_was() -> None:
-    arena = Arena(VM(), "batch")
-    steps: list[list[Action]] = [
-        [("alloc", TensorType("u8", (n * SMALLEST_CHUNK,)), 0)] for n in (10, 9, 8, 7)
-    ]
-    assert [perform(arena, step) for step in steps] == [perform(arena, step) for step in steps]
-
-
 # --- with -----------------------------------------------------------------------------
 
 

@@ -25,10 +25,6 @@ def rounded(nbytes: int, alignment: int) -> int:
     return (nbytes + alignment - 1) // alignment * alignment
 
 
-def alive_together(a: Block, b: Block) -> bool:
-    return bool(set(range(a.start, a.end)) & set(range(b.start, b.end)))
-
-
 def check(blocks: list[Block], planned: Plan, alignment: int = ALIGNMENT) -> None:
     """By brute force: every offset is aligned and in bounds, nothing overlaps, the bound is one."""
     spans = [
@@ -40,7 +36,7 @@ def check(blocks: list[Block], planned: Plan, alignment: int = ALIGNMENT) -> Non
     for (a, (low_a, high_a)), (b, (low_b, high_b)) in combinations(
         zip(blocks, spans, strict=True), 2
     ):
-        if alive_together(a, b):
+        if {*range(a.start, a.end)} & {*range(b.start, b.end)}:
             assert high_a <= low_b or high_b <= low_a or high_a == low_a or high_b == low_b
     totals = [
         sum(rounded(b.nbytes, alignment) for b in blocks if b.start <= moment < b.end)

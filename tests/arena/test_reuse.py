@@ -23,14 +23,10 @@ def vm() -> ml.VM:
 Ending = Callable[[ml.Arena, ml.Tensor], None]
 
 
-def rewind_all(arena: ml.Arena, tensor: ml.Tensor) -> None:
-    arena.rewind(MARKS[arena.name])
-
-
 MARKS: dict[str, Any] = {}
 ENDINGS: dict[str, Ending] = {
     "reset": lambda arena, tensor: arena.reset(),
-    "rewound": rewind_all,
+    "rewound": lambda arena, tensor: arena.rewind(MARKS[arena.name]),
     "freed": lambda arena, tensor: arena.free(tensor),
     "closed": lambda arena, tensor: arena.close(),
 }

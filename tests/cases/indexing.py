@@ -70,8 +70,7 @@ def _index_set(x: Array, values: Array, indices: Array, axis: int, axes: int = 1
 
 
 def _mask_set(x: Array, values: Array, mask: Array) -> Array:
-    result = x.copy()
-    rows = iter(np.broadcast_to(values, (len(values), *x.shape[mask.ndim :])))
+    result, rows = x.copy(), iter(np.broadcast_to(values, (len(values), *x.shape[mask.ndim :])))
     for position in np.ndindex(mask.shape):
         if mask[position]:
             result[position] = next(rows)

@@ -80,6 +80,7 @@ def _first(of: Callable[[list[Any]], Any]) -> list[Case]:
     return [
         Case((_X,), expected),
         Case((_X,), expected, {"axis": 1, "keepdims": True}),
+        Case((_X,), expected, {"keepdims": True}),
         Case((_F32,), expected, {"axis": -1}),
         Case((ties,), expected, {"axis": 1}),
     ]

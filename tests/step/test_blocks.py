@@ -183,21 +183,26 @@ def test_a_loop_keeps_what_its_next_turn_reads() -> None:
 # --- moves ---------------------------------------------------------------------------
 
 
-@cases("reads_after", False, True)
-def test_a_result_is_made_in_its_place(reads_after: bool) -> None:
-    """tanh(state 1) is copied to state 0: it is made there, unless the old state 0 is read then."""
+@cases(
+    "name, operand, others",
+    ("tanh", 1, []),
+    ("tanh", 1, ["negative.out", "copy.out"]),
+    ("tanh", 0, []),
+    ("flip", 0, ["copy.out"]),  # which may not write over its operand
+)
+def test_a_result_is_made_in_its_place(name: str, operand: int, others: list[str]) -> None:
+    """A result is copied to state 0: it is made there, unless the old state 0 is read then."""
     machine = Machine()
 
     def write() -> None:
-        machine.op("tanh", None, [1])
-        if reads_after:
+        machine.op(name, None, [operand])
+        if "negative.out" in others:
             machine.op("negative", 1, [0])
         machine.op("copy", 0, [len(machine.now)])
 
     cond(machine, write, lambda: None)
     [call] = without_moves(Flow(machine.calls, [])).calls
-    names = [each.name for each in call.blocks[0].calls]
-    assert names == (["tanh.out", "negative.out", "copy.out"] if reads_after else ["tanh.out"])
+    assert [each.name for each in call.blocks[0].calls] == [f"{name}.out", *others]
 
 
 @cases("written", False, True)

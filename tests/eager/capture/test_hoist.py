@@ -78,10 +78,6 @@ def loaded(model: Model) -> None:
     load(tensors, {name: np.asarray(x) + 0.25 for name, x in tensors.items()}, "a file")
 
 
-def rebound(model: Model) -> None:
-    model.w = model.w * 2.0
-
-
 def in_a_listing(model: Model) -> None:
     program = ml.program_of(lambda: model.w.__iadd__(1.0))
     model.w.arena.vm.launch(program)
@@ -107,7 +103,7 @@ WRITES: dict[str, Callable[[Model], object]] = {
     "a swap": swapped,
     "a move": moved_there_and_back,
     "a load": loaded,
-    "another tensor": rebound,
+    "another tensor": lambda m: m.__setattr__("w", m.w * 2.0),
     "a listing": in_a_listing,
     "a captured update": lambda m: ml.capture(lambda: m.w.__iadd__(1.0))(),
     "training": trained,

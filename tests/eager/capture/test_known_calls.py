@@ -52,7 +52,7 @@ def some(draw: random.Random, pool: list[Any], depth: int = 2) -> Any:
         return draw.choice(pool)
     items = [some(draw, pool, depth - 1) for _ in range(draw.randrange(4))]
     if kind == "dict":
-        return dict(zip(draw.sample(["a", "b", "c", 1], len(items)), items, strict=True))
+        return dict(zip(draw.sample(["a", "b", "c", 1, object], len(items)), items, strict=True))
     return items if kind == "list" else tuple(items)
 
 

@@ -109,6 +109,7 @@ def test_each_place_is_replaced_and_told(host: Host) -> None:
     (lambda x, y: x.reshape(-1) + y, lambda x: ml.exp(x).reshape(-1) + ml.ones(12), 1),
     (lambda x, i: ml.take(x, i, axis=0), lambda x: ml.take(x, ml.argmax(x, axis=0), axis=0), 1),
     (lambda m, x, y: ml.where(m, x, y), lambda x: ml.where(x > 0.0, x, x * 2.0), 1),
+    (lambda x: ml.sin(x) if x.ndim == 1 else ml.exp(x), lambda x: ml.sin(x[0]), 1),
     (lambda x: ml.softmax(x, axis=-1), lambda x: ml.softmax(x.T.astype(ml.float64), axis=-1), 1),
 )
 def test_what_a_pattern_matches(host: Host, pattern: Fn, fn: Fn, expected: int) -> None:

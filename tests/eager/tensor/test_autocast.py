@@ -25,12 +25,8 @@ HALF, ROWS = ml.astype(X, ml.float16), X.tolist()
 TURNS = 3
 
 
-def _cell(c: Tensor, _: Any) -> tuple[Tensor, None]:
-    return c + ml.tanh(c @ W), None
-
-
 def _recurrent(x: Tensor) -> Tensor:
-    y: Tensor = ml.scan(_cell, x, None, length=TURNS)[0]
+    y: Tensor = ml.scan(lambda c, _: (c + ml.tanh(c @ W), None), x, None, length=TURNS)[0]
     return y
 
 

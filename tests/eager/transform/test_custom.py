@@ -45,7 +45,7 @@ def _by_jvp(primals: Any, tangents: Any) -> Any:
     return by_jvp(x, y), 10.0 * ml.cos(x) * y * dx + ml.sin(x) * dy
 
 
-by_parts: Any = ml.custom_jvp(lambda x, y: ml.sin(x) * y)
+by_parts: Any = ml.custom_jvp(ml.capture(lambda x, y: ml.sin(x) * y))
 by_parts.defjvps(lambda t, out, x, y: 10.0 * ml.cos(x) * y * t, lambda t, out, x, y: ml.sin(x) * t)
 
 PLAIN: Function = lambda x, y: ml.sin(x) * y  # noqa: E731

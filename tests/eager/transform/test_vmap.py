@@ -184,10 +184,7 @@ def test_gradients_go_through_it_and_it_goes_over_gradients(name: str) -> None:
 def test_second_derivatives_of_lanes() -> None:
     x, w = _inputs()
 
-    def hessian_of(fn: Lane) -> Callable[..., Any]:
-        return ml.hessian(lambda x: _total(fn(x, w)))
-
-    hessian = hessian_of(SMOOTH["cond"])
+    hessian = ml.hessian(lambda x: _total(SMOOTH["cond"](x, w)))
     _close(ml.vmap(hessian)(x), _stacked([hessian(row) for row in x]), 1e-9)
 
 
@@ -286,11 +283,7 @@ def test_lanes_meet_by_the_name_of_their_axis() -> None:
     _close(moved(x), arrays(ml.jvp(lambda x: ml.sin(x - ml.mean(x, axis=0)), (x,), (x,))[1]))
 
 
-def _eager(fn: Any) -> Any:
-    return fn
-
-
-_WRAPS: tuple[Any, ...] = (_eager, ml.capture)
+_WRAPS: tuple[Any, ...] = (lambda fn: fn, ml.capture)
 
 
 _LOOPS: dict[str, Callable[[int, bool], Callable[[Tensor], Any]]] = {

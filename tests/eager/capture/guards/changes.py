@@ -58,7 +58,7 @@ class Tagged(Plain):
 
 
 class Slotted:
-    __slots__ = ("lr", "more")
+    __slots__ = ("__weakref__", "lr", "more")
 
     def __init__(self, **fields: Any) -> None:
         for name, field in fields.items():
