@@ -77,7 +77,7 @@ BUDGET = {
     "mlvm/eager/tensor": 2_162,
     "mlvm/eager/functions": 4_799,
     "mlvm/eager/recording": 1_085,
-    "mlvm/eager/autodiff": 2_362,
+    "mlvm/eager/autodiff": 2_360,
     "mlvm/eager/control": 1_678,
     "mlvm/eager/transform": 2_046,
     "mlvm/eager/nn": 2_254,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_027,
-    "tests": 56_004,
+    "tests": 56_021,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
