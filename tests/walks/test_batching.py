@@ -16,6 +16,7 @@ from mlvm.core.types import Array
 from mlvm.eager.autodiff.rules_batching import BATCHING, REFUSING
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.transform import batching
 from tests.brief import with_long
 from tests.cases import CASES, Case
 
@@ -75,7 +76,7 @@ def _run(name: str, case: Case, xs: list[Tensor]) -> Tensor:
 def test_lanes_at_once_are_lanes_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first case with any choice of batched operands, with `--long` each. A rule that fails
     fails: `vmap` would fall back to one lane after the other."""
-    monkeypatch.setattr("mlvm.eager.transform.batching.one_by_one", None)
+    monkeypatch.setattr(batching, "one_by_one", None)
     for number, case in enumerate(CASES[name][: 1 if name in _ELEMENTWISE else None]):
         each = [[from_array(_lane(x, i)) for i in range(LANES)] for x in case.inputs]
         first = _run(name, case, [x[0] for x in each]).numpy()
