@@ -71,7 +71,9 @@ lines: $(TEST_READY) ## print the lines of code of each room
 
 coverage: $(DEV_READY) ## lines that the tests reach: of C by gcov, of Python by coverage.py
 	$(BIN)/python -m tests.cover
-	$(BIN)/python -m tests.cover python
+	-$(BIN)/python -m coverage run -m pytest --long -n 0
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 format: $(DEV_READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix

@@ -1,12 +1,11 @@
-"""Coverage of the tests: `python -m tests.cover` for C, `python -m tests.cover python` for Python.
+"""Coverage of C by the tests: `python -m tests.cover`. `make coverage` has that of Python, too.
 
     python -m tests.cover              # build, run the native tests and the fuzzers, print shares
     python -m tests.cover --missing    # the lines that were not reached, too
     python -m tests.cover --keep       # count on from the last run; do not run anything
 
 C is built into build/coverage/ with gcov's counters; the normal build stays as it is. A line or
-branch of a kernel counts as reached if any instruction set reaches it. The shares of Python are
-coverage.py's.
+branch of a kernel counts as reached if any instruction set reaches it.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ Key = tuple[str, int, int]  # a function's name, a line, the number of a branch 
 
 
 def main(argv: list[str]) -> int:
-    if "python" in argv:
-        return python()
     if "--keep" not in argv:
         run()
     totals: dict[str, list[int]] = {}
@@ -123,14 +120,6 @@ def counts_of_files() -> dict[str, Counter[Key]]:
                     for i, count in enumerate([line["count"], *of_branches]):
                         counts[name][line.get("function_name", ""), line["line_number"], i] += count
     return counts
-
-
-def python() -> int:
-    """Run all tests under coverage.py, and print its report."""
-    coverage = [sys.executable, "-m", "coverage"]
-    subprocess.run([*coverage, "run", "-m", "pytest", "-q", "--long", "-n", "0"], cwd=ROOT)
-    subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT)
-    return subprocess.run([*coverage, "report"], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import cases
 from tests.one_liners.__main__ import ARRAYS, run
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming-from.md"
@@ -31,10 +32,6 @@ def ours() -> dict[str, Any]:
     model = ml.nn.Linear(3, 1)
     tensors = {name: ml.asarray(array) for name, array in INPUTS.items()}
     return {"ml": ml, "model": model, "optimizer": ml.optim.SGD(model, 0.1), **tensors}
-
-
-def of_numpy() -> dict[str, Any]:
-    return {"np": np, **INPUTS}
 
 
 def of_torch() -> dict[str, Any]:
@@ -64,9 +61,10 @@ def test_what_one_writes_here_runs(library: str) -> None:
         run(code, names)
 
 
-@pytest.mark.parametrize(
-    ("library", "theirs"), [("numpy", of_numpy), ("PyTorch", of_torch), ("JAX", of_jax)]
-)
+@cases(
+    "library, theirs",
+    ("numpy", lambda: {"np": np, **INPUTS}), ("PyTorch", of_torch), ("JAX", of_jax),
+)  # fmt: skip
 def test_both_sides_give_the_same(library: str, theirs: Callable[[], dict[str, Any]]) -> None:
     there, here = theirs(), ours()
     compared = 0

@@ -133,12 +133,8 @@ def test_samples_of_torch_are_taken() -> None:
         assert y.tolist() == Y[:4].tolist()
 
 
-def doubled(arrays: Any, random: Any) -> Any:
-    return type(arrays)(2 * arrays.x, arrays.y)
-
-
 def test_a_transform_gets_the_names_too() -> None:
-    with ml.Pipeline({"x": X, "y": Y}, 4, transform=doubled) as batches:
+    with ml.Pipeline({"x": X, "y": Y}, 4, transform=lambda a, _: type(a)(2 * a.x, a.y)) as batches:
         batch: Any = batches.get()
         assert batch.x.tolist() == (2 * X[:4]).astype(np.float32).tolist()
         assert batch._fields == ("x", "y")

@@ -85,10 +85,6 @@ def _wide(name: str, case: Case) -> list[int]:
     return _differentiable(name, case, "f8") + _differentiable(name, case, "c16")
 
 
-def _is_complex(case: Case) -> bool:
-    return any(x.dtype.kind == "c" for x in case.inputs)
-
-
 def _function(name: str, case: Case, numbers: list[int]) -> Function:
     """The op as a function of those operands alone."""
     call, fixed = one_op(name, **case.attributes), [from_array(x) for x in case.inputs]
@@ -153,7 +149,8 @@ def test_first_and_second_order(name: str, case: Case) -> None:
     """Of complex operands larger than a few elements, the first order alone: it takes longer."""
     numbers = _wide(name, case)
     primals = [from_array(np.asarray(case.inputs[i])) for i in numbers]
-    order = 1 if _is_complex(case) and max(x.size for x in primals) > 3 else 2
+    is_complex = any(x.dtype.kind == "c" for x in case.inputs)
+    order = 1 if is_complex and max(x.size for x in primals) > 3 else 2
     check_slopes(_function(name, case, numbers), *primals, order=order)
 
 

@@ -78,10 +78,6 @@ def puts(place: Any, value: Any, of: Any = None) -> Callable[[Any], None]:
     return lambda c: put(c if of is None else c[of], place, value)
 
 
-def centred(mean: Any) -> Fn:
-    return lambda x, mean=mean, *, by=mean: (x - mean) * by
-
-
 def of_other_classes(c: Any) -> Fn:
     named, masked, record, compact, raw = c
 
@@ -158,7 +154,8 @@ CASES: dict[str, Row] = {
     "a field of a module": (
         Scaler, lambda c: c.__call__,
         [lambda c: put(c.mean, 0, 4.0), lambda c: setattr(c, "mean", np.zeros(3, np.float64))]),
-    "a default": (lambda: np.ones(3), centred, [puts(0, 4.0)]),
+    "a default": (
+        lambda: np.ones(3), lambda c: lambda x, c=c, *, by=c: (x - c) * by, [puts(0, 4.0)]),
     "containers": (
         lambda: np.ones(3), lambda c: (lambda a, b, d: lambda x: x + a[1][0] * b[0] * d["d"][1])(
             (c, [c]), deque([c]), OrderedDict(d=MappingProxyType({1: c}))), [puts(0, 4.0)]),

@@ -149,19 +149,15 @@ WRITTEN_OUT: dict[str, str] = {
 WALK = {(owner, code): name for owner, name, hint in rows() for code in re.findall("`(.+?)`", hint)}
 
 
+_HERE = re.compile(r"device=|vm\(\)\.trace")
 _LOCAL = pytest.mark.local(reason="only a VM of this process has a device, or a trace")
 
 
 @pytest.mark.parametrize(
     ("owner", "code"),
     [
-        pytest.param(
-            owner,
-            code,
-            id=f"{owner} {code}",
-            marks=_LOCAL if re.search(r"device=|vm\(\)\.trace", code) else (),
-        )
-        for owner, code in WALK
+        pytest.param(*each, id=" ".join(each), marks=[_LOCAL] * bool(_HERE.search(each[1])))
+        for each in WALK
     ],
 )
 @pytest.mark.usefixtures("folder_of_file")
