@@ -331,6 +331,8 @@ def test_many_arenas_of_one_name_are_one() -> None:
         assert 0 < one.start < one.end <= whole.moments
         assert all(disjoint(one, another) for another in whole.lifetimes[:i])
     assert report_of(whole).splitlines()[1] == "arenas      7, of that name"
+    recordings[0].forgotten = 1
+    assert merged_if_many(recordings[:2], 1) == recordings[:2]
     del tensors
 
 

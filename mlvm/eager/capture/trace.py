@@ -339,10 +339,15 @@ class _Results:
         """Return the leaf for a tensor. Raises `CaptureError` for one that no launch can make."""
         if id(x) not in self._leaves:
             self._leaves[id(x)] = _ResultLeaf(len(self.results)), x
-            self.results.append(self._result(x, field))
-        return self._leaves[id(x)][0]
+            self.results.append(self._result(x))
+        leaf = self._leaves[id(x)][0]
+        home = self.results[leaf.number].home
+        if field is not None and home.role == "output":
+            output = self.outputs[home.index]
+            self.outputs[home.index] = output._replace(field=output.field or field)
+        return leaf
 
-    def _result(self, x: Tensor, field: Field | None) -> Result:
+    def _result(self, x: Tensor) -> Result:
         if x.handle == STALE:
             raise CaptureError(f"a captured function returns a tensor that has ended: {x.stale()}")
         value = self._record.value_of(x)
@@ -358,10 +363,7 @@ class _Results:
         if home is None or home.role == "scratch":
             home = value.home = home or Home("output", 0, x.root.type)
             home.role, home.index = "output", len(self.outputs)
-            self.outputs.append(Output(x.root.type, field))
-        elif home.role == "output" and field is not None:
-            output = self.outputs[home.index]
-            self.outputs[home.index] = output._replace(field=output.field or field)
+            self.outputs.append(Output(x.root.type, None))
         reached = x if self._signature.is_reached(x) else None
         return Result(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
 

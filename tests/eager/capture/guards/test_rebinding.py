@@ -195,9 +195,10 @@ def test_fields_are_rebound_as_in_eager(step: Any, fuse: bool, same_argument: bo
     assert result == expected
 
 
-def test_what_is_rebound_each_time_is_one_program_and_no_memory(vm: Any) -> None:
+@pytest.mark.parametrize("fn", [running_mean, returned_too])
+def test_what_is_rebound_each_time_is_one_program_and_no_memory(vm: Any, fn: Any) -> None:
     state, batch = State(), ml.Arena(vm, "batch")
-    step = ml.capture(running_mean)
+    step = ml.capture(fn)
     usage = []
     for i in range(8):
         with batch:
