@@ -85,12 +85,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_209,
     "mlvm/eager/files": 863,
     "mlvm/eager/interop": 479,
-    "mlvm/eager/capture": 3_565,
+    "mlvm/eager/capture": 3_567,
     "mlvm/onnx": 5_649,
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_027,
-    "tests": 56_000,
+    "tests": 56_003,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
