@@ -48,7 +48,11 @@ ROOMS: Final = {
         f"{_CALLS} tests/eager/autodiff tests/eager/transform tests/walks",
     ),
     "planners": ("mlvm/machines/native/planners/*.py", f"{_WALK} {_NATIVE}"),
-    "functions": ("mlvm/eager/functions/*.py", f"{_CALLS} tests/eager/functions tests/eager/nn"),
+    "functions": (
+        "mlvm/eager/functions/*.py",
+        f"{_CALLS} tests/eager/functions tests/eager/nn/test_attention.py "
+        "tests/eager/nn/test_quantized.py",
+    ),
     "arena": (
         "mlvm/arena/*.py",
         "tests/arena tests/show tests/input/test_lent_memory.py "
