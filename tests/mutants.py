@@ -388,7 +388,7 @@ def main() -> int:
             try:
                 text = _in(checkout, "--record", room).rpartition("\n{")[2]
             except subprocess.CalledProcessError as error:
-                raise SystemExit(f"{room}: {error}\n{error.stderr}") from None
+                raise SystemExit(f"{room}: {error.stderr}") from None
             finally:
                 checkouts.put(checkout)
             files = json.loads("{" + text)
@@ -406,10 +406,14 @@ def main() -> int:
             finally:
                 checkouts.put(checkout)
 
+        print("first each room's tests run under coverage.py, for minutes", flush=True)
         lines = {}
         for room, of_room in zip(rooms, workers.map(recorded, rooms), strict=True):
             lines[room] = of_room
-            print(f"{room}: {sum(map(len, of_room.values()))} lines run in its tests", flush=True)
+            print(
+                f"{room}: {sum(map(len, of_room.values()))} lines are reached by its tests",
+                flush=True,
+            )
         for i, verdict in enumerate(workers.map(met, drawn)):
             hits[drawn[i].room] += verdict == "found"
             print(f"{verdict} {i}: {drawn[i]}", flush=True)

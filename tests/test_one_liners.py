@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.brief import cases
 from tests.one_liners.__main__ import Row, judge, require_words, rows
 
 ROWS = rows()
@@ -28,20 +29,17 @@ def test_most_of_them_work() -> None:
     assert len(working) >= max(240, len(ROWS) * 2 / 3)
 
 
-@pytest.mark.parametrize(
-    ("lines", "value", "text"),
-    [
-        (["x + 1"], "x", "Mismatched elements"),
-        (["x.sum(0)"], "x.sum(0, keepdims=True)", "it gives"),
-        (["x > 0"], "(x > 0) * 1.0", "it gives"),
-        (["x.shape"], "(3, 2)", "it gives"),
-        (["ml.random.normal(3)"], "f32[2]", "it gives"),
-        (["x + 1", "x + 2"], "x + 2", "not refused"),
-        (["ml.zeros(2, 3)", "ml.nothing((2, 3))"], "x", "lacks {'nothing'}"),
-        (["x.view(6)", "x.reshape(5)"], "x", "f32"),
-        (["ml.cat([x])", "ml.concat([x])"], "y", "Mismatched elements"),
-    ],
-)
+@cases("lines, value, text",
+    (["x + 1"], "x", "Mismatched elements"),
+    (["x.sum(0)"], "x.sum(0, keepdims=True)", "it gives"),
+    (["x > 0"], "(x > 0) * 1.0", "it gives"),
+    (["x.shape"], "(3, 2)", "it gives"),
+    (["ml.random.normal(3)"], "f32[2]", "it gives"),
+    (["x + 1", "x + 2"], "x + 2", "not refused"),
+    (["ml.zeros(2, 3)", "ml.nothing((2, 3))"], "x", "lacks {'nothing'}"),
+    (["x.view(6)", "x.reshape(5)"], "x", "f32"),
+    (["ml.cat([x])", "ml.concat([x])"], "y", "Mismatched elements"),
+)  # fmt: skip
 def test_a_wrong_row_is_found(lines: list[str], value: str, text: str) -> None:
     with pytest.raises(Exception, match=text):
         judge(Row("", "np", tuple(lines), value))

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from docs import reading
+from tests.brief import cases
 
 TEXT = reading.PAGE.read_text()
 
@@ -34,14 +35,11 @@ def test_the_walks_visit_at_most_3000_lines() -> None:
     assert len(visited) <= 3000
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "begin", "end"),
-    [
-        ("mlvm/core/types.py", "TensorType", "@final", ""),
-        ("mlvm/core/vm.py", "VM.launch", "    def launch(", ""),
-        ("mlvm/machines/native/src/plan/loop.c", "run_machine", "int run_machine(", "}"),
-    ],
-)
+@cases("file, name, begin, end",
+    ("mlvm/core/types.py", "TensorType", "@final", ""),
+    ("mlvm/core/vm.py", "VM.launch", "    def launch(", ""),
+    ("mlvm/machines/native/src/plan/loop.c", "run_machine", "int run_machine(", "}"),
+)  # fmt: skip
 def test_a_place_is_the_whole_of_what_it_names(file: str, name: str, begin: str, end: str) -> None:
     first, last = reading.lines_of(file, name)
     lines = (reading.ROOT / file).read_text().splitlines()

@@ -221,14 +221,14 @@ class Freeze(Substitution):
     """
 
     def __init__(self) -> None:
-        found = self.places = set[int]()
+        numbers = self.places = set[int]()
 
-        def change(part: Any) -> Any:  # no method: the cycle would keep a trace's numbers alive
+        def freeze_part(part: Any) -> Any:  # a method's cycle would keep a trace's numbers alive
             part = frozen(part)
-            found.update(places(part))
+            numbers.update(places(part))
             return part
 
-        super().__init__(change)
+        super().__init__(freeze_part)
 
     def use(self, use: Use) -> Use:
         copied = super().use(use)

@@ -72,10 +72,6 @@ def _product(x: Array, y: Array, scale: Array) -> Any:
     return np.einsum("...k,nk->...n", x.astype(float), _dequantized(y, scale)).astype(np.float32)
 
 
-def _integers(x: Array, y: Array) -> Any:
-    return np.asarray(x.astype(np.int64) @ y.astype(np.int64).T).astype(np.int32)
-
-
 def _convolved(x: Array, kernel: Array, x_zero: Array, kernel_zero: Array, **how: Any) -> Any:
     """Place by place of the window, on a frame of zeros."""
     (top, bottom), (left, right) = how["padding"]
@@ -186,7 +182,7 @@ CASES: dict[str, list[Case]] = {
                 _rng.integers(0, 256, (*m, k)).astype(np.uint8).view(x),
                 _rng.integers(0, 256, (n, k)).astype(np.uint8).view(y),
             ),
-            _integers,
+            lambda x, y: x.astype("i4") @ y.astype("i4").T,
         )
         for x in (np.int8, np.uint8)
         for y in (np.int8, np.uint8)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import math
 import re
@@ -204,6 +205,9 @@ def _check(line: str, names: dict[str, Any]) -> None:
     elif wrong is not None:
         refuses(wrong.error(names), wrong.text, exec, wrong.call, names)
     else:
+        last = ast.parse(line).body[-1]
+        if isinstance(last, ast.Expr) and isinstance(last.value, ast.Compare):
+            raise ValueError("nothing looks at this: expected `call  =>  value`, two spaces apart")
         exec(line, names)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.opinfo import adapters
 from tests.opinfo.__main__ import names
 from tests.opinfo.names import COUNT, SPACE, Entry, Refusals, entries
@@ -103,19 +103,16 @@ def test_samples(walk: Any, name: str) -> None:
         assert results
 
 
-@pytest.mark.parametrize(
-    ("expression", "what", "verdict"),
-    [
-        ("ml.cos(x)", "value", "wrong"),
-        ("ml.sin(x).astype(ml.float64)", "value", "wrong"),
-        ("ml.sin(x)[0]", "value", "wrong"),
-        ("ml.stop_gradient(ml.sin(x))", "gradient", "wrong"),
-        ("ml.sin(x).numpy()", "value", "wrong"),
-        ("x.nothing()", "value", "raw"),
-        ("ml.sin(ml.reshape(x, 7))", "value", "wrong"),
-        ("x + ml.random.uniform() * 1e-9 + ml.sin(x) - x", "captured", "wrong"),
-    ],
-)
+@cases("expression, what, verdict",
+    ("ml.cos(x)", "value", "wrong"),
+    ("ml.sin(x).astype(ml.float64)", "value", "wrong"),
+    ("ml.sin(x)[0]", "value", "wrong"),
+    ("ml.stop_gradient(ml.sin(x))", "gradient", "wrong"),
+    ("ml.sin(x).numpy()", "value", "wrong"),
+    ("x.nothing()", "value", "raw"),
+    ("ml.sin(ml.reshape(x, 7))", "value", "wrong"),
+    ("x + ml.random.uniform() * 1e-9 + ml.sin(x) - x", "captured", "wrong"),
+)  # fmt: skip
 def test_it_sees_what_is_wrong(walk: Any, expression: str, what: str, verdict: str) -> None:
     entry = replace(KNOWN["sin"], expression=expression)
     results = outcomes(walk, entry, "f32", 1)

@@ -74,9 +74,10 @@ def _run(name: str, case: Case, xs: list[Tensor]) -> Tensor:
 @pytest.mark.filterwarnings("ignore::mlvm.eager.tensor.precision.PrecisionWarning")
 @pytest.mark.parametrize("name", sorted(OPS.keys() - _WITHOUT_OPERANDS - _DYNAMIC))
 def test_lanes_at_once_are_lanes_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first case with any choice of batched operands, with `--long` each. A rule that fails
-    fails: `vmap` would fall back to one lane after the other."""
-    monkeypatch.setattr(batching, "one_by_one", None)
+    """The first case with any choice of batched operands, with `--long` each. An error
+    of a batching rule fails the test; `vmap` would fall back to one lane after the other."""
+    refused = f"the batching rule of {name} raised OperandValueError"
+    monkeypatch.setattr(batching, "one_by_one", lambda *_, **__: pytest.fail(refused))
     for number, case in enumerate(CASES[name][: 1 if name in _ELEMENTWISE else None]):
         each = [[from_array(_lane(x, i)) for i in range(LANES)] for x in case.inputs]
         first = _run(name, case, [x[0] for x in each]).numpy()

@@ -10,6 +10,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError
+from tests.brief import cases
 
 pytestmark = pytest.mark.usefixtures("weights")
 
@@ -150,10 +151,6 @@ def of_a_made_one(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[
     return [first, y, first, view(first), view(y)]
 
 
-def only_a_view(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
-    return [view(x * 2)]
-
-
 def of_the_argument(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
     first = view(x)
     return [first, x, first, view(x), x]
@@ -164,7 +161,7 @@ def of_two(x: ml.Tensor, view: Callable[[ml.Tensor], ml.Tensor]) -> list[Any]:
     return [view(z), view(y), z]
 
 
-@pytest.mark.parametrize("fn", [of_a_made_one, only_a_view, of_the_argument, of_two])
+@cases("fn", of_a_made_one, lambda x, view: [view(x * 2)], of_the_argument, of_two)
 @pytest.mark.parametrize("view", [lambda y: ml.reshape(y, (3, 1)), ml.stop_gradient])
 @pytest.mark.parametrize("build", [lambda x: x, ml.stop_gradient])
 def test_results_are_views_of_each_other_as_in_eager(fn: Any, view: Any, build: Any) -> None:

@@ -327,9 +327,7 @@ def test_weights_in_halves(dtype: DType, tmp_path: Path) -> None:
 
 
 @both
-@pytest.mark.parametrize(
-    "function", [ml.silu, ml.softplus, ml.elu, ml.leaky_relu], ids=lambda f: str(f.__name__)
-)
+@cases("function", ml.silu, ml.softplus, ml.elu, ml.leaky_relu, ids=lambda f: str(f.__name__))
 def test_an_activation_rounds_once(function: Callable[..., ml.Tensor], dtype: DType) -> None:
     x = ml.asarray(np.linspace(-4, 4, 33), dtype=dtype)
     expected = function(ml.astype(x, ml.float32))

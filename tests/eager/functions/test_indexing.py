@@ -129,9 +129,7 @@ def test_getitem_is_numpys_for_any_mixture(items: list[Any], dots: int | None) -
     np.testing.assert_array_equal(ml.asarray(X)[ours(key)].numpy(), expected, strict=True)
 
 
-@pytest.mark.parametrize(
-    "key", [(slice(1, None), 0), (ROW, slice(None), GRID), X > 50, (0, MASK)], ids=repr
-)
+@cases("key", (slice(1, None), 0), (ROW, slice(None), GRID), X > 50, (0, MASK), ids=repr)
 def test_the_gradient_of_a_sum_counts_how_often_an_element_is_chosen(key: Any) -> None:
     gradient = ml.grad(lambda x: ml.sum(x[ours(key)] * 2.0))(ml.asarray(X))
     expected = np.zeros_like(X)

@@ -12,6 +12,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import LinAlgError
 from mlvm.core.types import Array
 from mlvm.machines.wire import WireVM
+from tests.brief import cases
 
 la: Any = ml.linalg
 RNG = np.random.default_rng(31)
@@ -105,9 +106,7 @@ def test_an_error_has_its_class_behind_the_wire() -> None:
 # --- elimination, substitution, exponentials -----------------------------------------
 
 
-@pytest.mark.parametrize(
-    "shape", [(3, 3), (2, 5, 3), (2, 3, 5), (90, 90), (70, 50), (0, 0), (2, 0)]
-)
+@cases("shape", (3, 3), (2, 5, 3), (2, 3, 5), (90, 90), (70, 50), (0, 0), (2, 0))
 @pytest.mark.parametrize("dtype", ["d", "D"])
 def test_lu(shape: tuple[int, ...], dtype: str) -> None:
     x = (random(*shape) + 1j * random(*shape)).astype(dtype) if dtype == "D" else random(*shape)
