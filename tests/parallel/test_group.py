@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
@@ -108,12 +109,8 @@ def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> No
         assert run_in(group, reduce) == [[3.0] * 4] * 3
 
 
-def leave(rank: int, vm: VM) -> None:
-    raise SystemExit(3)
-
-
 @cases("step, error, text",
-    (leave, SystemExit, ""),
+    (lambda rank, vm: sys.exit(3), SystemExit, ""),
     (lambda rank, vm: call(vm, "matmul", *[np.ones((2, 3))] * 2), ShapeError, "matmul"),
 )  # fmt: skip
 def test_any_error_of_a_member_ends_the_others(step: Step, error: Any, text: str) -> None:

@@ -18,7 +18,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.native import extension
 from tests.brief import cases, run_python
 from tests.core.programs import put
-from tests.threads import PATIENCE, start, wait_for
+from tests.threads import PATIENCE, start
 
 pytestmark = [
     pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON),
@@ -66,7 +66,7 @@ def test_the_threads_end_with_their_vm(asleep: bool) -> None:
     time.sleep(ASLEEP if asleep else 0)
     del vm
     gc.collect()
-    wait_for(lambda: threads_of_process() <= before)  # those of other tests may end
+    assert threads_of_process() <= before  # those of other tests may have ended
 
 
 def test_each_pinned_thread_has_a_processor() -> None:
@@ -93,7 +93,7 @@ def test_eager_calls_keep_no_threads() -> None:
         arena.close()
         del x, arena, vm
     gc.collect()
-    wait_for(lambda: threads_of_process() <= before)  # those of other tests may end
+    assert threads_of_process() <= before  # those of other tests may have ended
 
 
 @cases("asleep", False, True)

@@ -12,6 +12,6 @@ FOLDERS = ["tests/core/machine", "tests/core/test_vm.py", "tests/core/test_obser
 
 @pytest.mark.skipif(EXTENSION is None, reason="the native machine was not built")
 def test_the_tests_of_the_reference_machine_pass_on_the_native_one() -> None:
-    """Each with one of its parameters, with `--long` with all."""
-    options = ["--native", "-q", "-p", "no:cacheprovider", *with_long(["--few=1"], ["--long"])]
+    """Two parameters of each, with `--long` all."""
+    options = ["--native", "-q", "-p", "no:cacheprovider", *with_long(["--few=2"], ["--long"])]
     output_of("-m", "pytest", *options, *FOLDERS, timeout=1800)
