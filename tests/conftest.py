@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = 4 if _is_elsewhere(config) else 12
     settings.register_profile("untimed", deadline=None, max_examples=examples)
     settings.load_profile("untimed")
-    os.fsync = os.fstat  # type: ignore[assignment]  # no file of a test survives a power cut
+    os.fsync = os.fstat  # type: ignore[assignment]  # tests cut no power
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As under nohup, or in the background of a script: the processes of tests would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -177,10 +177,12 @@ def _mutants_of_c(room: str, name: str, source: str) -> Iterator[Mutant]:
 
 
 def files_of(room: str) -> list[Path]:
+    """The files whose places a room's mutants change."""
     return [file for each in ROOMS[room][0].split() for file in sorted(ROOT.glob(each))]
 
 
 def _is_c(room: str) -> bool:
+    """Return whether the room's files are of C."""
     return ROOMS[room][0].endswith(".c")
 
 
@@ -410,10 +412,7 @@ def main() -> int:
         lines = {}
         for room, of_room in zip(rooms, workers.map(recorded, rooms), strict=True):
             lines[room] = of_room
-            print(
-                f"{room}: {sum(map(len, of_room.values()))} lines are reached by its tests",
-                flush=True,
-            )
+            print(f"{room}: {sum(map(len, of_room.values()))} lines reached by tests", flush=True)
         for i, verdict in enumerate(workers.map(met, drawn)):
             hits[drawn[i].room] += verdict == "found"
             print(f"{verdict} {i}: {drawn[i]}", flush=True)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import cases
 from tests.cases.tables import Section, sections
 
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is imported
@@ -160,9 +161,7 @@ def test_a_call_gives_what_it_gives_of_numpys_arrays(case: Case) -> None:
             np.testing.assert_allclose(np.asarray(each), np.asarray(theirs), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "case", [x for x in CASES if x.library in ("einops", "opt_einsum")], ids=lambda case: case.id
-)
+@cases("case", *[x for x in CASES if x.library in ("einops", "opt_einsum")], ids=lambda x: x.id)
 def test_a_captured_call_gives_the_same_with_its_gradient(case: Case) -> None:
     pytest.importorskip(case.library)
     call, arrays = case.call(), [ml.asarray(x) for x in case.arrays.values()]

@@ -171,7 +171,7 @@ def test_what_a_server_does_wrong_is_found(
 def test_a_second_of_threads() -> None:
     """Or more, where a busy machine does not come to each operation in so short a time."""
     missing = {"compute", "read", "update", "share", "keep", "rewind"}
-    for seconds in ("1", "8", "30"):
+    for seconds in (with_long("1", "2"), "8", "30"):
         output = output_of("-m", "tests.fuzz", "threads", "--seconds", seconds)
         assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", output, re.MULTILINE)
         missing -= set(re.findall(r"^ +[1-9]\d*  (\w+)$", output, re.MULTILINE))

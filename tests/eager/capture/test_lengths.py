@@ -120,6 +120,7 @@ def test_a_length_kept_elsewhere_is_never_stale() -> None:
     lengths: list[Any] = []
     step = ml.capture(lambda x: x * lengths.__iadd__([x.shape[0]])[-1], lengths=N)
     assert [float(step(matrix(n) * 0 + 1)[0, 0]) for n in (4, 6, 4)] == [4.0, 6.0, 4.0]
+    assert [int(n) for n in lengths][:2] == [4, 6]
     step = ml.capture(lambda x: x * vars(sys).setdefault("kept", x.shape[0]), lengths=N)
     try:  # no guard looks at `sys`
         assert [float(step(matrix(n) * 0 + 1)[0, 0]) for n in (3, 4, 5)] == [3.0] * 3

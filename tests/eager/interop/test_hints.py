@@ -149,14 +149,14 @@ WRITTEN_OUT: dict[str, str] = {
 WALK = {(owner, code): name for owner, name, hint in rows() for code in re.findall("`(.+?)`", hint)}
 
 
-_HERE = re.compile(r"device=|vm\(\)\.trace")
+_IN_PROCESS = re.compile(r"device=|vm\(\)\.trace")
 _LOCAL = pytest.mark.local(reason="only a VM of this process has a device, or a trace")
 
 
 @pytest.mark.parametrize(
     ("owner", "code"),
     [
-        pytest.param(*each, id=" ".join(each), marks=[_LOCAL] * bool(_HERE.search(each[1])))
+        pytest.param(*each, id=" ".join(each), marks=[_LOCAL] * bool(_IN_PROCESS.search(each[1])))
         for each in WALK
     ],
 )

@@ -138,6 +138,7 @@ FLOATS: list[tuple[Callable[[Any], Any], tuple[int, ...]]] = [
     (lambda x: ml.where(x > 0, x, V) + ml.clip(x, -0.5, 0.5), (4,)),
     (lambda x: x * V, ()),
     (lambda x: x.at[0].set(1.0), (3, 2)),
+    (lambda x: T[ml.astype(ml.abs(x) * 2, ml.int64) % 7] * x[:, None], (3,)),
     (lambda x: T[i := ml.abs(x).astype("i64")] * x[:, None] + ml.take(W, i, axis=1).T, (3,)),
     (lambda x: ml.tril(x) + ml.linalg.inv(x + 5 * ml.eye(3)), (3, 3)),
 ]
