@@ -124,6 +124,18 @@ def cases(names: str, *rows: Any, ids: Any = None) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, rows, ids=ids)
 
 
+def note_calls(patch: Patch, owner: Any, name: str) -> list[tuple[Any, ...]]:
+    """Return a list to which each call of the function or method adds its arguments from now on."""
+    function, calls = getattr(owner, name), list[tuple[Any, ...]]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return function(*args, **options)
+
+    patch.setattr(owner, name, noted)
+    return calls
+
+
 def with_long(quick: Any, whole: Any) -> Any:
     """Return `whole` in a run with `--long`, `quick` in any other."""
     return whole if os.environ.get("MLVM_TESTS_LONG") else quick

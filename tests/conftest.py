@@ -113,6 +113,12 @@ def pytest_configure(config: pytest.Config) -> None:
         put_elsewhere(on_device(config.getoption("--device")))
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One process more than cores: some tests wait for others, for sockets or for time."""
+    return (yield) + ("PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ)
+
+
 def _choices(config: pytest.Config) -> dict[str, Any]:
     """The options given that choose among the tests of walks."""
     values = {key: config.getoption(f"--{key}") for key in ("op", "case", "machine")}
@@ -272,7 +278,9 @@ def pytest_runtest_makereport(
     if report.failed and crossing:
         options = " ".join(f"--{key} {value}" for key, value in crossing.items())
         options += " --long" * item.config.getoption("--long")
-        report.sections.append(("this alone", f"python -m pytest {options} {item.path}"))
+        report.sections.append(
+            ("this alone", f"python -m pytest {options} {os.path.relpath(item.path)}")
+        )
     return report
 
 

@@ -10,6 +10,7 @@ branch of a kernel counts as reached if any instruction set reaches it.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
@@ -56,8 +57,13 @@ nothing."""
 Key = tuple[str, int, int]  # a function's name, a line, the number of a branch from 1 on; 0: none
 
 
-def main(argv: list[str]) -> int:
-    if "--keep" not in argv:
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.cover", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--missing", action="store_true", help="print lines not reached, too")
+    parser.add_argument("--keep", action="store_true", help="count on from the last run")
+    args = parser.parse_args()
+    if not args.keep:
         run()
     totals: dict[str, list[int]] = {}
     for file, counts in sorted(counts_of_files().items()):
@@ -68,7 +74,7 @@ def main(argv: list[str]) -> int:
         numbers = *_reached(lines.values()), *_reached(branches)
         for name in (file, file.rpartition("/")[0], "in all"):
             totals[name] = [*map(add, totals.get(name, [0] * 4), numbers)]
-        if "--missing" in argv:
+        if args.missing:
             print(file, *[line for line in sorted(lines) if not lines[line]], sep="\n    ")
     for name, (hits, n, taken, m) in sorted(totals.items()):
         print(
@@ -123,4 +129,4 @@ def counts_of_files() -> dict[str, Counter[Key]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -6,6 +6,7 @@ A line of code has something on it besides a comment, and is not part of a docst
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections import Counter
@@ -84,6 +85,7 @@ def total(lines: Counter[str], under: str) -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser("python -m tests.lines", description=__doc__).parse_args()
     lines = by_room()
     for name, n in sorted(lines.items()):
         print(f"{n:7,} {name}")

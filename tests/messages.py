@@ -6,9 +6,9 @@ A message is the text of a `raise` or of a call of `warn`, and in C of `PyErr_Fo
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -87,4 +87,6 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser("python -m tests.messages", description=__doc__)
+    parser.add_argument("words", nargs="*", help="print messages with one of these; by default all")
+    main(parser.parse_args().words)

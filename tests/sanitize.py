@@ -57,6 +57,7 @@ SANITIZERS: Final = {
             "tests/core/machine",
             "tests/eager/test_threads.py",
             "tests/eager/transform/test_batch.py",
+            "tests/walks/test_machines.py",
         ),
         (
             ("tests.fuzz", "machines", "--programs", "1000", "--memory", "0"),
@@ -78,6 +79,9 @@ SANITIZERS: Final = {
 
 
 def main(argv: list[str]) -> int:
+    if argv in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     names = [argv[0]] if argv and argv[0] in SANITIZERS else [*SANITIZERS]
     rest = argv[1:] if argv and argv[0] in SANITIZERS else argv
     return max([run(name, rest, quick=rest == ["--quick"]) for name in names])

@@ -4,6 +4,8 @@ A docstring about tensors says their shapes, and names the classes of `ml.errors
 raises. Wrong calls stand in its block `Refuses`; right calls with another operand are wrong, too.
 Each must raise an error that the docstring names. Each error that it names must come from a wrong
 call. The docstring of `mlvm.eager` names errors of all functions, which are not looked for here.
+
+    python -m pytest tests/test_docstring_claims.py -k conv2d      # the `Refuses` block of conv2d
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from mlvm.machines.wire import WireVM
 from mlvm.show import picture as _picture  # noqa: F401 (these add methods, once imported)
 from mlvm.show import report as _report  # noqa: F401
 from mlvm.show import trace as _trace  # noqa: F401
-from tests.brief import refuses
+from tests.brief import cases, refuses
 from tests.cases import CASES
 from tests.test_docstrings import public
 
@@ -339,13 +341,19 @@ def test_docstrings_name_the_errors_that_wrong_operands_raise(
     assert unnamed == {}
 
 
-def test_refuses_blocks_raise_what_they_say(folder: Path) -> None:
-    (folder / "damaged").write_bytes(b"none")
+@pytest.fixture(scope="module")
+def names_in_blocks(folder_of_file: Path) -> Iterator[dict[str, Any]]:
+    """The names that calls in `Refuses` blocks use, and in the working folder their files."""
+    (folder_of_file / "damaged").write_bytes(b"none")
     ml.save("layer", ml.nn.Linear(2, 3))
     names = {**named(), **prepared()}
     with names["group"]:
-        for name, value in callables().items():
-            assert_refused(value, claimed(name), names)
+        yield names
+
+
+@cases("name", *[name for name, value in callables().items() if refusals(value)])
+def test_a_refuses_block_raises_what_it_says(name: str, names_in_blocks: dict[str, Any]) -> None:
+    assert_refused(attrgetter(name)(ml), claimed(name), names_in_blocks)
 
 
 def test_every_error_that_a_docstring_names_is_raised(

@@ -8,6 +8,7 @@ like are arrays of f64; a type such as `f32[2,3]` of what is drawn; or the name 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import io
@@ -199,6 +200,7 @@ def require_words(text: str, line: str, remedy: str) -> None:
 
 def main() -> int:
     """Print how many lines of each group work, and those that are wrong."""
+    argparse.ArgumentParser("python -m tests.one_liners", description=__doc__).parse_args()
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -30,7 +31,7 @@ from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
 from mlvm.parallel.launched import launched
 from mlvm.parallel.tcp import Link, TcpGroup
-from tests.brief import Patch, cases, refuses, with_long
+from tests.brief import Patch, cases, note_calls, refuses, with_long
 from tests.cases.claim_tests import claims
 from tests.parallel import places
 from tests.parallel.joined import SECRET, Joined, free_address
@@ -79,22 +80,14 @@ def test_every_dtype_and_length_has_the_bits_of_threads(three: Joined, monkeypat
 
 
 def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: Patch) -> None:
-    sent: list[tuple[int, int]] = []
-    original = messages.Transport.tell_round
-
-    def counted(self: Any, rank: int, run: int, *rest: Any) -> None:
-        sent.append((self.rank, rank))
-        original(self, rank, run, *rest)
-
-    monkeypatch.setattr(messages.Transport, "tell_round", counted)
+    sent = note_calls(monkeypatch, messages.Transport, "tell_round")
     for size, rounds in ((2, 1), (5, 3), (8, 3)):
         with Joined(size) as members:
             sent.clear()
             members.run(places.reduce)
             assert len(sent) == rounds * size
-            assert {len([1 for each in sent if each[0] == rank]) for rank in range(size)} == {
-                rounds
-            }
+            by_rank = Counter(transport.rank for transport, *_ in sent)
+            assert by_rank == dict.fromkeys(range(size), rounds)
 
 
 # --- what goes wrong -----------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from mlvm.core.op import OPS
 from mlvm.core.ops import linalg
 from mlvm.core.types import Array, DType
-from tests.brief import Patch, cases
+from tests.brief import Patch, cases, note_calls
 from tests.cases.evaluate import evaluate
 
 RNG = np.random.default_rng(8)
@@ -54,23 +52,18 @@ def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
     """So that other threads run meanwhile: numpy keeps the lock for a small result."""
     rng = np.random.default_rng(0)
     kind = DType.named(dtype).numpy
-    pieces: list[int] = []
-    matmul = np.matmul
+    pieces = 0
     shapes = [
         ((3, 100), (100, 2)), ((100,), (100,)), ((2, 3, 100), (2, 100, 3)), ((2, 100), (100,)),
     ]  # fmt: skip
     for left, right in shapes:
         x, y = (rng.integers(0, 100, size=shape).astype(kind) for shape in (left, right))
-        expected = matmul(x, y)
+        expected = np.matmul(x, y)
         out = np.empty(expected.shape, kind)
         with monkeypatch.context() as patch:
             patch.setattr(linalg, "_PIECE", 64)
-
-            def counted(*operands: Any, **keywords: Any) -> Any:
-                pieces.append(1)
-                return matmul(*operands, **keywords)
-
-            patch.setattr(np, "matmul", counted)
+            products = note_calls(patch, np, "matmul")
             OPS["matmul"].kernel(out, x, y)
+        pieces += len(products)
         np.testing.assert_array_equal(out, expected)
-    assert len(pieces) > 4 * len(shapes)
+    assert pieces > 4 * len(shapes)

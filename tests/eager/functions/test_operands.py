@@ -16,7 +16,7 @@ import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
-from tests.brief import cases
+from tests.brief import cases, note_calls
 
 X = np.array([[1.5, -2.0, 3.0], [4.0, 0.5, -6.0]], np.float32)
 Y = np.array([2.0, 4.0, 8.0], np.float32)
@@ -105,14 +105,7 @@ def test_the_way_back_and_pure_products_tell_nothing() -> None:
 @pytest.mark.local(reason="calls of this process's kernels are counted")
 def test_a_mixed_product_is_that_of_f64(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlvm.machines.native.kernels")
-    ran: list[str] = []
-    reference = OPS["matmul"].kernel
-
-    def noted(*arrays: Any, **attributes: Any) -> None:
-        ran.append("reference")
-        reference(*arrays, **attributes)
-
-    monkeypatch.setattr(OPS["matmul"], "kernel", noted)
+    ran = note_calls(monkeypatch, OPS["matmul"], "kernel")
     x = ml.asarray(np.random.default_rng(0).normal(size=(33, 47)))
     w = ml.asarray(np.random.default_rng(1).normal(size=(47, 21)), dtype="f32")
 

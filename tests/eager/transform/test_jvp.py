@@ -16,7 +16,7 @@ from mlvm.core.program.program import Opcode
 from mlvm.eager import nn
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.tensor import Tensor
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, note_calls, refuses
 from tests.trees import assert_close
 
 X = ml.asarray([0.5, 1.25, 2.0], dtype=ml.float64)
@@ -360,13 +360,7 @@ def test_gradients_of_branches_take_little_more_work_with_each_order(
 
 
 def test_a_block_costs_what_is_recorded_in_it(monkeypatch: Patch) -> None:
-    scans: list[int] = []
-
-    def all_views(vm: Any, scan: Callable[..., Any] = recorder._all_views) -> Any:
-        scans.append(1)
-        return scan(vm)
-
-    monkeypatch.setattr(recorder, "_all_views", all_views)
+    scans = note_calls(monkeypatch, recorder, "_all_views")
 
     def fn(x: Tensor) -> Any:
         for _ in range(20):

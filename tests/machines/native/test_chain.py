@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import OPS
-from mlvm.core.ops.half import cast
+from mlvm.core.ops.half import cast, shown
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
 from mlvm.machines.native.planners.chain import PIECE, _Steps, chain_call
 from tests.brief import cases
@@ -157,7 +157,9 @@ def test_a_value_and_its_slope_are_made_in_one_pass(dtype: str, *, approximate: 
     assert call is not None
     call.run(POOLS[1], *outs, converted)
     for name, out in zip(names, outs, strict=True):
-        assert native(name, converted, approximate=approximate).tobytes() == out.tobytes(), name
+        alone = native(name, converted, approximate=approximate)
+        assert alone[1:].tobytes() == out[1:].tobytes(), name
+        assert np.isnan(shown(np.stack([alone[0], out[0]]))).all()  # of signs that compilers choose
     steps = _Steps(chain, [type] * 3).steps
     in_one = dtype in ("f32", "f64") or (dtype == "bf16" and approximate)
     assert (len(steps) == 1 and "_and_slope_" in steps[0].row) == in_one

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import ConnectionLost, EncodingError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
-from mlvm.core.types import Array
 from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, note_calls, refuses
 from tests.cases.claim_tests import claims
 from tests.threads import PATIENCE, start, within
 
@@ -181,14 +180,7 @@ def test_many_fields_of_a_large_message_are_read_at_once(
     writer.sequence([1] * 100_000, Writer.integer)
     sending = start(ours.send, [writer.message(Kind.call)])
     _, reader = theirs.receive()
-    calls: list[int] = []
-    read_into = Incoming.read_into
-
-    def counted(self: Incoming, out: Array) -> None:
-        calls.append(len(out))
-        read_into(self, out)
-
-    monkeypatch.setattr(Incoming, "read_into", counted)
+    calls = note_calls(monkeypatch, Incoming, "read_into")
     assert reader.sequence(Reader.integer) == [1] * 100_000
     assert len(calls) < 30
     sending.result(PATIENCE)

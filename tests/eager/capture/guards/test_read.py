@@ -14,7 +14,7 @@ import mlvm.eager as ml
 from mlvm.eager import nn, optim
 from mlvm.eager.capture.guards.changing import words_of
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from tests.brief import Patch
+from tests.brief import Patch, note_calls
 from tests.eager.capture.guards.changes import OBJECTS, Plain, built
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
@@ -144,19 +144,6 @@ def test_a_change_is_noticed(name: str) -> None:
 # --- what leads to the same, and what cannot be told --------------------------------------------
 
 
-def looks(monkeypatch: Patch) -> list[None]:
-    """One item for each look from now on."""
-    scans: list[None] = []
-    init = GuardSet.__init__
-
-    def counted(self: GuardSet, *args: Any, **kwargs: Any) -> None:
-        scans.append(None)
-        init(self, *args, **kwargs)
-
-    monkeypatch.setattr(GuardSet, "__init__", counted)
-    return scans
-
-
 def test_steady_calls_look_once(monkeypatch: Patch) -> None:
     layer = Layer()
     optimizer = optim.AdamW(layer, 0.1)
@@ -176,7 +163,7 @@ def test_steady_calls_look_once(monkeypatch: Patch) -> None:
 
     for i in range(6):
         same(i)
-    scans = looks(monkeypatch)
+    scans = note_calls(monkeypatch, GuardSet, "__init__")
     for i in range(6, 20):
         same(i)
     assert len(scans) == 0

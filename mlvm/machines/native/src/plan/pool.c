@@ -21,6 +21,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(memory, nbytes) ((void)(memory), (void)(nbytes))
+#define ASAN_UNPOISON_MEMORY_REGION(memory, nbytes) ((void)(memory), (void)(nbytes))
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 #define PAUSE() __builtin_ia32_pause()
 #else
@@ -79,14 +86,16 @@ int process_number(void)
     return processes;
 }
 
+/* The bytes of an allocation. */
+static int64_t whole(int64_t nbytes)
+{
+    return nbytes <= 0 ? ALIGNMENT : (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 static void *aligned(int64_t nbytes)
 {
     void *memory = NULL;
-    if (nbytes <= 0)
-        nbytes = ALIGNMENT;
-    if (posix_memalign(&memory, ALIGNMENT, (size_t)((nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT)))
-        return NULL;
-    return memory;
+    return posix_memalign(&memory, ALIGNMENT, (size_t)whole(nbytes)) ? NULL : memory;
 }
 
 Pool *pool_new(int threads, int pinned, double worth_sharing)
@@ -143,13 +152,24 @@ int pool_reserve(Pool *pool, int64_t scratch, int64_t shared)
     return 0;
 }
 
+/* Run units. Under the address sanitizer a call has the scratch memory it asks for, not what is reserved. */
+static int run_units(const Pool *pool, const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                     char *scratch)
+{
+    size_t rest = scratch ? (size_t)(whole(pool->scratch) - call->scratch) : 0;
+    ASAN_POISON_MEMORY_REGION(scratch + call->scratch, rest);
+    int result = call->kernel->run(call, p, begin, end, scratch);
+    ASAN_UNPOISON_MEMORY_REGION(scratch + call->scratch, rest);
+    return result;
+}
+
 static void do_share(Member *member, char *scratch)
 {
     const Pool *pool = member->pool;
     const KernelCall *call = pool->call;
     int64_t begin = call->units * member->index / pool->threads;
     int64_t end = call->units * (member->index + 1) / pool->threads;
-    member->result = begin < end ? call->kernel->run(call, pool->p, begin, end, scratch) : 0;
+    member->result = begin < end ? run_units(pool, call, pool->p, begin, end, scratch) : 0;
 }
 
 /* Whether the member's share of this job is the asker's. There is no next job before all are done. */
@@ -268,7 +288,7 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
     p[call->nparams] = pool->shared_bytes;
     if (pool->threads == 1 || call->units == 1 || call->work < pool->worth_sharing ||
         (pool->started != processes && !start(pool))) {
-        result = call->kernel->run(call, p, 0, call->units, caller->scratch);
+        result = run_units(pool, call, p, 0, call->units, caller->scratch);
     } else {
         pool->call = call;
         pool->p = p;
