@@ -108,6 +108,9 @@ def test_allocating_resets_nothing() -> None:
     assert scope.get() is None
     assert tensor.handle != STALE
     assert arena.used == ROW.nbytes
+    with arena.allocating(), arena:
+        pass
+    assert tensor.handle == STALE  # `with arena:` inside resets
 
 
 # --- limits ---------------------------------------------------------------------------
