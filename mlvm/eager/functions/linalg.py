@@ -211,12 +211,20 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
     first, second = _contracted(axes, (type_of(x1), type_of(x2)))
     rows = [i for i in range(x1.ndim) if i not in first]
     wide = [i for i in range(x2.ndim) if i not in second]
-    inner = math.prod(x1.shape[i] for i in first)
-    shape = *(x1.shape[i] for i in rows), *(x2.shape[i] for i in wide)
-    high, width = math.prod(shape[: len(rows)]), math.prod(shape[len(rows) :])
-    left = shapes.reshape(shapes.permute_dims(x1, (*rows, *first)), (high, inner))
-    right = shapes.reshape(shapes.permute_dims(x2, (*second, *wide)), (inner, width))
-    return shapes.reshape(op.matmul(left, right), shape)
+    product = op.matmul(_as_matrix(x1, rows, first), _as_matrix(x2, second, wide))
+    if len(rows) == len(wide) == 1:
+        return product
+    return shapes.reshape(product, [*(x1.shape[i] for i in rows), *(x2.shape[i] for i in wide)])
+
+
+def _as_matrix(x: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """View x as a matrix, of which some axes are the rows and the others the columns."""
+    axes = [*rows, *columns]
+    if axes != [*range(len(axes))]:
+        x = shapes.permute_dims(x, axes)
+    if len(rows) == len(columns) == 1:
+        return x
+    return shapes.reshape(x, [math.prod(x.shape[: len(rows)]), math.prod(x.shape[len(rows) :])])
 
 
 def _contracted(

@@ -66,12 +66,13 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
     rest = any(each.kind is each.VAR_POSITIONAL for each in operands)
     leads = bool(operands) and operands[0].annotation == "Tensor"
     is_method = fn.__name__ == "__call__"  # the class names it
-    end = None if rest else 1 + max(map(parameters.index, operands), default=-1)
+    places = [*map(parameters.index, operands)]
+    first, end = min(places, default=0), None if rest else 1 + max(places, default=-1)
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         try:
-            values = args[:end]
+            values = args[first:end]
             if keywords and by_keyword:
                 values += tuple([keywords[name] for name in by_keyword if name in keywords])
             for x in values:
