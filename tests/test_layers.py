@@ -74,8 +74,8 @@ BUDGET = {
     "mlvm/step": 3_590,
     "mlvm/parallel": 3_167,
     "mlvm/eager": 884,
-    "mlvm/eager/tensor": 2_162,
-    "mlvm/eager/functions": 4_799,
+    "mlvm/eager/tensor": 2_163,
+    "mlvm/eager/functions": 4_804,
     "mlvm/eager/recording": 1_085,
     "mlvm/eager/autodiff": 2_360,
     "mlvm/eager/control": 1_678,
@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_027,
-    "tests": 55_982,
+    "tests": 55_985,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
