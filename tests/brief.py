@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,16 +125,20 @@ def cases(names: str, *rows: Any, ids: Any = None) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, rows, ids=ids)
 
 
-def note_calls(patch: Patch, owner: Any, name: str) -> list[tuple[Any, ...]]:
-    """Return a list to which each call of the function or method adds its arguments from now on."""
-    function, calls = getattr(owner, name), list[tuple[Any, ...]]()
+def count_calls(patch: Patch, owner: Any, *names: str) -> Counter[str]:
+    """Count the calls of these functions or methods, by name, from now on."""
+    counts = Counter[str]()
 
-    def noted(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        return function(*args, **options)
+    def counted(name: str, function: Fn) -> Fn:
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **options)
 
-    patch.setattr(owner, name, noted)
-    return calls
+        return call
+
+    for name in names:
+        patch.setattr(owner, name, counted(name, getattr(owner, name)))
+    return counts
 
 
 def with_long(quick: Any, whole: Any) -> Any:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -251,8 +252,9 @@ def _leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.args_source == pytest.Config.ArgsSource.TESTPATHS and lines - matches.keys():
         raise pytest.UsageError(f"long.txt: no tests {sorted(lines - matches.keys())}")
     long = {item for each in matches.values() for item in each}
-    config.hook.pytest_deselected(items=[*long])
-    items[:] = [item for item in items if item not in long]
+    if len(long) < len(items):  # else all that was asked for
+        config.hook.pytest_deselected(items=[*long])
+        items[:] = [item for item in items if item not in long]
 
 
 def _crossing(item: pytest.Item) -> dict[str, Any]:
@@ -272,15 +274,20 @@ def _crossing(item: pytest.Item) -> dict[str, Any]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Print the command that runs a failed test of a walk, and that alone."""
+    """Print the command that runs a failed test alone, and the place of its row in a table."""
     report = yield
-    crossing = _crossing(item)
-    if report.failed and crossing:
-        options = " ".join(f"--{key} {value}" for key, value in crossing.items())
-        options += " --long" * item.config.getoption("--long")
-        report.sections.append(
-            ("this alone", f"python -m pytest {options} {os.path.relpath(item.path)}")
-        )
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if report.failed and params:
+        crossing, config = _crossing(item), item.config
+        keys = "device", "long", "native", "remote"
+        whole = {key: value for key in keys if (value := config.getoption(key))}
+        given = [f"--{key} {value}" for key, value in (crossing | whole).items()]
+        options = [option.removesuffix(" True") for option in given]
+        file = os.path.relpath(item.path, config.invocation_params.dir)
+        test = file if crossing else file + item.nodeid[item.nodeid.index("::") :]
+        command = " ".join(["python -m pytest", *options, shlex.quote(test)])
+        rows = [x.place for x in params.values() if hasattr(x, "place")]
+        report.sections += [("this alone", command), *[("its row", row) for row in rows]]
     return report
 
 

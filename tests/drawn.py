@@ -1,4 +1,4 @@
-"""The SVG that is drawn, read."""
+"""Elements of drawn SVG, as tests read them."""
 
 from __future__ import annotations
 

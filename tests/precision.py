@@ -27,7 +27,7 @@ def curves(model: str, epochs: int, learning_rate: float) -> Iterator[tuple[str,
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m tests.precision", description=__doc__)
     parser.add_argument("--model", default="mlp_mixer")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=5e-3)

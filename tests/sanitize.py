@@ -79,9 +79,12 @@ SANITIZERS: Final = {
 
 
 def main(argv: list[str]) -> int:
-    if argv in (["-h"], ["--help"]):
+    if not {"-h", "--help"}.isdisjoint(argv):
         print(__doc__)
         return 0
+    if argv and argv[0] not in SANITIZERS and argv[0][0] != "-":
+        print(f"expected {' or '.join(SANITIZERS)}, or options of pytest, got {argv[0]}")
+        return 2
     names = [argv[0]] if argv and argv[0] in SANITIZERS else [*SANITIZERS]
     rest = argv[1:] if argv and argv[0] in SANITIZERS else argv
     return max([run(name, rest, quick=rest == ["--quick"]) for name in names])

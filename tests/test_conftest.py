@@ -1,7 +1,8 @@
-"""The options of `tests/conftest.py` that choose among the cases of walks."""
+"""The options of `tests/conftest.py` that choose tests, and tables that no test would read."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.brief import ROOT, output_of, run_python
@@ -18,3 +19,9 @@ def test_a_failed_walk_prints_the_command_that_runs_it_alone(tmp_path: Path) -> 
     alone = "python -m pytest --op negative --case 0 --machine reference"
     assert alone in done.stdout, done.stdout + done.stderr
     output_of(*alone.split()[1:])  # without the wrong sum
+
+
+def test_each_table_of_claims_is_read() -> None:
+    sources = "".join(file.read_text("utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    tables = {file.stem for file in (ROOT / "tests" / "cases" / "claims").iterdir()}
+    assert tables == {*re.findall(r'\bclaims\("(\w+)", ', sources)}

@@ -181,6 +181,8 @@ def refusals(value: object) -> list[tuple[str, str]]:
     """Return the wrong calls in the `Refuses` block of a docstring, each with its error."""
     block = REFUSES.search(inspect.getdoc(value) or "")
     text = block[0].partition("\n")[2] if block is not None else ""
+    if rest := CALL.sub("", text).strip():
+        raise ValueError(f"expected two spaces before '# Error' in a block Refuses, got {rest}")
     return [(call.strip(), error) for call, error in CALL.findall(text)]
 
 

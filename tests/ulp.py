@@ -124,10 +124,12 @@ def limit(name: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m tests.ulp", description=__doc__)
     parser.add_argument("names", nargs="*", default=[*FUNCTIONS])
     parser.add_argument("--sample", type=int, default=1, metavar="N", help="every N-th input")
     options = parser.parse_args()
+    if unknown := {*options.names} - {*FUNCTIONS}:
+        parser.error(f"names: expected {', '.join(FUNCTIONS)}, got {', '.join(unknown)}")
     results = all_errors(options.names, options.sample)
     failed = False
     for name, (error, x) in zip(options.names, results, strict=True):

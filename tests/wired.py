@@ -1,4 +1,4 @@
-"""VMs of which tests have nothing but the protocol, and the machines behind them."""
+"""VMs that tests reach by the protocol alone, such as remote ones, and the machines behind them."""
 
 from __future__ import annotations
 

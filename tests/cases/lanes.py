@@ -1,4 +1,4 @@
-"""Cases of the ops by which lanes meet, where x is the same in all."""
+"""Cases of the ops that combine lanes, of operands that are the same in all lanes."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Row:
     def __init__(self, line: Line) -> None:
         text, _, words = line.partition("  # ")
         self.call, _, self.value = text.partition("  =>  ")
-        self.words, self.first = {*words.split(", ")}, line.is_first
+        self.words, self.first, self.place = {*words.split(", ")}, line.is_first, line.place
         if unknown := self.words - WORDS:
             raise ValueError(f"{line.place}: expected words of {sorted(WORDS)}, got {unknown}")
 
@@ -142,15 +142,16 @@ class WrongCall(NamedTuple):
     call: str
     error_name: str
     text: str
+    place: str
 
     @staticmethod
-    def of(line: str) -> WrongCall | None:
+    def of(line: Line) -> WrongCall | None:
         """Parse a line; None for one without an error. Raises `ValueError` for a mere comment."""
         call, is_wrong, rest = line.partition("  # ")
         if not is_wrong and " # " in line:
             raise ValueError(f"expected two spaces before '# Error: text', got {line}")
         error_name, _, text = rest.partition(":")
-        return WrongCall(call, error_name, text[1:]) if is_wrong else None
+        return WrongCall(call, error_name, text[1:], line.place) if is_wrong else None
 
     def error(self, names: dict[str, Any]) -> type[Exception]:
         """Find the class: of these names, of `ml.errors`, or built in."""
@@ -191,12 +192,14 @@ def sections(name: str) -> list[Section]:
     for line in lines(name):
         if line.startswith("== "):
             parts.append(Section(line.strip("= "), []))
-        else:
+        elif parts:
             parts[-1].lines.append(line)
+        else:
+            raise ValueError(f"{line.place}: expected `== title ==` before the rows, got {line}")
     return parts
 
 
-def _check(line: str, names: dict[str, Any]) -> None:
+def _check(line: Line, names: dict[str, Any]) -> None:
     row, _, words = line.partition("  # ")
     valued, wrong = _VALUED.fullmatch(row), WrongCall.of(line)
     if valued is not None:

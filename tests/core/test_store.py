@@ -194,10 +194,8 @@ TestStoreAgainstModel = StoreAgainstModel.TestCase
 @cases("nbytes", -1, MAX_NBYTES + 1)
 def test_an_impossible_size(nbytes: int) -> None:
     store = FreeStore()
-    with pytest.raises(
-        ShapeError, match=f"a storage: expected 0 to {MAX_NBYTES} bytes, got {nbytes}"
-    ):
-        store.alloc_storage(nbytes)
+    text = f"a storage: expected 0 to {MAX_NBYTES} bytes, got {nbytes}"
+    refuses(ShapeError, text, store.alloc_storage, nbytes)
     assert store.consumed == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from typing import Any, Final
 
@@ -10,11 +11,21 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import refuses
-from tests.cases.tables import WrongCall, sections
+from tests.cases.tables import Section, WrongCall, sections
 from tests.eager.tensor.test_tracebacks import assert_short
 
+
+def _setup(section: Section) -> str:
+    """The statements of a section, of which none is a mere call."""
+    lines = [line for line in section.lines if WrongCall.of(line) is None]
+    for line in lines:
+        if isinstance(ast.parse(line).body[-1], ast.Expr):
+            raise ValueError(f"{line.place}: expected `call  # Error: text`, got {line}")
+    return "\n".join(lines)
+
+
 WRONG: Final = [
-    ("\n".join(line for line in section.lines if WrongCall.of(line) is None), call)
+    (_setup(section), call)
     for section in sections("refused_calls.txt")
     for call in map(WrongCall.of, section.lines)
     if call is not None

@@ -131,8 +131,7 @@ def test_a_vm_is_used_from_now_on_without_a_block() -> None:
 
 
 def test_what_is_no_vm_is_not_used() -> None:
-    with pytest.raises(ml.errors.MachineError, match="expected a VM"):
-        ml.use("unix:/run/me")  # type: ignore[arg-type]
+    refuses(ml.errors.MachineError, "expected a VM", ml.use, "unix:/run/me")  # type: ignore[arg-type]
 
 
 def test_an_error_of_a_vm_elsewhere_names_the_line_here(server: Served) -> None:

@@ -305,10 +305,8 @@ def test_an_interrupted_write_leaves_the_queue_as_it_was() -> None:
 def test_programs_elsewhere_take_no_elements() -> None:
     q = QueueTensor(WireVM(VM("far")), PAIR, 1)
     assert not q.in_programs
-    with pytest.raises(
-        ArenaError, match="in this process's memory, and far has its own; get them here"
-    ):
-        q.emit(ProgramBuilder())
+    text = "in this process's memory, and far has its own; get them here"
+    refuses(ArenaError, text, q.emit, ProgramBuilder())
 
 
 def test_a_dry_vm_has_no_slots() -> None:

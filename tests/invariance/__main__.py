@@ -17,6 +17,7 @@ import argparse
 import sys
 from collections import Counter
 
+from mlvm.core.op import OPS
 from mlvm.machines.native import extension
 from tests.invariance.machines import machines, outside
 from tests.invariance.samples import samples
@@ -26,7 +27,9 @@ from tests.invariance.walk import COUNTS, DTYPES, differing, rows_of
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.invariance", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--op", action="append", metavar="NAME", help="only this one (repeatable)")
+    parser.add_argument(
+        "--op", action="append", choices=OPS, metavar="NAME", help="only this one (repeatable)"
+    )
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="only this one")
     parser.add_argument("--rows", nargs="+", type=int, default=COUNTS, help="so many, of 70")
     parser.add_argument("--machine", default="", help="only those whose names begin so")
@@ -34,6 +37,8 @@ def main() -> int:
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     used = [each for each in machines() if str(each).startswith(options.machine)]
+    if not used:
+        parser.error(f"--machine: expected {', '.join(map(str, machines()))}")
     simd = extension.EXTENSION and extension.EXTENSION.simd()
     tried: Counter[str] = Counter()
     wrong: Counter[str] = Counter()

@@ -322,8 +322,7 @@ def test_threads_stay_on_their_cores() -> None:
         assert group.run(lambda rank, vm: os.sched_getaffinity(0)) == [{core}, {core}]
     assert os.sched_getaffinity(0) == there
     for cores in ([core], [core, max(there) + 1], [core, "x"]):
-        with pytest.raises(GroupError, match="cores are one for each of 2 members"):
-            Group(2, cores=cores)  # type: ignore[arg-type]
+        refuses(GroupError, "cores are one for each of 2 members", Group, 2, cores=cores)  # type: ignore[arg-type]
 
 
 def test_elsewhere_threads_cannot_be_pinned(monkeypatch: Patch) -> None:

@@ -211,6 +211,8 @@ def compared(a: Checkout, b: Checkout, fuzzed: Sequence[str], only: str) -> Iter
         yield f"models and examples differ: {sorted({*lists[0]} ^ {*lists[1]})}"
     both = [part for part in lists[0] if part in lists[1]]
     parts = [part for part in (*both, *fuzzed) if only in part]
+    if not parts:
+        raise SystemExit(f"--only {only}: expected a text in one of {', '.join(both)}")
     start, checked, names, broken = time.monotonic(), set[str](), 0, 0
     chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
     with ThreadPoolExecutor(2) as pool:

@@ -42,6 +42,8 @@ def saved_steps(folder: Path, functions: int, only: str) -> list[Path]:
     fuzzed = written(folder, functions)
     checkout.run(["list"])
     parts = [x for x in (checkout.out / "list").read_text().splitlines() if "models:" in x]
+    if not any(only in part for part in (*parts, *fuzzed)):
+        raise SystemExit(f"--only {only}: expected a text in one of {', '.join(parts)}")
     parts = [part for part in (*parts, *fuzzed) if only in part]
     chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
 

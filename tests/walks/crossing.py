@@ -22,8 +22,8 @@ def crossed(
     first: bool = False,
     few: bool = False,
 ) -> pytest.MarkDecorator:
-    """Run the test for the `name` and `case` of each suited case; with `first`, of one an op; with
-    `few`, of those with the same attributes and kinds of dtypes one."""
+    """Run the test for the `name` and `case` of each suited case. With `first`, run one case of an
+    op; with `few`, one of those that have the same attributes and kinds of dtypes."""
     params = []
     for name, of_op in cases.items():
         suited = [(i, case) for i, case in enumerate(of_op) if is_suited(name, case)]

@@ -66,8 +66,7 @@ def test_the_form_that_makes_its_result_refuses_operands_when_called() -> None:
 def test_attributes_are_bound_as_the_op_binds_them() -> None:
     assert TABLE.binding("add.out").callee.bind({}) is NO_ATTRIBUTES
     assert TABLE.binding("sum.out").callee.bind({"axis": [0]})["axis"] == (0,)
-    with pytest.raises(ArgumentError, match="no attribute 'colour'"):
-        TABLE.binding("sum").callee.bind({"colour": 1})
+    refuses(ArgumentError, "no attribute 'colour'", TABLE.binding("sum").callee.bind, {"colour": 1})
 
 
 def test_tables_are_independent() -> None:

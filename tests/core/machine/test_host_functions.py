@@ -135,10 +135,8 @@ def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
 def test_what_is_no_value_is_no_result(value: Any) -> None:
     vm = host(lambda frame: frame.push(value))
     kind = type(value).__name__
-    with pytest.raises(
-        MachineError, match=f"f: a result is an array, an int or a str, not a {kind}"
-    ):
-        vm.launch(call_f())
+    text = f"f: a result is an array, an int or a str, not a {kind}"
+    refuses(MachineError, text, vm.launch, call_f())
 
 
 @cases("dtype", np.longdouble, ">f4", object, "U1")

@@ -47,20 +47,18 @@ def test_what_was_not_known_is_looked_at(text: str) -> None:
 def test_a_tensor_of_the_free_store_is_checked_before_an_op_writes_to_it(vm: VM) -> None:
     """No silent broadcast into or from a tensor whose type the verifier could not know."""
     x, y = put(vm, f32s(1, 2)), put(vm, f32s(5))
-    program = main_of(
+    adding = main_of(
         f"push_int {x} | load_global | push_int {y} | load_global | push_const zero"
         '| push_str "add.out" | cfunc 3 0'
     )
-    with pytest.raises(ShapeError, match=r"the result is f32\[1\] and does not fit into f32\[2\]"):
-        vm.launch(program)
+    refuses(ShapeError, r"the result is f32\[1\] and does not fit into f32\[2\]", vm.launch, adding)
     vm.write(y, f32s(6))
     other = put(vm, np.array([1, 2]))
-    program = main_of(
+    adding = main_of(
         f"push_int {other} | load_global | push_const c | push_const c"
         '| push_str "add.out" | cfunc 3 0'
     )
-    with pytest.raises(DTypeError, match=r"the result is f32\[2\] and does not fit into i64\[2\]"):
-        vm.launch(program)
+    refuses(DTypeError, r"the result is f32\[2\] and does not fit into i64\[2\]", vm.launch, adding)
     np.testing.assert_array_equal(vm.read(x), [1, 2])
 
 

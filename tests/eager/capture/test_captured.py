@@ -433,8 +433,7 @@ def test_pads_lie_over_each_other_and_are_refused_as_arguments(vm: Any) -> None:
 
 
 def test_only_functions_are_captured() -> None:
-    with pytest.raises(CaptureError, match="expected a function"):
-        ml.capture(3)  # type: ignore[call-overload]
+    refuses(CaptureError, "expected a function", ml.capture, 3)  # type: ignore[arg-type]
     for name in ("plan", "program", "planned"):
         refuses(CaptureError, "not been called", getattr, ml.capture(lambda: None), name)
 

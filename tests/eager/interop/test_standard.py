@@ -25,8 +25,7 @@ def test_info() -> None:
     }
     assert info.default_dtypes()["indexing"] is ml.int64
     assert info.capabilities()["boolean indexing"]
-    with pytest.raises(ArgumentError, match="expected a VM as device"):
-        info.dtypes(device=0)  # type: ignore[arg-type]
+    refuses(ArgumentError, "expected a VM as device", info.dtypes, device=0)  # type: ignore[arg-type]
 
 
 MADE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from mlvm.core.program.program import Opcode
 from mlvm.eager import nn
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.tensor import Tensor
-from tests.brief import Patch, cases, note_calls, refuses
+from tests.brief import Patch, cases, count_calls, refuses
 from tests.trees import assert_close
 
 X = ml.asarray([0.5, 1.25, 2.0], dtype=ml.float64)
@@ -360,7 +360,7 @@ def test_gradients_of_branches_take_little_more_work_with_each_order(
 
 
 def test_a_block_costs_what_is_recorded_in_it(monkeypatch: Patch) -> None:
-    scans = note_calls(monkeypatch, recorder, "_all_views")
+    scans = count_calls(monkeypatch, recorder, "_all_views")
 
     def fn(x: Tensor) -> Any:
         for _ in range(20):
@@ -368,26 +368,13 @@ def test_a_block_costs_what_is_recorded_in_it(monkeypatch: Patch) -> None:
         return x
 
     assert ml.capture(fn)(ml.ones(2)).tolist() == [2.0**20] * 2
-    assert len(scans) == 1
+    assert scans["_all_views"] == 1
 
 
 @pytest.fixture
 def recorded(monkeypatch: Patch) -> Counter[str]:
     """The numbers of launches and blocks that any recorder has recorded."""
-    counts: Counter[str] = Counter()
-
-    def counted(name: str) -> None:
-        method = getattr(recorder.Recorder, name)
-
-        def count(self: Any, *args: Any, **options: Any) -> Any:
-            counts[name] += 1
-            return method(self, *args, **options)
-
-        monkeypatch.setattr(recorder.Recorder, name, count)
-
-    counted("launch")
-    counted("block")
-    return counts
+    return count_calls(monkeypatch, recorder.Recorder, "launch", "block")
 
 
 def test_branches_inside_a_branch_have_conditions_of_numbers() -> None:

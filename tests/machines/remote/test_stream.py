@@ -18,7 +18,7 @@ from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
 from mlvm.machines.remote import stream
 from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import Patch, cases, note_calls, refuses
+from tests.brief import Patch, cases, count_calls, refuses
 from tests.cases.claim_tests import claims
 from tests.threads import PATIENCE, start, within
 
@@ -180,9 +180,9 @@ def test_many_fields_of_a_large_message_are_read_at_once(
     writer.sequence([1] * 100_000, Writer.integer)
     sending = start(ours.send, [writer.message(Kind.call)])
     _, reader = theirs.receive()
-    calls = note_calls(monkeypatch, Incoming, "read_into")
+    calls = count_calls(monkeypatch, Incoming, "read_into")
     assert reader.sequence(Reader.integer) == [1] * 100_000
-    assert len(calls) < 30
+    assert calls["read_into"] < 30
     sending.result(PATIENCE)
 
 
