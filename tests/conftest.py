@@ -21,7 +21,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import chdir, nullcontext
+from contextlib import chdir, nullcontext, suppress
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
@@ -31,6 +31,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS
 from mlvm.core.vm import VM
 from tests import leftovers
@@ -117,7 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     """One process more than cores: some tests wait for others, for sockets or for time."""
-    return (yield) + ("PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ)
+    return (yield) + (not os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", "").isdecimal())
 
 
 def _choices(config: pytest.Config) -> dict[str, Any]:
@@ -167,10 +168,16 @@ def _collections_are_short() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_seed_before() -> None:
-    """Have new VMs begin with the keys of a process without a seed, whatever ran before."""
+    """Have new VMs and the default one begin with the keys of a process without a seed, whatever
+    ran before."""
     random: Any = sys.modules.get("mlvm.eager.functions.random")
     if random is not None:
         random.process.seed, random.process.alone = 0, None
+        for vm in import_module("mlvm.eager.tensor.context")._default_vms:
+            with suppress(MlvmError):  # a test may have closed it
+                keys = random.prepare(vm)
+                keys.write(random._words(0, 1))
+                keys.is_seeded = False
 
 
 WALKS = (
@@ -196,7 +203,7 @@ def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Have every other process begin with the last file. In a new checkout pytest rewrites the
-    assertions of each, for seconds in all: of two processes each does a half for both."""
+    assertions of each, for seconds in all: those that begin at one end do a half for the others."""
     report = yield
     if isinstance(collector, pytest.Dir) and os.environ.get("PYTEST_XDIST_WORKER", "")[-1:] in ODD:
         report.result = report.result[::-1]
@@ -281,8 +288,7 @@ def pytest_runtest_makereport(
         crossing, config = _crossing(item), item.config
         keys = "device", "long", "native", "remote"
         whole = {key: value for key in keys if (value := config.getoption(key))}
-        given = [f"--{key} {value}" for key, value in (crossing | whole).items()]
-        options = [option.removesuffix(" True") for option in given]
+        options = [f"--{k} {v}".removesuffix(" True") for k, v in (crossing | whole).items()]
         file = os.path.relpath(item.path, config.invocation_params.dir)
         test = file if crossing else file + item.nodeid[item.nodeid.index("::") :]
         command = " ".join(["python -m pytest", *options, shlex.quote(test)])

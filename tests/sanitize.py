@@ -83,8 +83,7 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     if argv and argv[0] not in SANITIZERS and argv[0][0] != "-":
-        print(f"expected {' or '.join(SANITIZERS)}, or options of pytest, got {argv[0]}")
-        return 2
+        raise SystemExit(f"expected {', '.join(SANITIZERS)} or options of pytest, got {argv[0]}")
     names = [argv[0]] if argv and argv[0] in SANITIZERS else [*SANITIZERS]
     rest = argv[1:] if argv and argv[0] in SANITIZERS else argv
     return max([run(name, rest, quick=rest == ["--quick"]) for name in names])

@@ -353,9 +353,11 @@ def names_in_blocks(folder_of_file: Path) -> Iterator[dict[str, Any]]:
         yield names
 
 
-@cases("name", *[name for name, value in callables().items() if refusals(value)])
-def test_a_refuses_block_raises_what_it_says(name: str, names_in_blocks: dict[str, Any]) -> None:
-    assert_refused(attrgetter(name)(ml), claimed(name), names_in_blocks)
+@cases("function", *[name for name, value in callables().items() if refusals(value)])
+def test_a_refuses_block_raises_what_it_says(
+    function: str, names_in_blocks: dict[str, Any]
+) -> None:
+    assert_refused(attrgetter(function)(ml), claimed(function), names_in_blocks)
 
 
 def test_every_error_that_a_docstring_names_is_raised(

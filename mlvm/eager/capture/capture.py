@@ -614,8 +614,9 @@ def capture(
     of the program. A changed Python number among the arguments or in a field of a Module or an
     optimizer retraces once. From then on it is an input of the program, unless Python code needs
     its value. Tensors that the function reaches are used where they lie, and updated in place.
-    Random keys advance. Each call allocates its results in the current arena. Temporaries lie in
-    scratch memory of the captured function; `plan` has its size.
+    Random keys advance. Each call allocates its results in the current arena, or in that of a
+    field that it binds to them. Temporaries lie in scratch memory of the captured function; `plan`
+    has its size.
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
     no memory. With `recompute`, cheap values are computed again for the backward pass instead of

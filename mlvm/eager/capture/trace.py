@@ -89,8 +89,8 @@ class Output(NamedTuple):
         arena, field = current, self.field
         if field is not None and isinstance(field.value, Tensor):
             of_field = field.value.arena
-            is_usable = of_field.__class__ is Arena and of_field.vm is current.vm
-            arena = of_field if is_usable else current
+            is_open = of_field.__class__ is Arena and not of_field.closed
+            arena = of_field if is_open and of_field.vm is current.vm else current
         out = arena.alloc(self.type, Tensor)
         out.tape = None
         return out

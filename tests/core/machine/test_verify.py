@@ -53,11 +53,9 @@ def test_a_malformed_program_is_refused_with_its_place(text: str, error: str) ->
 
 def test_an_unknown_function_is_refused_with_its_place() -> None:
     program = straight(*X, ("push_str", "negativ"), ("cfunc", 1, 1), "halt")
-    with pytest.raises(
-        UnknownFunction, match=r"^no function 'negativ'; did you mean negative"
-    ) as e:
-        verify(program, TABLE)
-    assert e.value.__notes__ == ["at main, pc 2: cfunc 1 1"]
+    text = r"^no function 'negativ'; did you mean negative"
+    error = refuses(UnknownFunction, text, verify, program, TABLE)
+    assert error.__notes__ == ["at main, pc 2: cfunc 1 1"]
 
 
 def test_operands_are_checked_where_their_types_are_known() -> None:
@@ -152,9 +150,9 @@ def test_operands_are_checked_in_the_function_that_gets_them() -> None:
         '.func f 2 1 | get -2 | get -1 | push_str "add" | cfunc 2 1 | return 1',
     )
     verify(program, TABLE, [VECTOR])
-    with pytest.raises(ShapeError, match=r"add\(f32\[2\], f32\[3\]\)") as caught:
-        verify(program, TABLE, [TensorType(f32, (3,))])
-    assert caught.value.__notes__ == ["at f, pc 3: cfunc 2 1"]
+    types = [TensorType(f32, (3,))]
+    caught = refuses(ShapeError, r"add\(f32\[2\], f32\[3\]\)", verify, program, TABLE, types)
+    assert caught.__notes__ == ["at f, pc 3: cfunc 2 1"]
 
 
 def test_recursion_ends_where_no_more_is_learnt() -> None:

@@ -298,8 +298,7 @@ def test_an_error_in_vjp_leaves_nothing_behind(arena: Arena) -> None:
     x = tensor([1.0, 2.0, 3.0])
     used = arena.used
     for function in (_raise, op.argmax):
-        with pytest.raises((ZeroDivisionError, GradientError)) as raised:
-            vjp(function, x)
+        raised = refuses((ZeroDivisionError, GradientError), "", vjp, function, x)
         assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
         del raised
     assert arena.used == used

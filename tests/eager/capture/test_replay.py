@@ -124,11 +124,10 @@ def test_a_refused_value_raises_once_and_names_the_line(launches: list[Any]) -> 
     captured = warmed(step, index)
     before = len(launches)
     index[...] = 7
-    with pytest.raises(ml.errors.MlvmError) as caught:
-        captured(index)
+    caught = refuses(ml.errors.MlvmError, "", captured, index)
     assert len(launches) == before
     line = step.__code__.co_firstlineno + 2
-    assert any(f"test_replay.py:{line}" in note for note in caught.value.__notes__)
+    assert any(f"test_replay.py:{line}" in note for note in caught.__notes__)
     assert counts.tolist() == [6.0, 6.0]
     index[...] = 1
     assert captured(index).tolist() == [2.0, 2.0]

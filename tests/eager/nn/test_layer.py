@@ -76,9 +76,8 @@ I = ml.asarray([0, 4])  # noqa: E741
 
 
 def notes(call: Callable[[], object]) -> list[str]:
-    with pytest.raises(MlvmError) as caught:
-        call()
-    return getattr(caught.value, "__notes__", [])
+    caught = refuses(MlvmError, "", call)
+    return getattr(caught, "__notes__", [])
 
 
 @pytest.mark.filterwarnings("ignore:matmul")  # buffers stay f32
@@ -125,10 +124,9 @@ def test_a_value_that_is_refused_when_a_program_runs_again() -> None:
     model = Tree()
     step = ml.capture(lambda i: model(i, 2))
     step(I)
-    with pytest.raises(PositionRefused) as caught:
-        step(ml.asarray([0, 7]))
+    caught = refuses(PositionRefused, "", step, ml.asarray([0, 7]))
     place = line_in(Net, "self.words(i)")
-    assert caught.value.__notes__[-1].endswith(f"{place}, in words")
+    assert caught.__notes__[-1].endswith(f"{place}, in words")
     assert notes(lambda: model(ml.asarray([7])))[0] == f"in words, {place}"
 
 

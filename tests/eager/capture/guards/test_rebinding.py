@@ -209,6 +209,15 @@ def test_what_is_rebound_each_time_is_one_program_and_no_memory(vm: Any, fn: Any
     assert state.a.arena.name == "weights"
 
 
+def test_a_field_of_a_closed_arena_is_rebound_in_the_current_one(vm: Any) -> None:
+    state, old = State(), ml.Arena(vm, "old")
+    with old.allocating():
+        state.b = ml.ones(3)
+    old.close()
+    ml.capture(only_written)(state, ml.ones(3))
+    assert state.b.tolist() == [2.0] * 3
+
+
 class Normalize(nn.Module):
     """Batch normalisation, whose running mean is a buffer that each call rebinds."""
 

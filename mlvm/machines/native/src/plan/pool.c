@@ -152,13 +152,14 @@ int pool_reserve(Pool *pool, int64_t scratch, int64_t shared)
     return 0;
 }
 
-/* Run units. Under the address sanitizer a call has the scratch memory it asks for, not what is reserved. */
-static int run_units(const Pool *pool, const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                     char *scratch)
+/* Run units, or `finish` after all of them. Under the address sanitizer a call has the scratch memory that it
+ * asks for, not all that is reserved. */
+static int run_units(KernelFn run, const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                     char *scratch, int64_t reserved)
 {
-    size_t rest = scratch ? (size_t)(whole(pool->scratch) - call->scratch) : 0;
+    size_t rest = scratch ? (size_t)(whole(reserved) - call->scratch) : 0;
     ASAN_POISON_MEMORY_REGION(scratch + call->scratch, rest);
-    int result = call->kernel->run(call, p, begin, end, scratch);
+    int result = run(call, p, begin, end, scratch);
     ASAN_UNPOISON_MEMORY_REGION(scratch + call->scratch, rest);
     return result;
 }
@@ -169,7 +170,9 @@ static void do_share(Member *member, char *scratch)
     const KernelCall *call = pool->call;
     int64_t begin = call->units * member->index / pool->threads;
     int64_t end = call->units * (member->index + 1) / pool->threads;
-    member->result = begin < end ? run_units(pool, call, pool->p, begin, end, scratch) : 0;
+    member->result = 0;
+    if (begin < end)
+        member->result = run_units(call->kernel->run, call, pool->p, begin, end, scratch, pool->scratch);
 }
 
 /* Whether the member's share of this job is the asker's. There is no next job before all are done. */
@@ -272,9 +275,9 @@ int run_alone(const KernelCall *call, char **p)
     int result = -1;
     if (scratch && shared) {
         p[call->nparams] = shared;
-        result = call->kernel->run(call, p, 0, call->units, scratch);
+        result = run_units(call->kernel->run, call, p, 0, call->units, scratch, call->scratch);
         if (!result && call->kernel->finish)
-            result = call->kernel->finish(call, p, 0, call->units, scratch);
+            result = run_units(call->kernel->finish, call, p, 0, call->units, scratch, call->scratch);
     }
     free(scratch);
     free(shared);
@@ -288,7 +291,7 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
     p[call->nparams] = pool->shared_bytes;
     if (pool->threads == 1 || call->units == 1 || call->work < pool->worth_sharing ||
         (pool->started != processes && !start(pool))) {
-        result = run_units(pool, call, p, 0, call->units, caller->scratch);
+        result = run_units(call->kernel->run, call, p, 0, call->units, caller->scratch, pool->scratch);
     } else {
         pool->call = call;
         pool->p = p;
@@ -324,7 +327,7 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
         }
     }
     if (!result && call->kernel->finish)
-        result = call->kernel->finish(call, p, 0, call->units, caller->scratch);
+        result = run_units(call->kernel->finish, call, p, 0, call->units, caller->scratch, pool->scratch);
     return result;
 }
 
