@@ -344,7 +344,7 @@ def test_docstrings_name_the_errors_that_wrong_operands_raise(
 
 
 @pytest.fixture(scope="module")
-def names_in_blocks(folder_of_file: Path) -> Iterator[dict[str, Any]]:
+def block_names(folder_of_file: Path) -> Iterator[dict[str, Any]]:
     """The names that calls in `Refuses` blocks use, and in the working folder their files."""
     (folder_of_file / "damaged").write_bytes(b"none")
     ml.save("layer", ml.nn.Linear(2, 3))
@@ -354,10 +354,8 @@ def names_in_blocks(folder_of_file: Path) -> Iterator[dict[str, Any]]:
 
 
 @cases("function", *[name for name, value in callables().items() if refusals(value)])
-def test_a_refuses_block_raises_what_it_says(
-    function: str, names_in_blocks: dict[str, Any]
-) -> None:
-    assert_refused(attrgetter(function)(ml), claimed(function), names_in_blocks)
+def test_a_refuses_block_raises_what_it_says(function: str, block_names: dict[str, Any]) -> None:
+    assert_refused(attrgetter(function)(ml), claimed(function), block_names)
 
 
 def test_every_error_that_a_docstring_names_is_raised(

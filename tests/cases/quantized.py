@@ -186,7 +186,10 @@ CASES: dict[str, list[Case]] = {
         )
         for x in (np.int8, np.uint8)
         for y in (np.int8, np.uint8)
-        for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64), ((41,), 140, 150))
+        for m, n, k in (
+            *(((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64)),
+            *(((41,), n, 150) for n in (35, 70, 140)),
+        )
     ],
     "integer_conv2d": [
         _image_case(x, kernel, *rest, **how)

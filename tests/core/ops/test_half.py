@@ -110,9 +110,8 @@ def test_numpy_does_not_compute_with_bf16() -> None:
         x + x
     untyped: Any = bf16
     for convert in (np.ones(2).astype, np.dtype):
-        refuses(
-            TypeError, "", convert, untyped
-        )  # by its name alone, numpy would convert to it by integer parts
+        # By its name alone, numpy would convert to it by integer parts.
+        refuses(TypeError, "", convert, untyped)
     assert half.shown(x).tolist() == [1.5, 2.0]
     assert TensorType.of(x) is TensorType("bf16", (2,))
 
