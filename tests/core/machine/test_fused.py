@@ -331,9 +331,9 @@ def test_attributes_that_are_no_chain_are_refused(text: str) -> None:
     attributes: dict[str, Any] = eval(text)
     vm = VM()
     x, y = put(vm, f32s(1)), put(vm, f32s(1))
-    with pytest.raises(errors.ArgumentError) as caught:
-        vm.launch(Program.of_op("fused", 2, attributes, 0), [x, y])
-    assert "fused" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    program = Program.of_op("fused", 2, attributes, 0)
+    e = refuses(errors.ArgumentError, "", vm.launch, program, [x, y])
+    assert "fused" in " ".join([str(e), *getattr(e, "__notes__", ())])
 
 
 def test_equal_attributes_are_one_chain_and_those_that_are_only_equal_in_python_none() -> None:

@@ -83,9 +83,10 @@ class Served(Server):
         return vm
 
     def launch_for_ever(self, vm: RemoteVM) -> Future[Any]:
-        """A launch without an end, which has begun, on a thread."""
+        """A launch without an end, which has begun, on a thread; its program is loaded before."""
+        before = [each["launches"] for each in self.status()["clients"]]
         launching = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
-        wait_for(lambda: any(each["busy"] for each in self.status()["clients"]))
+        wait_for(lambda: [each["launches"] for each in self.status()["clients"]] > before)
         return launching
 
     def __exit__(self, *error: object) -> None:
