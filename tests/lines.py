@@ -16,7 +16,7 @@ from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
 
-C_BUDGET: Final = {"C": 17_210, "JavaScript": 899, "tables of tests": 7_029}
+C_BUDGET: Final = {"C": 17_210, "JavaScript": 899, "tables of tests": 7_030}
 """The most lines of C (with its tables and the device's sources), and of JavaScript, in mlvm/, and
 of tables in tests/, which are text."""
 
