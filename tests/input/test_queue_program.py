@@ -246,10 +246,9 @@ def test_a_program_that_keeps_all_slots_does_not_wait_for_itself(vm: VM) -> None
         b.halt()
     for _ in range(2):
         q.put((np.ones(2, np.float32),))
-    with pytest.raises(QueueEmpty, match="held by tensors that were got by this thread") as caught:
-        vm.launch(b.build())
-    assert "at main, pc 8" in caught.value.__notes__[0]
-    del caught
+    e = refuses(QueueEmpty, "held by tensors that were got by this thread", vm.launch, b.build())
+    assert "at main, pc 8" in e.__notes__[0]
+    del e
     assert q._free.qsize() == 2
 
 
