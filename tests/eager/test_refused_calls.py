@@ -15,21 +15,17 @@ from tests.cases.tables import Section, WrongCall, sections
 from tests.eager.tensor.test_tracebacks import assert_short
 
 
-def _setup(section: Section) -> str:
-    """The statements of a section, of which none is a mere call."""
-    lines = [line for line in section.lines if WrongCall.of(line) is None]
+def _rows(section: Section) -> list[tuple[str, WrongCall]]:
+    """Each wrong call of a section, behind its statements, of which none is a mere call."""
+    calls = [WrongCall.of(line) for line in section.lines]
+    lines = [line for line, call in zip(section.lines, calls, strict=True) if call is None]
     for line in lines:
         if isinstance(ast.parse(line).body[-1], ast.Expr):
             raise ValueError(f"{line.place}: expected `call  # Error: text`, got {line}")
-    return "\n".join(lines)
+    return [("\n".join(lines), call) for call in calls if call is not None]
 
 
-WRONG: Final = [
-    (_setup(section), call)
-    for section in sections("refused_calls.txt")
-    for call in map(WrongCall.of, section.lines)
-    if call is not None
-]
+WRONG: Final = [row for section in sections("refused_calls.txt") for row in _rows(section)]
 """The statements of a section, and a wrong call."""
 INDEX: Final = (IndexError, ValueError)
 

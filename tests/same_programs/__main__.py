@@ -198,6 +198,14 @@ def progress(text: str) -> None:
         print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
+def chosen(parts: Sequence[str], fuzzed: Sequence[str], only: str) -> list[str]:
+    """Return the parts and functions whose names contain the text. Exits if there are none."""
+    named = [part for part in (*parts, *fuzzed) if only in part]
+    if not named:
+        raise SystemExit(f"--only {only}: expected a text in one of {', '.join(parts)}")
+    return named
+
+
 def compared(a: Checkout, b: Checkout, fuzzed: Sequence[str], only: str) -> Iterator[str]:
     """Yield the differences, in words."""
     lists = []
@@ -210,9 +218,7 @@ def compared(a: Checkout, b: Checkout, fuzzed: Sequence[str], only: str) -> Iter
     if lists[0] != lists[1]:
         yield f"models and examples differ: {sorted({*lists[0]} ^ {*lists[1]})}"
     both = [part for part in lists[0] if part in lists[1]]
-    parts = [part for part in (*both, *fuzzed) if only in part]
-    if not parts:
-        raise SystemExit(f"--only {only}: expected a text in one of {', '.join(both)}")
+    parts = chosen(both, fuzzed, only)
     start, checked, names, broken = time.monotonic(), set[str](), 0, 0
     chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
     with ThreadPoolExecutor(2) as pool:

@@ -27,7 +27,7 @@ from mlvm.core.errors import MlvmError
 from mlvm.machines.native import _native
 from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import SavedStep
-from tests.same_programs.__main__ import Checkout, written
+from tests.same_programs.__main__ import Checkout, chosen, written
 from tests.standalone.making import SET, Kernels, difference
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -42,9 +42,7 @@ def saved_steps(folder: Path, functions: int, only: str) -> list[Path]:
     fuzzed = written(folder, functions)
     checkout.run(["list"])
     parts = [x for x in (checkout.out / "list").read_text().splitlines() if "models:" in x]
-    if not any(only in part for part in (*parts, *fuzzed)):
-        raise SystemExit(f"--only {only}: expected a text in one of {', '.join(parts)}")
-    parts = [part for part in (*parts, *fuzzed) if only in part]
+    parts = chosen(parts, fuzzed, only)
     chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
 
     def run(chunk: list[str]) -> str:
