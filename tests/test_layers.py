@@ -90,7 +90,7 @@ BUDGET = {
     "mlvm": 499,
     "models": 3_464,
     "bench": 5_027,
-    "tests": 56_000,
+    "tests": 55_997,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
