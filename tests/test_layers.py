@@ -61,39 +61,38 @@ ROOMS = [
 """Those of `mlvm.eager`, from the floor up: each imports from itself and from those before it.
 Others (`__init__`, `stub`) import from all."""
 
-BUDGET = {
-    "mlvm/core": 6_871,
-    "mlvm/machines": 1_861,
-    "mlvm/machines/native": 2_809,
-    "mlvm/machines/gpu": 3_023,
-    "mlvm/machines/standalone": 1_799,
-    "mlvm/machines/remote": 3_859,
-    "mlvm/arena": 1_356,
-    "mlvm/show": 1_621,
-    "mlvm/input": 1_613,
-    "mlvm/step": 3_590,
-    "mlvm/parallel": 3_167,
-    "mlvm/eager": 884,
-    "mlvm/eager/tensor": 2_163,
-    "mlvm/eager/functions": 4_804,
-    "mlvm/eager/recording": 1_085,
-    "mlvm/eager/autodiff": 2_360,
-    "mlvm/eager/control": 1_678,
-    "mlvm/eager/transform": 2_046,
-    "mlvm/eager/nn": 2_254,
-    "mlvm/eager/parallel": 595,
-    "mlvm/eager/optim": 1_209,
-    "mlvm/eager/files": 863,
-    "mlvm/eager/interop": 479,
-    "mlvm/eager/capture": 3_567,
-    "mlvm/onnx": 5_649,
-    "mlvm": 499,
-    "models": 3_464,
-    "bench": 5_027,
-    "tests": 55_997,
+CEILING = {
+    "mlvm/core": 7_000,
+    "mlvm/machines": 2_000,
+    "mlvm/machines/native": 3_000,
+    "mlvm/machines/gpu": 3_500,
+    "mlvm/machines/standalone": 2_000,
+    "mlvm/machines/remote": 4_000,
+    "mlvm/arena": 1_500,
+    "mlvm/show": 2_000,
+    "mlvm/input": 2_000,
+    "mlvm/step": 4_000,
+    "mlvm/parallel": 3_500,
+    "mlvm/eager": 1_000,
+    "mlvm/eager/tensor": 2_500,
+    "mlvm/eager/functions": 5_000,
+    "mlvm/eager/recording": 1_500,
+    "mlvm/eager/autodiff": 2_500,
+    "mlvm/eager/control": 2_000,
+    "mlvm/eager/transform": 2_500,
+    "mlvm/eager/nn": 2_500,
+    "mlvm/eager/parallel": 1_000,
+    "mlvm/eager/optim": 1_500,
+    "mlvm/eager/files": 1_000,
+    "mlvm/eager/interop": 500,
+    "mlvm/eager/capture": 4_000,
+    "mlvm/onnx": 6_000,
+    "mlvm": 500,
+    "models": 3_500,
+    "bench": 5_500,
+    "tests": 56_000,
 }
-"""Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
-with its reason."""
+"""The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
 
 def modules_of(requirements: list[str]) -> set[str]:
@@ -231,18 +230,18 @@ def test_every_file_of_the_language_is_in_a_room() -> None:
         assert eager_room(module_of(file)) or file.stem in ("__init__", "stub"), file
 
 
-def test_no_room_is_above_its_budget() -> None:
+def test_no_package_is_above_its_ceiling() -> None:
     counted = lines.by_room()
-    assert set(counted) == set(BUDGET)
-    above = {room: (n, BUDGET[room]) for room, n in counted.items() if n > BUDGET[room]}
-    assert not above, "above `BUDGET`, see `make lines`: a higher one needs a line in CHANGELOG"
+    assert set(counted) == set(CEILING)
+    above = {room: (n, CEILING[room]) for room, n in counted.items() if n > CEILING[room]}
+    assert not above, "above `CEILING`: delete code, or raise it by 500 and say why in the commit"
 
 
-def test_no_language_is_above_its_budget() -> None:
+def test_no_language_is_above_its_ceiling() -> None:
     counted = lines.by_language()
-    assert set(counted) == set(lines.C_BUDGET)
-    above = {name: n for name, n in counted.items() if n > lines.C_BUDGET[name]}
-    assert not above, "above `C_BUDGET` of tests/lines.py: a higher one needs a line in CHANGELOG"
+    assert set(counted) == set(lines.C_CEILING)
+    above = {name: n for name, n in counted.items() if n > lines.C_CEILING[name]}
+    assert not above, "above `C_CEILING`: delete code, or raise it by 500 and say why in the commit"
 
 
 def test_every_folder_says_its_job_in_one_sentence() -> None:
