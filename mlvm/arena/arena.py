@@ -78,7 +78,7 @@ class Allocation(AllocationFields):
     def views(self) -> list[Allocation]:
         """Return its views that are alive."""
         region = self.region
-        return _alive(region.views if region is not None else None)
+        return [*region.views] if region is not None else []
 
     def _settle(self) -> None:
         """Become the holder of its region, if it has one."""
@@ -151,14 +151,13 @@ def exchange(x: Allocation, new: Allocation) -> None:
             moved(tensor.region)
         for watcher in tensor.arena._watchers.copy():
             watcher.moved(tensor)
-    views = owner.views if owner is not None else None
-    if base is not None and views is not None:
-        views.pop(id(x), None)
-        views[id(new)] = new
+    if base is not None and owner is not None:
+        owner.remove_view(x)
+        owner.add_view(new)
         for log in view_logs:
             log.note(new)
-    else:
-        for view in _alive(views):
+    elif owner is not None:
+        for view in owner.views:
             view.base = new
 
 
@@ -167,11 +166,11 @@ def rebase(view: Allocation, base: Allocation) -> None:
     twin = base.arena.view(base, view.type)
     old = view.root.region
     view.base, view.arena, view.handle = twin.base, twin.arena, twin.handle
-    if old is not None and old.views is not None:
-        old.views.pop(id(view), None)
+    if old is not None:
+        old.remove_view(view)
     region = base.root.region
-    if region is not None and region.views is not None:
-        region.views[id(view)] = view
+    if region is not None:
+        region.add_view(view)
 
 
 class Guest(Protocol):
@@ -461,11 +460,7 @@ class Arena(ArenaFields):
         tensor.type = type
         tensor.base = root
         tensor.handle = region.handles.get(type) or self._view(region, type)
-        views = region.views
-        if views is None:
-            with self._lock:  # several threads may view one tensor
-                views = region.views = region.views or weakref.WeakValueDictionary()
-        views[id(tensor)] = tensor
+        region.add_view(tensor)
         for log in view_logs:
             log.note(tensor)
         if root.region is not region:  # another thread has ended or moved it meanwhile
@@ -790,9 +785,9 @@ class Arena(ArenaFields):
         if region is None:  # another thread was faster
             return False
         self.used -= region.nbytes  # at once
-        views, region.views = region.views, None
+        views = region.take_views()
         tensor.handle = STALE
-        for view in _alive(views):
+        for view in views:
             view.handle = STALE
         region.bin.append(region)  # from here on another tensor may get it
         return True

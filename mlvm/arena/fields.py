@@ -5,7 +5,9 @@ fast path of eager calls (`language/dispatch.c`) reads and writes without Python
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
+from mlvm.core.locks import new_lock
 from mlvm.machines.native.extension import EXTENSION
 
 
@@ -32,12 +34,42 @@ class _AllocationSlots:
 
 
 class _RegionSlots:
-    """Slots of a `Region`."""
+    """Slots of a `Region`, and the list of its views. With the extension a view is an element of a
+    linked list, so that creating one costs no weak reference."""
 
     __slots__ = (
         *("__weakref__", "storage", "offset", "nbytes", "bin", "number", "handles"),
-        *("holder", "holder_at_reset", "last", "noted", "views"),
+        *("holder", "holder_at_reset", "last", "noted", "watched", "_views"),
     )
+
+    @property
+    def views(self) -> tuple[Any, ...]:
+        """The live views of its tensor, the oldest first."""
+        views = getattr(self, "_views", None)
+        # The references are copied at once, as another thread may add some.
+        references = views.valuerefs() if views else ()
+        return tuple([view for reference in references if (view := reference()) is not None])
+
+    def add_view(self, view: Any) -> None:
+        """List a view until it dies or is removed."""
+        if getattr(self, "_views", None) is None:
+            with _adding:  # several threads may view one tensor
+                if getattr(self, "_views", None) is None:
+                    self._views = WeakValueDictionary[int, Any]()
+        self._views[id(view)] = view
+
+    def remove_view(self, view: Any) -> None:
+        """List a view no longer."""
+        if getattr(self, "_views", None) is not None:
+            self._views.pop(id(view), None)
+
+    def take_views(self) -> tuple[Any, ...]:
+        """Return all views, and list none."""
+        views, self._views = self.views, None
+        return views
+
+
+_adding = new_lock()
 
 
 class _ArenaSlots:

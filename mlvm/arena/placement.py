@@ -46,6 +46,7 @@ class Region(RegionFields):
     holder_at_reset: the holder at the last reset
     last: number of the last reset at which the holder had changed
     noted: a holder and the Python place that allocated it, if lines are noted
+    watched: whether writes to it are counted
     """
 
     __slots__ = ()
@@ -62,8 +63,8 @@ class Region(RegionFields):
         self.holder: Reference | None = None
         self.holder_at_reset: Reference | None = None
         self.last = 0
+        self.watched = False
         self.noted: tuple[Reference, Place | None] | None = None
-        self.views: weakref.WeakValueDictionary[int, Any] | None = None
 
     @property
     def allocated_at(self) -> Place | None:

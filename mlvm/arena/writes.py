@@ -3,7 +3,7 @@
 A `Watch` counts the writes to some tensors of a VM, of any origin: an eager update, another
 captured function, a load, a program launched by hand. All of them pass the VM's `launch`, `write`,
 `swap` and `borrow`, around which the first watch of a VM puts layers. The fast path of eager calls
-writes only to new memory, which has no watch.
+writes only to new memory and to regions that are not `watched`.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class _Writes:
         for region in {*before, *now}:  # a new set, as moves count without the lock
             others = [each for each in self._watches.get(region, ()) if each is not watch]
             self._watches[region] = weakref.WeakSet([*others, watch] if region in now else others)
+            region.watched = bool(self._watches[region])
 
     def _launched(self, program: Program, args: Sequence[TensorHandle]) -> bool:
         """Count the launch's writes. Return whether none is to a watched region."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeAlias
 
-from mlvm.arena.arena import scope
+from mlvm.arena.arena import scope, view_logs
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
 from mlvm.core.types import TensorType
@@ -30,6 +30,7 @@ from mlvm.eager.tensor.apply import (
     OneOp,
     Tensors,
     Types,
+    alias_in_python,
     alias_of,
     apply,
     apply_in_python,
@@ -430,6 +431,9 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
         resolve=plan_for,
         stale=raise_stale,
         reference=weakref.ref,
+    )
+    EXTENSION.install_views(
+        alias=alias_in_python, type=TensorType, view_logs=view_logs, live_tapes=live_tapes
     )
 
 

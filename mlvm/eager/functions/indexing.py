@@ -15,7 +15,7 @@ import operator
 import sys
 from functools import reduce
 from types import EllipsisType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -32,8 +32,9 @@ from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.warn import warn_of_temporary
+from mlvm.eager.tensor.warn import has_temporary_count, warn_of_temporary
 from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
+from mlvm.machines.native.extension import EXTENSION
 
 T = TypeVar("T")
 Item: TypeAlias = "int | slice | Tensor | None"
@@ -296,7 +297,7 @@ def _take_indices(
     return op.take(x, flat, axis=first), flat.shape
 
 
-def setitem(x: Tensor, key: Any, values: Any) -> None:
+def setitem(x: Tensor, key: Any, values: Any, is_temporary: bool | None = None) -> None:
     """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place,
     and no other value. The values broadcast to `x[key]`, and take its dtype, if they
     promote to it. Of several values for one element the last in row-major order stays, and the
@@ -304,7 +305,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
 
     Raises what `x[key]` raises; `DTypeError` if the values are of another kind;
     `ShapeError` if they do not broadcast; `OperandValueError` if a mask selects another number of
-    elements.
+    elements. Warns if x is a temporary, which the caller in C knows.
     """
     references = sys.getrefcount(x)
     keys = key if isinstance(key, tuple) else (key,)
@@ -315,7 +316,8 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
-    warn_of_temporary(references, sys._getframe(1), x.type)
+    if has_temporary_count(references) if is_temporary is None else is_temporary:
+        warn_of_temporary(sys._getframe(1), x.type)
 
 
 def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
@@ -576,5 +578,13 @@ def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any
     return reshape(moveaxis(met, 0, 1), x.shape)
 
 
-Tensor.__getitem__ = getitem
-Tensor.__setitem__ = setitem
+def _delitem(x: Tensor, key: object) -> NoReturn:
+    raise TypeError("a Tensor does not support item deletion: its shape never changes")
+
+
+if EXTENSION is None:
+    Tensor.__getitem__ = getitem
+    Tensor.__setitem__ = setitem
+    Tensor.__delitem__ = _delitem
+else:  # the slots of `AllocationFields`, which leave uncommon keys to these functions
+    EXTENSION.install_indexing(getitem, setitem)

@@ -848,7 +848,7 @@ class Recorder:
                 and x.region is not None
                 and self.outside.holders.get(key) is not reference
             ):
-                alive += [x, *(x.region.views or {}).values()]
+                alive += [x, *x.region.views]
         return [x for x in alive if isinstance(x, Tensor)]
 
     def line_of(self, x: Tensor) -> str | None:
@@ -1007,8 +1007,7 @@ def _all_views(vm: VMProtocol) -> _Views:
     """Return all views on a VM by weak references: other threads' may end meanwhile."""
     views: _Views = {}
     for region in regions(vm).once():
-        if region.views:
-            views.update((view.key, view) for view in region.views.valuerefs())
+        views.update((id(view), weakref.ref(view)) for view in region.views)
     return views
 
 

@@ -21,6 +21,7 @@ from mlvm.eager.tensor.number import Number, is_open, plain
 from mlvm.eager.tensor.precision import warn_of_mixed
 from mlvm.eager.tensor.reading import explain, launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.tensor import untracked as untracked
 from mlvm.machines.native.extension import EXTENSION
 
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
@@ -200,8 +201,9 @@ def _apply_dynamic(
 COPY: Final = one_op("copy")
 
 
-def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
-    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing."""
+def alias_in_python(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
+    """Return the bytes of `x` under another type, recorded as the op `call`; copy nothing. With the
+    C extension, `alias` does this in C for the common case, and calls this for all others."""
     [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
     out.tape = None
@@ -211,11 +213,9 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     return out
 
 
-def untracked(x: Tensor) -> Tensor:
-    """Return another tensor over the bytes of x, which no tape tracks."""
-    out = x.arena.view(x, x.type, Tensor)
-    out.tape = None
-    return out
+alias: Final[Callable[[OneOp, Tensor, TensorType], Tensor]] = (
+    alias_in_python if EXTENSION is None else EXTENSION.alias
+)
 
 
 def alias_of(x: Tensor) -> Tensor:

@@ -31,6 +31,17 @@ from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Size
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.warn import warn_of_row
+from mlvm.machines.native.extension import EXTENSION
+
+
+def _scalar_in_python(_: Tensor) -> None:
+    return None
+
+
+_scalar: Final[Callable[[Tensor], bool | int | float | None]] = (
+    _scalar_in_python if EXTENSION is None else EXTENSION.scalar
+)
+"""Read the one element of an untracked tensor without a launch; None if `item` must read it."""
 
 
 class Tensor(Methods, Allocation):
@@ -140,6 +151,9 @@ class Tensor(Methods, Allocation):
             v.item()  # ShapeError
             ml.grad(lambda x: x * x.item())(ml.asarray(1.0))  # GradientError
         """
+        number = _scalar(self)
+        if number is not None:
+            return number
         array = self._one()
         self._require_untracked()
         return array.item()
@@ -183,14 +197,15 @@ class Tensor(Methods, Allocation):
     __pos__: ClassVar[Callable[[Tensor], Tensor]]
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
     __setitem__: ClassVar[Callable[[Tensor, Any, Any], None]]
+    __delitem__: ClassVar[Callable[[Tensor, Any], NoReturn]]
     """+x, x[key] and x[key] = values: `mlvm.eager.functions` adds them."""
 
     __hash__ = Allocation.__hash__
 
-    def __delitem__(self, key: Any) -> NoReturn:
-        raise TypeError("a Tensor does not support item deletion: its shape never changes")
-
     def __bool__(self) -> bool:
+        number = _scalar(self)
+        if number is not None:
+            return bool(number)
         self._require_one("bool", "only one element is true or false; take ml.all(x) or ml.any(x)")
         return bool(self.item())
 
@@ -267,6 +282,8 @@ def _rows(x: Tensor) -> Iterator[Tensor]:
     """Yield the rows of a tensor. Warn of a row that a loop has updated without effect."""
     for i in range(x.shape[0]):
         row = x[i]
+        if row.base is None:  # an update moves a view, but no other tensor
+            row = untracked(row)
         handle = row.handle
         yield row
         if row.handle != handle and row.handle != STALE and getrefcount(row) == _ROW_IN_LOOP:
@@ -281,6 +298,15 @@ _ROW_IN_LOOP: Final = 3
 def is_tracked(x: Tensor) -> bool:
     """Return whether the current tape tracks x."""
     return x.tape is not None and x.tape is current_tape.get()
+
+
+def untracked(x: Tensor) -> Tensor:
+    """Return another tensor over the bytes of x, which no tape tracks."""
+    out: Tensor | None = None if EXTENSION is None else EXTENSION.view_as(x, x.type)
+    if out is None:
+        out = x.arena.view(x, x.type, Tensor)
+        out.tape = None
+    return out
 
 
 def described(x: object) -> str:

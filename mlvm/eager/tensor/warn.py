@@ -52,10 +52,15 @@ _TEMPORARY, _LOCAL = _references()
 _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 
 
-def warn_of_temporary(count: int, frame: FrameType, type: object) -> None:
-    """Warn if a tensor has as many references in its `__setitem__` as a temporary, and the frame's
-    line is an assignment. (A call of the method by its name has fewer references.)"""
-    if count <= _TEMPORARY < _LOCAL and frame.f_code.co_code[frame.f_lasti] in _STORES:
+def has_temporary_count(references: int) -> bool:
+    """Return whether a tensor with this number of references in its `__setitem__` is a temporary.
+    (A call of the method by its name has fewer references.)"""
+    return references <= _TEMPORARY < _LOCAL
+
+
+def warn_of_temporary(frame: FrameType, type: object) -> None:
+    """Warn that a temporary is updated, if the frame's line is an assignment."""
+    if frame.f_code.co_code[frame.f_lasti] in _STORES:
         warn_at(
             user_line(),
             f"this {type} is a temporary, and its update changes no other tensor: write "

@@ -14,6 +14,8 @@
  */
 #include "dispatch.h"
 
+#include "views.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,8 +104,76 @@ static void clear_fields(PyObject **fields, int count)
     }
 
 FIELDS(Allocation, allocation, region, node)
-FIELDS(Region, region, storage, views)
+FIELDS(Region, region, storage, noted)
 FIELDS(Arena, arena, fast_path, refer)
+
+/* --- the views of a region --- */
+
+static void unlink_view(Allocation *view)
+{
+    if (!view->link)
+        return;
+    *view->link = view->next;
+    if (view->next)
+        view->next->link = view->link;
+    view->link = NULL;
+    view->next = NULL;
+}
+
+void link_view(Region *region, Allocation *view)
+{
+    unlink_view(view);
+    view->next = region->first_view;
+    if (view->next)
+        view->next->link = &view->next;
+    view->link = &region->first_view;
+    region->first_view = view;
+}
+
+static void region_finalize(PyObject *self)
+{
+    while (((Region *)self)->first_view)
+        unlink_view(((Region *)self)->first_view);
+}
+
+/* region.views: the live views of its tensor, the oldest first. */
+static PyObject *region_views(Region *self, void *unused)
+{
+    (void)unused;
+    Py_ssize_t count = 0, i = 0;
+    for (Allocation *view = self->first_view; view; view = view->next)
+        count++;
+    PyObject *views = PyTuple_New(count);
+    for (Allocation *view = self->first_view; views && view; view = view->next)
+        PyTuple_SetItem(views, count - ++i, Py_NewRef((PyObject *)view));
+    return views;
+}
+
+static PyObject *region_add_view(Region *self, PyObject *view)
+{
+    if (!PyObject_TypeCheck(view, allocation_type))
+        return PyErr_Format(PyExc_TypeError, "add_view takes an Allocation");
+    link_view(self, (Allocation *)view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *region_remove_view(Region *self, PyObject *view)
+{
+    (void)self;
+    if (!PyObject_TypeCheck(view, allocation_type))
+        return PyErr_Format(PyExc_TypeError, "remove_view takes an Allocation");
+    unlink_view((Allocation *)view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *region_take_views(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *views = region_views((Region *)self, NULL);
+    if (views)
+        region_finalize(self);
+    return views;
+}
 
 /* Free a region that has no struct, or whose arena has none: a queue's slot, for instance. */
 static int free_in_python(PyObject *region, PyObject *arena)
@@ -128,6 +198,7 @@ static int free_in_python(PyObject *region, PyObject *arena)
 static void allocation_finalize(PyObject *object)
 {
     Allocation *self = (Allocation *)object;
+    unlink_view(self); /* before Python runs, which must not find what is about to be freed */
     PyObject *region = self->region;
     if (!region || region == Py_None)
         return;
@@ -169,8 +240,8 @@ static PyMemberDef region_members[] = {OBJECT_FIELD(Region, storage),
                                        OBJECT_FIELD(Region, holder_at_reset),
                                        OBJECT_FIELD(Region, last),
                                        OBJECT_FIELD(Region, noted),
-                                       OBJECT_FIELD(Region, views),
                                        NUMBER_FIELD(Region, nbytes),
+                                       {"watched", T_BOOL, offsetof(Region, watched), 0, NULL},
                                        WEAKREFS(Region),
                                        {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
@@ -187,8 +258,18 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_dealloc, name##_dealloc},   \
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
-SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, )
-SLOTS(region)
+SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_mp_subscript, subscript},
+      {Py_mp_ass_subscript, assign_subscript}, )
+static PyGetSetDef region_getters[] = {
+    {"views", (getter)region_views, NULL, "The live views of its tensor, the oldest first.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+static PyMethodDef region_methods[] = {
+    {"add_view", (PyCFunction)region_add_view, METH_O, "add_view(view): list a view until it dies."},
+    {"remove_view", (PyCFunction)region_remove_view, METH_O, "remove_view(view): list it no longer."},
+    {"take_views", (PyCFunction)region_take_views, METH_NOARGS, "Return all views, and list none."},
+    {NULL, NULL, 0, NULL}};
+SLOTS(region, {Py_tp_finalize, region_finalize}, {Py_tp_getset, region_getters},
+      {Py_tp_methods, region_methods}, )
 SLOTS(arena)
 
 #define SPEC(name, Name, Struct)                                                                     \
@@ -267,7 +348,7 @@ static Entry **place_of(const Call *call, const FastPath *fast_path, Allocation 
         Entry **place = &call->entries[(hash + i) & (call->capacity - 1)];
         if (*place && is_of(*place, fast_path, operands, count))
             return place;
-        if (!unused && (!*place || !(*place)->types[0]))
+        if (!unused && (!*place || !(*place)->out))
             unused = place;
         if (!*place)
             break;
@@ -341,6 +422,16 @@ static PyObject *types_of(Allocation *const *operands, int count)
     return tuple_of(types, count);
 }
 
+int is_call(PyObject *object)
+{
+    return PyObject_TypeCheck(object, call_type);
+}
+
+PyObject *present_tape(void)
+{
+    return PyObject_CallNoArgs(get_current_tape);
+}
+
 /* Resolve the call for operands of these types in Python. Ignore errors, since the slow path has just
  * succeeded; keep a pending KeyboardInterrupt. */
 static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
@@ -367,7 +458,7 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
         }
         Py_INCREF(out);
         fresh.out = out;
-        call->count += !entry->types[0];
+        call->count += !entry->out;
         replace_entry(entry, fresh);
     }
     Py_XDECREF(types);
@@ -511,6 +602,16 @@ static void find_address(FastPath *self, PyObject *handle)
     }
     Py_XDECREF(answer);
     clear_nonfatal_error();
+}
+
+char *address_in(FastPath *fast_path, const Allocation *x, int ask)
+{
+    char *address = cached_address(fast_path, x->handle, x->type);
+    if (!address && ask) {
+        find_address(fast_path, x->handle);
+        address = PyErr_Occurred() ? NULL : cached_address(fast_path, x->handle, x->type);
+    }
+    return address;
 }
 
 static PyObject *fast_path_is_running(const FastPath *self, PyObject *unused)
@@ -672,6 +773,22 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
     return failed ? -1 : 0;
 }
 
+int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count,
+                Allocation *out)
+{
+    PyObject *tape = present_tape();
+    int failed = !tape;
+    if (tape && tape != Py_None) {
+        Entry *entry = entry_of((Call *)call, fast_path, operands, count);
+        failed = record(tape, (Call *)call, entry, fast_path, operands, count, out);
+        if (!failed && !entry && count <= MOST_OPERANDS)
+            fill_cache((Call *)call, fast_path, operands, count);
+        failed |= PyErr_Occurred() != NULL;
+    }
+    Py_XDECREF(tape);
+    return failed ? -1 : 0;
+}
+
 /* The addresses of the operands, and of the region that the result would get. Returns the region,
  * borrowed, or NULL where one is not known; `ask` asks Python for those. */
 static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
@@ -775,8 +892,7 @@ static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
     return result;
 }
 
-/* The arena in scope, or else what `default_arena` returns: the thread's own. */
-static PyObject *present_arena(void)
+PyObject *present_arena(void)
 {
     PyObject *arena = PyObject_CallNoArgs(get_scope);
     if (arena != Py_None)
@@ -798,7 +914,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     int count = (int)nargs - 1;
     if (!slow)
         return PyErr_Format(PyExc_RuntimeError, "apply needs what `install` hands in");
-    if (count < 1 || count > MOST_OPERANDS || !PyObject_TypeCheck(args[0], call_type))
+    if (count < 0 || count > MOST_OPERANDS || !PyObject_TypeCheck(args[0], call_type))
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
     for (int i = 0; i < count; i++)

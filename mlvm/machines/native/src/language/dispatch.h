@@ -7,16 +7,20 @@
 #include "posts.h"
 
 /* The fields of allocations, regions and arenas: see mlvm/arena/fields.py. */
-typedef struct {
+typedef struct Allocation {
     PyObject_HEAD PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
     PyObject *weakrefs;
+    /* A view is an element of its region's list of views: the next one, and the pointer to this one. */
+    struct Allocation *next, **link;
 } Allocation;
 
 typedef struct {
     PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *holder_at_reset, *last,
-        *noted, *views;
+        *noted;
     long long nbytes;
+    char watched; /* writes to it are counted, by launches: see mlvm/arena/writes.py */
     PyObject *weakrefs;
+    Allocation *first_view; /* the newest live view of the region's tensor; views unlink themselves */
 } Region;
 
 typedef struct {
@@ -61,6 +65,26 @@ Region *next_region(const Arena *arena, PyObject *type, PyObject **handle);
 
 /* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder);
+
+/* List a view among those of a region. */
+void link_view(Region *region, Allocation *view);
+
+/* Whether an object is an op with its attributes, the first argument of `apply`. */
+int is_call(PyObject *object);
+
+/* The arena in scope, or else the thread's own; a new reference, NULL with an exception set. */
+PyObject *present_arena(void);
+
+/* The current tape or None; a new reference, NULL with an exception set. */
+PyObject *present_tape(void);
+
+/* The address of a tensor of this VM; NULL if it is not known. `ask`: ask Python for it first. */
+char *address_in(FastPath *fast_path, const Allocation *x, int ask);
+
+/* Leave a node for a call on the current tape, if there is one and it tracks an operand. Returns 0, or -1
+ * with an exception set. */
+int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count,
+                Allocation *out);
 
 /* Call a function for its effect. Returns 0, or -1 with an exception set. */
 int call_without_result(PyObject *function);

@@ -365,10 +365,7 @@ static PyObject *exclusive(PyObject *module, PyObject *tensors)
         Region *region = (Region *)root_of((Allocation *)each)->region;
         if (!region || !PyObject_TypeCheck((PyObject *)region, region_type))
             Py_RETURN_FALSE;
-        Py_ssize_t views = !region->views || region->views == Py_None ? 0 : PyObject_Size(region->views);
-        if (views < 0)
-            return NULL;
-        if (views)
+        if (region->first_view)
             Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;

@@ -1,0 +1,658 @@
+/* Views, and reads and writes of a few elements, without a launch.
+ *
+ * In:        `alias(call, x, type)`; x[key] and x[key] = values with integers, slices, None and `...`;
+ *            `scalar(x)`.
+ * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or what the
+ *            function in Python returns that defines the call: `alias_in_python` in tensor/apply.py,
+ *            `getitem` and `setitem` in functions/indexing.py. It is called before any side effect.
+ * Must hold: plain tensors on one native VM that nobody watches, no recorder in any thread, and at most
+ *            MOST_COPIED bytes. Larger copies are launches, which share the work among threads.
+ * Callers:   eager functions; the interpreter, by the slots of `AllocationFields`.
+ * Locks:     the interpreter lock throughout; the VM's lock while elements are copied, since a launch of
+ *            another thread may write them. All addresses are looked up again under it.
+ */
+#include "views.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+enum { MOST_AXES = 8, MOST_COPIED = 1 << 16, REMEMBERED = 1024 };
+
+/* What a tensor type says. `kind`: b bool, u unsigned, i signed, f float, h half, c complex. */
+typedef struct {
+    PyObject *type, *dtype;
+    int64_t dims[MOST_AXES], size;
+    int ndim, itemsize;
+    char kind;
+} Layout;
+
+/* Positions along an axis. */
+typedef struct {
+    int64_t start, length, step;
+} Span;
+
+/* Types by address, and by dtype and shape: the last of each hash, with a reference to the type. */
+static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
+
+static PyObject *slow_alias, *slow_getitem, *slow_setitem, *make_type, *view_logs, *live_tapes;
+static PyObject *shape_name, *dtype_name, *kind_name, *itemsize_name, *size_name, *alloc_name;
+
+/* --- types --- */
+
+/* Freeing the old type may run Python, which must find the new one. */
+static void replace_layout(Layout *place, const Layout *with)
+{
+    PyObject *old = place->type;
+    Py_INCREF(with->type);
+    *place = *with;
+    Py_XDECREF(old);
+}
+
+static int64_t attribute(PyObject *object, PyObject *name)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    int64_t number = value && PyLong_CheckExact(value) ? PyLong_AsLongLong(value) : -1;
+    Py_XDECREF(value);
+    return number;
+}
+
+static char kind_of(PyObject *dtype, int itemsize)
+{
+    PyObject *kind = PyObject_GetAttr(dtype, kind_name);
+    Py_UCS4 first = kind && PyUnicode_Check(kind) ? PyUnicode_ReadChar(kind, 0) : 0;
+    Py_UCS4 second = first == 's' ? PyUnicode_ReadChar(kind, 1) : 0;
+    Py_XDECREF(kind);
+    if (first == 's') /* signed or storage */
+        return second == 'i' ? 'i' : 0;
+    return first == 'f' && itemsize == 2 ? 'h' : (char)first;
+}
+
+/* Describe a type. Returns 1; 0 for one of many axes, of open lengths, or for storage. */
+static int layout_of(PyObject *type, Layout *layout)
+{
+    Layout *place = &by_type[((uintptr_t)type >> 5) % REMEMBERED];
+    if (place->type == type) {
+        *layout = *place;
+        return 1;
+    }
+    PyObject *shape = PyObject_GetAttr(type, shape_name);
+    PyObject *dtype = shape ? PyObject_GetAttr(type, dtype_name) : NULL;
+    Py_ssize_t ndim = dtype && PyTuple_CheckExact(shape) ? PyTuple_Size(shape) : MOST_AXES + 1;
+    Layout found = {.type = type, .dtype = dtype, .ndim = (int)ndim};
+    int fits = ndim <= MOST_AXES;
+    for (Py_ssize_t i = 0; fits && i < ndim; i++) {
+        PyObject *length = PyTuple_GetItem(shape, i);
+        fits = PyLong_CheckExact(length);
+        found.dims[i] = fits ? PyLong_AsLongLong(length) : 0;
+    }
+    if (fits) {
+        found.itemsize = (int)attribute(dtype, itemsize_name);
+        found.size = attribute(type, size_name);
+        found.kind = kind_of(dtype, found.itemsize);
+        fits = found.kind && found.itemsize > 0 && found.size >= 0;
+    }
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype); /* the type keeps it */
+    if (!fits || PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    *layout = found;
+    replace_layout(place, &found);
+    return 1;
+}
+
+/* The type of that dtype and shape, a new reference; NULL if there is none, without an exception. */
+static PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim)
+{
+    uint64_t hash = (uintptr_t)dtype >> 4;
+    for (int i = 0; i < ndim; i++)
+        hash = (hash ^ (uint64_t)dims[i]) * 0x9E3779B97F4A7C15u;
+    Layout *place = &by_shape[(hash >> 32) % REMEMBERED];
+    if (place->type && place->dtype == dtype && place->ndim == ndim &&
+        !memcmp(place->dims, dims, sizeof *dims * (size_t)ndim))
+        return Py_NewRef(place->type);
+    PyObject *shape = PyTuple_New(ndim);
+    for (int i = 0; shape && i < ndim; i++)
+        PyTuple_SetItem(shape, i, PyLong_FromLongLong(dims[i]));
+    PyObject *type = shape ? PyObject_CallFunctionObjArgs(make_type, dtype, shape, NULL) : NULL;
+    Py_XDECREF(shape);
+    Layout layout;
+    if (type && layout_of(type, &layout))
+        replace_layout(place, &layout);
+    if (!type)
+        PyErr_Clear();
+    return type;
+}
+
+/* --- tensors --- */
+
+static int is_quiet(void)
+{
+    return PyList_Size(view_logs) == 0; /* no recorder in any thread */
+}
+
+/* The fast path of a tensor that this file handles; NULL for any other. */
+static FastPath *plain_path(PyObject *object)
+{
+    Allocation *x = (Allocation *)object;
+    if (Py_TYPE(object) != tensor_class || !x->type || !x->handle || !x->arena)
+        return NULL;
+    FastPath *fast_path = fast_path_of(x->arena);
+    int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
+    return is_plain && PyLong_AsLong(x->handle) > 0 ? fast_path : NULL;
+}
+
+static Allocation *root_of(Allocation *x)
+{
+    return x->base && x->base != Py_None ? (Allocation *)x->base : x;
+}
+
+static Region *region_of(const Allocation *x)
+{
+    return x->region && PyObject_TypeCheck(x->region, region_type) ? (Region *)x->region : NULL;
+}
+
+PyObject *view_as(Allocation *x, PyObject *type)
+{
+    Layout from, to;
+    if (!is_quiet() || !plain_path((PyObject *)x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
+        from.size * from.itemsize != to.size * to.itemsize)
+        return NULL;
+    Allocation *root = root_of(x);
+    Region *region = region_of(root);
+    PyObject *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
+    Allocation *out = handle ? (Allocation *)object_of(tensor_class) : NULL;
+    if (!out) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (root->region !=
+        (PyObject *)region) { /* creating an object may collect garbage, which runs Python */
+        Py_DECREF((PyObject *)out);
+        return NULL;
+    }
+    out->region = Py_NewRef(Py_None);
+    out->arena = Py_NewRef(x->arena);
+    out->type = Py_NewRef(type);
+    out->base = Py_NewRef((PyObject *)root);
+    out->handle = Py_NewRef(handle);
+    out->tape = Py_NewRef(Py_None);
+    link_view(region, out);
+    return (PyObject *)out;
+}
+
+/* alias(call, x, type) */
+static PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    PyObject *out = nargs == 3 && Py_TYPE(args[1]) == tensor_class && is_call(args[0])
+                        ? view_as((Allocation *)args[1], args[2])
+                        : NULL;
+    if (!out) {
+        if (PyErr_Occurred())
+            return NULL;
+        return nargs == 3 ? PyObject_CallFunctionObjArgs(slow_alias, args[0], args[1], args[2], NULL)
+                          : PyErr_Format(PyExc_TypeError, "alias takes 3 arguments, got %zd", nargs);
+    }
+    Allocation *const operands[] = {(Allocation *)args[1]};
+    FastPath *fast_path = fast_path_of(operands[0]->arena);
+    if (record_call(args[0], fast_path, operands, 1, (Allocation *)out))
+        Py_CLEAR(out);
+    return out;
+}
+
+/* view_as(x, type): a view that no tape tracks, or None if Python must create it. */
+static PyObject *view_as_python(PyObject *module, PyObject *args)
+{
+    PyObject *x, *type, *view = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:view_as", &x, &type))
+        return NULL;
+    if (Py_TYPE(x) == tensor_class && !(view = view_as((Allocation *)x, type)) && clear_nonfatal_error())
+        return NULL;
+    return view ? view : Py_NewRef(Py_None);
+}
+
+/* --- keys --- */
+
+/* Resolve a key of integers, slices, None and `...` against the axes of a tensor: a span for each axis, and
+ * the shape of the result. Returns the number of its axes; -1 for any other key, and for errors. */
+static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dims)
+{
+    PyObject *const single[] = {key};
+    Py_ssize_t nitems = PyTuple_CheckExact(key) ? PyTuple_Size(key) : 1, indices = 0;
+    for (Py_ssize_t i = 0; i < nitems; i++) {
+        PyObject *item = PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i) : single[0];
+        indices += item != Py_None && item != Py_Ellipsis;
+    }
+    int axis = 0, ndim = 0, ellipsis = 0;
+    if (indices > x->ndim || nitems > MOST_AXES)
+        return -1;
+    for (Py_ssize_t i = 0; i <= nitems; i++) {
+        PyObject *item = i == nitems               ? Py_Ellipsis
+                         : PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i)
+                                                   : single[0];
+        if (item == Py_Ellipsis) {
+            if (i < nitems && ellipsis++)
+                return -1;
+            Py_ssize_t missing = i == nitems ? x->ndim - axis : x->ndim - indices;
+            for (; missing > 0; missing--, axis++) {
+                if (ndim == MOST_AXES)
+                    return -1;
+                spans[axis] = (Span){0, x->dims[axis], 1};
+                dims[ndim++] = x->dims[axis];
+            }
+            continue;
+        }
+        if (item != Py_None && !PyLong_CheckExact(item) && Py_TYPE(item) != &PySlice_Type)
+            return -1;
+        if (PyLong_CheckExact(item)) {
+            int64_t index = PyLong_AsLongLong(item), length = x->dims[axis];
+            if (index == -1 && PyErr_Occurred())
+                return PyErr_Clear(), -1;
+            if (index < -length || index >= length)
+                return -1;
+            spans[axis++] = (Span){index < 0 ? index + length : index, 1, 1};
+            continue;
+        }
+        if (ndim == MOST_AXES)
+            return -1;
+        if (item == Py_None) {
+            dims[ndim++] = 1;
+            continue;
+        }
+        Py_ssize_t start, stop, step;
+        if (PySlice_Unpack(item, &start, &stop, &step)) /* bounds of other classes are Python's */
+            return PyErr_Clear(), -1;
+        Py_ssize_t length = PySlice_AdjustIndices((Py_ssize_t)x->dims[axis], &start, &stop, step);
+        spans[axis++] = (Span){start, length, length > 1 ? step : 1};
+        dims[ndim++] = length;
+    }
+    return ndim;
+}
+
+static int selects_all(const Layout *x, const Span *spans)
+{
+    for (int i = 0; i < x->ndim; i++)
+        if (spans[i].length != x->dims[i] || (x->dims[i] && (spans[i].start || spans[i].step != 1)))
+            return 0;
+    return 1;
+}
+
+/* --- copies --- */
+
+/* Copy a box of elements between strided places; strides and sizes are in bytes. */
+static void copy_box(char *to, const int64_t *to_by, const char *from, const int64_t *from_by,
+                     const int64_t *dims, int ndim, int64_t itemsize)
+{
+    int64_t run = itemsize;
+    while (ndim && to_by[ndim - 1] == run && from_by[ndim - 1] == run)
+        run *= dims[--ndim];
+    if (!ndim) {
+        memcpy(to, from, (size_t)run);
+        return;
+    }
+    int64_t n = dims[ndim - 1], out = to_by[ndim - 1], in = from_by[ndim - 1];
+    if (ndim > 1) {
+        for (int64_t i = 0; i < dims[0]; i++)
+            copy_box(to + i * to_by[0], to_by + 1, from + i * from_by[0], from_by + 1, dims + 1, ndim - 1, run);
+    } else if (run == 4) {
+        for (int64_t i = 0; i < n; i++)
+            memcpy(to + i * out, from + i * in, 4);
+    } else if (run == 8) {
+        for (int64_t i = 0; i < n; i++)
+            memcpy(to + i * out, from + i * in, 8);
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            memcpy(to + i * out, from + i * in, (size_t)run);
+    }
+}
+
+static void packed_strides(const int64_t *dims, int ndim, int64_t itemsize, int64_t *strides)
+{
+    for (int i = ndim; i-- > 0; itemsize *= dims[i])
+        strides[i] = itemsize;
+}
+
+/* The strides of a selection of x; returns the offset of its first element. */
+static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
+{
+    int64_t offset = 0;
+    packed_strides(x->dims, x->ndim, x->itemsize, strides);
+    for (int i = 0; i < x->ndim; i++) {
+        offset += spans[i].start * strides[i];
+        strides[i] *= spans[i].step;
+    }
+    return offset;
+}
+
+/* A tensor of that type in the arena, its elements undefined; NULL if Python could not allocate it. */
+static Allocation *tensor_in(PyObject *arena, PyObject *type)
+{
+    PyObject *handle, *holder = NULL;
+    Allocation *out = (Allocation *)object_of(tensor_class);
+    Region *region = out ? next_region((Arena *)arena, type, &handle) : NULL;
+    if (region && (holder = PyWeakref_NewRef((PyObject *)out, NULL)) &&
+        next_region((Arena *)arena, type, &handle) == region &&
+        !take(region, handle, type, (Arena *)arena, out, holder)) {
+        Py_DECREF(holder);
+        out->tape = Py_NewRef(Py_None);
+        return out;
+    }
+    Py_XDECREF(holder);
+    Py_XDECREF((PyObject *)out);
+    PyErr_Clear();
+    out = (Allocation *)PyObject_CallMethodObjArgs(arena, alloc_name, type, (PyObject *)tensor_class, NULL);
+    if (out && Py_TYPE((PyObject *)out) == tensor_class && !out->tape)
+        out->tape = Py_NewRef(Py_None);
+    return out;
+}
+
+/* Whether a tape tracks x; -1 with an exception set. */
+static int is_tracked(const Allocation *x)
+{
+    if (!x->tape || x->tape == Py_None)
+        return 0;
+    PyObject *tape = present_tape();
+    int answer = tape ? tape == x->tape : -1;
+    Py_XDECREF(tape);
+    return answer;
+}
+
+/* The copy of a selection, or a view if it is all of x. NULL without an exception for the slow path. */
+static PyObject *selected(Allocation *x, PyObject *key)
+{
+    Layout layout;
+    Span spans[MOST_AXES];
+    int64_t dims[MOST_AXES], from[MOST_AXES], into[MOST_AXES], lengths[MOST_AXES];
+    FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
+    if (!fast_path || is_tracked(x) || !layout_of(x->type, &layout))
+        return NULL;
+    int ndim = resolve_key(key, &layout, spans, dims);
+    PyObject *type = ndim < 0 ? NULL : type_of(layout.dtype, dims, ndim);
+    if (!type)
+        return NULL;
+    PyObject *result = NULL, *arena = NULL;
+    if (selects_all(&layout, spans)) {
+        result = view_as(x, type);
+        goto end;
+    }
+    int64_t nbytes = layout.itemsize, offset = window_of(&layout, spans, from);
+    for (int i = 0; i < layout.ndim; i++)
+        nbytes *= lengths[i] = spans[i].length;
+    arena = nbytes <= MOST_COPIED ? present_arena() : NULL;
+    if (!arena || fast_path_of(arena) != fast_path)
+        goto end;
+    Allocation *out = tensor_in(arena, type);
+    if (!out || !address_in(fast_path, x, 1) || !address_in(fast_path, out, 1) ||
+        call_without_result(fast_path->acquire)) {
+        Py_XDECREF((PyObject *)out);
+        goto end;
+    }
+    char *source = address_in(fast_path, x, 0), *target = address_in(fast_path, out, 0);
+    int holds = source && target && !fast_path->observed && !fast_path->instrumented;
+    if (holds && nbytes) {
+        packed_strides(lengths, layout.ndim, layout.itemsize, into);
+        copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
+    }
+    release_vm(fast_path);
+    if (holds)
+        result = (PyObject *)out;
+    else
+        Py_DECREF((PyObject *)out);
+end:
+    Py_XDECREF(arena);
+    Py_DECREF(type);
+    return result;
+}
+
+PyObject *subscript(PyObject *x, PyObject *key)
+{
+    if (Py_TYPE(x) != tensor_class || !slow_getitem)
+        return PyErr_Format(PyExc_TypeError, "only a Tensor is subscriptable");
+    PyObject *result = selected((Allocation *)x, key);
+    if (!result && clear_nonfatal_error())
+        return NULL;
+    return result ? result : PyObject_CallFunctionObjArgs(slow_getitem, x, key, NULL);
+}
+
+/* --- assignments --- */
+
+/* Convert a Python number to an element. Returns 0 where Python must do it, or refuse it. */
+static int element_of(PyObject *number, const Layout *x, char *element)
+{
+    double real;
+    long long integer;
+    int overflow = 0;
+    if (x->kind == 'f' && PyFloat_CheckExact(number)) {
+        real = PyFloat_AsDouble(number);
+    } else if (PyLong_CheckExact(number)) {
+        integer = PyLong_AsLongLongAndOverflow(number, &overflow);
+        if (overflow)
+            return 0;
+        if (x->kind == 'i' && x->itemsize == 8) {
+            memcpy(element, &integer, 8);
+            return 1;
+        }
+        if (x->kind == 'i' && x->itemsize == 4 && integer >= INT32_MIN && integer <= INT32_MAX) {
+            int32_t small = (int32_t)integer;
+            memcpy(element, &small, 4);
+            return 1;
+        }
+        if (x->kind != 'f' || integer < -(1 << 24) || integer > 1 << 24)
+            return 0;
+        real = (double)integer;
+    } else if (x->kind == 'b' && PyBool_Check(number)) {
+        *element = number == Py_True;
+        return 1;
+    } else {
+        return 0;
+    }
+    if (x->itemsize == 8) {
+        memcpy(element, &real, 8);
+        return 1;
+    }
+    float single = (float)real;
+    memcpy(element, &single, 4);
+    return x->itemsize == 4;
+}
+
+/* Strides with which `values` broadcasts to a selection: 0 along its axes of length 1.
+ * Returns 0 if it does not broadcast. */
+static int broadcast_strides(const Layout *values, PyObject *key, const Layout *x, const int64_t *dims,
+                             int ndim, int64_t *strides)
+{
+    int64_t own[MOST_AXES], by_result[MOST_AXES] = {0};
+    if (values->ndim > ndim)
+        return 0;
+    packed_strides(values->dims, values->ndim, values->itemsize, own);
+    for (int i = 0; i < values->ndim; i++) {
+        int at = ndim - values->ndim + i;
+        if (values->dims[i] != 1 && values->dims[i] != dims[at])
+            return 0;
+        by_result[at] = values->dims[i] == 1 ? 0 : own[i];
+    }
+    /* Walk the key again: which axis of x has which axis of the result. */
+    Py_ssize_t nitems = PyTuple_CheckExact(key) ? PyTuple_Size(key) : 1, indices = 0;
+    for (Py_ssize_t i = 0; i < nitems; i++) {
+        PyObject *item = PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i) : key;
+        indices += item != Py_None && item != Py_Ellipsis;
+    }
+    int axis = 0, at = 0;
+    for (Py_ssize_t i = 0; i <= nitems; i++) {
+        PyObject *item = i == nitems               ? Py_Ellipsis
+                         : PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i)
+                                                   : key;
+        if (item == Py_Ellipsis) {
+            Py_ssize_t missing = i == nitems ? x->ndim - axis : x->ndim - indices;
+            for (; missing > 0; missing--)
+                strides[axis++] = by_result[at++];
+        } else if (item == Py_None) {
+            at++;
+        } else {
+            strides[axis++] = PyLong_CheckExact(item) ? 0 : by_result[at++];
+        }
+    }
+    return 1;
+}
+
+/* Write values to a selection of x. Returns 1 if that is done, 0 for the slow path; -1 with an exception. */
+static int assign(Allocation *x, PyObject *key, PyObject *values)
+{
+    Layout layout, given;
+    Span spans[MOST_AXES];
+    int64_t dims[MOST_AXES], from[MOST_AXES] = {0}, into[MOST_AXES], lengths[MOST_AXES];
+    char element[16];
+    FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
+    Region *region = region_of(x);
+    /* A temporary has one reference: the slow path warns that its update has no effect. */
+    if (!fast_path || !region || region->first_view || region->watched || PySet_Size(live_tapes) ||
+        Py_REFCNT((PyObject *)x) < 2 || values == (PyObject *)x || !layout_of(x->type, &layout))
+        return 0;
+    int ndim = resolve_key(key, &layout, spans, dims);
+    if (ndim < 0)
+        return 0;
+    int64_t nbytes = layout.itemsize, offset = window_of(&layout, spans, into);
+    for (int i = 0; i < layout.ndim; i++)
+        nbytes *= lengths[i] = spans[i].length;
+    if (nbytes > MOST_COPIED)
+        return 0;
+    Allocation *tensor = Py_TYPE(values) == tensor_class ? (Allocation *)values : NULL;
+    if (tensor) {
+        if (plain_path(values) != fast_path || !layout_of(tensor->type, &given) ||
+            given.dtype != layout.dtype || !broadcast_strides(&given, key, &layout, dims, ndim, from))
+            return 0;
+    } else if (!element_of(values, &layout, element)) {
+        return 0;
+    }
+    PyObject *arena = present_arena();
+    int same = arena && fast_path_of(arena) == fast_path;
+    Py_XDECREF(arena);
+    if (!same || !address_in(fast_path, x, 1) || (tensor && !address_in(fast_path, tensor, 1)) ||
+        call_without_result(fast_path->acquire))
+        return PyErr_Occurred() ? -1 : 0;
+    char *target = address_in(fast_path, x, 0);
+    char *source = tensor ? address_in(fast_path, tensor, 0) : element;
+    int holds = target && source && !fast_path->observed && !fast_path->instrumented &&
+                region_of(x) == region && !region->first_view;
+    if (holds && nbytes)
+        copy_box(target + offset, into, source, from, lengths, layout.ndim, layout.itemsize);
+    release_vm(fast_path);
+    return holds;
+}
+
+int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
+{
+    if (Py_TYPE(x) != tensor_class || !slow_setitem) {
+        PyErr_Format(PyExc_TypeError, "only a Tensor supports item assignment");
+        return -1;
+    }
+    if (!values) {
+        PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: its shape never changes");
+        return -1;
+    }
+    int done = assign((Allocation *)x, key, values);
+    if (done < 0)
+        return -1;
+    if (done)
+        return 0;
+    PyObject *is_temporary = Py_REFCNT(x) == 1 ? Py_True : Py_False; /* only the stack refers to it */
+    PyObject *result = PyObject_CallFunctionObjArgs(slow_setitem, x, key, values, is_temporary, NULL);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+/* --- numbers --- */
+
+static PyObject *number_at(const char *p, const Layout *x)
+{
+    int64_t wide = 0;
+    double real;
+    float single;
+    switch (x->kind) {
+    case 'b': return PyBool_FromLong(*p != 0);
+    case 'f':
+        if (x->itemsize == 8)
+            return memcpy(&real, p, 8), PyFloat_FromDouble(real);
+        return memcpy(&single, p, 4), PyFloat_FromDouble(single);
+    case 'i':
+        if (x->itemsize == 8)
+            return memcpy(&wide, p, 8), PyLong_FromLongLong(wide);
+        if (x->itemsize == 4) {
+            int32_t narrow;
+            return memcpy(&narrow, p, 4), PyLong_FromLongLong(narrow);
+        }
+        return NULL;
+    default: return NULL;
+    }
+}
+
+/* scalar(x): the one element of a tensor as a Python number; None if Python must read it. */
+static PyObject *scalar(PyObject *module, PyObject *object)
+{
+    (void)module;
+    Allocation *x = (Allocation *)object;
+    Layout layout;
+    FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
+    PyObject *number = NULL;
+    if (fast_path && x->tape == Py_None && layout_of(x->type, &layout) && layout.size == 1 &&
+        address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
+        char *p = address_in(fast_path, x, 0);
+        if (p && !fast_path->observed && !fast_path->instrumented)
+            number = number_at(p, &layout);
+        release_vm(fast_path);
+    }
+    if (number)
+        return number;
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* install_views(names...): what the language lends, once. */
+static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"alias", "type", "view_logs", "live_tapes", NULL};
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!:install_views", names, &slow_alias, &make_type,
+                                     &PyList_Type, &view_logs, &PySet_Type, &live_tapes))
+        return NULL;
+    PyObject *permanent[] = {slow_alias, make_type, view_logs, live_tapes};
+    for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
+        Py_INCREF(permanent[i]); /* for as long as the process */
+    Py_RETURN_NONE;
+}
+
+static PyObject *install_indexing(PyObject *module, PyObject *args)
+{
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:install_indexing", &slow_getitem, &slow_setitem))
+        return NULL;
+    Py_INCREF(slow_getitem);
+    Py_INCREF(slow_setitem);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef views_functions[] = {
+    {"alias", (PyCFunction)(void (*)(void))alias, METH_FASTCALL,
+     "alias(call, x, type): view x as another type, as `alias_in_python` does."},
+    {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
+    {"scalar", scalar, METH_O, "scalar(x): the one element as a Python number, or None."},
+    {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
+     "Hand in what `alias` and reads need of the language."},
+    {"install_indexing", install_indexing, METH_VARARGS,
+     "install_indexing(getitem, setitem): the functions for keys that C leaves to Python."},
+    {NULL, NULL, 0, NULL}};
+
+int views_init(PyObject *module)
+{
+    shape_name = PyUnicode_InternFromString("shape");
+    dtype_name = PyUnicode_InternFromString("dtype");
+    kind_name = PyUnicode_InternFromString("kind");
+    itemsize_name = PyUnicode_InternFromString("itemsize");
+    size_name = PyUnicode_InternFromString("size");
+    alloc_name = PyUnicode_InternFromString("alloc");
+    return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
+}

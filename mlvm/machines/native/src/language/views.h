@@ -1,0 +1,17 @@
+/* Views, and reads and writes of a few elements, without a launch: see views.c. */
+#ifndef MLVM_VIEWS_H
+#define MLVM_VIEWS_H
+
+#include "dispatch.h"
+
+int views_init(PyObject *module);
+
+/* Functions of AllocationFields: x[key] and x[key] = values. */
+PyObject *subscript(PyObject *x, PyObject *key);
+int assign_subscript(PyObject *x, PyObject *key, PyObject *values);
+
+/* A view of x as another type of the same size, which no tape tracks. A new reference; NULL without an
+ * exception if Python must create it. */
+PyObject *view_as(Allocation *x, PyObject *type);
+
+#endif
