@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeAlias
 from mlvm.arena.arena import scope, view_logs
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
-from mlvm.core.types import TensorType
+from mlvm.core.types import DType, TensorType
 from mlvm.eager.autodiff.rows import Rule, Sparse, dense
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
 from mlvm.eager.functions.sums import sum_to
@@ -37,7 +37,8 @@ from mlvm.eager.tensor.apply import (
     plan_for,
     raise_stale,
 )
-from mlvm.eager.tensor.autocast import NO_AUTOCAST
+from mlvm.eager.tensor.autocast import NO_AUTOCAST, autocast_dtype
+from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import (
     current_capture,
     current_tape,
@@ -46,7 +47,7 @@ from mlvm.eager.tensor.context import (
     own_arenas,
 )
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import live_tapes, overwrite
+from mlvm.eager.tensor.update import apply_into_in_python, live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
 
 RESULT: Final = -1
@@ -431,9 +432,13 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
         resolve=plan_for,
         stale=raise_stale,
         reference=weakref.ref,
+        update=apply_into_in_python,
     )
     EXTENSION.install_views(
         alias=alias_in_python, type=TensorType, view_logs=view_logs, live_tapes=live_tapes
+    )
+    EXTENSION.install_templates(
+        context=(autocast_dtype,), is_constant=is_constant, dtype=DType
     )
 
 

@@ -41,6 +41,11 @@ def prepare_constants(vm: VMProtocol) -> Constants:
     return vm.attached(Constants)
 
 
+def is_constant(x: Tensor) -> bool:
+    """Return whether x is a Python scalar's tensor, which no call changes."""
+    return x.arena is prepare_constants(x.arena.vm).arena
+
+
 def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     """Return a Python scalar as a 0-d tensor of that dtype on the current VM.
 

@@ -15,7 +15,7 @@ from typing import Any
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, ShapeError
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
-from mlvm.eager.tensor import wrapper
+from mlvm.eager.tensor import templates, wrapper
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_precision
 from mlvm.eager.tensor.op_docs import described
@@ -30,7 +30,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     takes_dtype, has_precision = "dtype" in op.attributes, op.precision is not None
     last = len(op.inputs) if _takes_axis(op) else None
 
-    def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
+    def checked(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
         try:
             if last is not None and len(operands) == last + 1:
                 *operands, axis = operands
@@ -63,6 +63,14 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if text is not None:
                 raise ArgumentError(text) from None
             annotate_error(error, op.name, operands)
+            raise
+
+    def function(*operands: Any, **keywords: Any) -> Tensor:
+        try:
+            return templates.call(checked, operands, keywords)  # type: ignore[no-any-return]
+        except MlvmError as error:
+            if not error.late:
+                error.__traceback__ = None
             raise
 
     function.__name__ = function.__qualname__ = op.name

@@ -11,6 +11,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.eager.tensor.context import current_capture
+from mlvm.eager.tensor.templates import opaque
 
 
 def note_read(x: Any) -> None:
@@ -22,6 +23,7 @@ def note_read(x: Any) -> None:
 def values_of(x: Allocation) -> Array:
     """Return a copy of the values, in the tensor's dtype. Raises `StaleTensor` for a tensor that
     has ended, and `CaptureError` in a captured function, on whichever VM the tensor is."""
+    opaque()
     recorder = current_capture.get()
     try:
         array = (x.arena.vm if recorder is None else recorder).read(x.handle)
@@ -34,6 +36,7 @@ def values_of(x: Allocation) -> Array:
 
 def write(x: Allocation, array: Array) -> None:
     """Copy an array of the tensor's own type over it. Raises `StaleTensor`."""
+    opaque()
     vm = x.arena.vm
     try:
         vm.write(x.handle, array)
@@ -46,6 +49,7 @@ def launch_for_values(
 ) -> list[Array]:
     """Launch a program on operands and return its outputs. Raises `StaleTensor` for an operand that
     has ended."""
+    opaque()
     try:
         outputs = vm.launch(program, [x.handle for x in operands])
     except HandleError as error:

@@ -9,7 +9,8 @@ thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
@@ -18,13 +19,15 @@ from mlvm.eager.tensor.apply import COPY, OneOp, apply
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, lifted
 from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.machines.native.extension import EXTENSION
 
 live_tapes: set[Tape] = set()
 """Tapes that may still be walked. An update in place asks each whether it has saved the value."""
 
 
-def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and give its result to the tensor `out`, whose type must fit exactly.
+def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
+    """Run one op and give its result to the tensor `out`, whose type must fit exactly. With the C
+    extension, `apply_into` does this in C for the common case, and calls this for all others.
 
     If a view or a tape needs the old value, or the op cannot write over its operand, `out` moves to
     new memory of its arena. Otherwise the result is written over its bytes.
@@ -46,6 +49,11 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
     else:
         overwrite(out, call, *operands)
     return out
+
+
+apply_into: Final[Callable[..., Tensor]] = (
+    apply_into_in_python if EXTENSION is None else EXTENSION.apply_into
+)
 
 
 def _update(

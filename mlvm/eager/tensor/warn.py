@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 from mlvm.core.errors import user_line
+from mlvm.eager.tensor.templates import opaque
 
 _registries: Final[dict[str, dict[Any, Any]]] = {}
 """By file, the registry of `warnings` for its lines."""
@@ -112,6 +113,7 @@ def _reads(part: Any, name: str) -> bool:
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
     """Issue a warning about that `file:line`, or about this file for None. By default a line is
     warned about once."""
+    opaque()
     file, _, number = (line or f"{__file__}:1").rpartition(":")
     registry = _registries.setdefault(file, {})
     warnings.warn_explicit(message, category, file, int(number), registry=registry)

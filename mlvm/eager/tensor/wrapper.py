@@ -15,6 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
+from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
@@ -69,8 +70,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
     places = [*map(parameters.index, operands)]
     first, end = min(places, default=0), None if rest else 1 + max(places, default=-1)
 
-    @wraps(fn)
-    def function(*args: P.args, **keywords: P.kwargs) -> R:
+    def checked(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             values = args[first:end]
             if keywords and by_keyword:
@@ -99,12 +99,20 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 if isinstance(error, OpError) and error.op != fn.__name__:
                     error.op = None  # an inner op, which the caller has not called
                 annotate_error(error, fn.__name__, _operands(signature, args, keywords))
-            error.__traceback__ = None
             raise
         except TypeError:
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
                 raise ArgumentError(text) from None
+            raise
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return call(checked, args, keywords)  # type: ignore[no-any-return]
+        except MlvmError as error:
+            if not error.late:
+                error.__traceback__ = None
             raise
 
     vars(function)[_PUBLIC] = True

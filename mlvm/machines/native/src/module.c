@@ -3,6 +3,7 @@
 #include "language/guards.h"
 #include "language/posts.h"
 #include "language/replay.h"
+#include "language/templates.h"
 #include "language/views.h"
 #include "machine/call.h"
 #include "machine/formulas.h"
@@ -14,7 +15,7 @@
 
 static int (*const parts[])(PyObject *) = {call_init,    value_init,  host_init,   loop_init,
                                            records_init, lanes_init,  posts_init,  dispatch_init,
-                                           views_init,   guards_init, replay_init, formulas_init};
+                                           views_init, templates_init,   guards_init, replay_init, formulas_init};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_native",

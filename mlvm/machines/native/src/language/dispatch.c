@@ -14,6 +14,7 @@
  */
 #include "dispatch.h"
 
+#include "templates.h"
 #include "views.h"
 
 #include <stdlib.h>
@@ -48,8 +49,8 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
-static PyObject *raise_stale, *weak_reference;
-static PyObject *latest_name, *record_name, *nodes_name, *kept_name, *templates_name;
+static PyObject *raise_stale, *weak_reference, *slow_update;
+static PyObject *op_name, *in_place_name, *latest_name, *record_name, *nodes_name, *kept_name, *templates_name;
 
 /* --- types with plain fields --- */
 
@@ -907,10 +908,9 @@ PyObject *present_arena(void)
     return is_latest || PyErr_Occurred() ? arena : PyObject_CallNoArgs(default_arena);
 }
 
-/* apply(call, *operands) */
-static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* Apply a call to operands, without noting it. */
+static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
 {
-    (void)module;
     int count = (int)nargs - 1;
     if (!slow)
         return PyErr_Format(PyExc_RuntimeError, "apply needs what `install` hands in");
@@ -991,22 +991,119 @@ end:
     return result;
 }
 
+PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    PyObject *out = applied(args, nargs);
+    if (out && is_recording())
+        note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
+    return out;
+}
+
+/* Whether an op may write its result over each operand that is `out`. */
+static int may_overwrite(PyObject *call, Allocation *out, Allocation *const *operands, int count)
+{
+    int first = 0;
+    while (first < count && operands[first] != out)
+        first++;
+    if (first == count)
+        return 1;
+    PyObject *op = PyObject_GetAttr(call, op_name);
+    PyObject *most = op ? PyObject_GetAttr(op, in_place_name) : NULL;
+    long allowed = most && PyLong_Check(most) ? PyLong_AsLong(most) : 0;
+    Py_XDECREF(op);
+    Py_XDECREF(most);
+    PyErr_Clear();
+    for (int i = first; i < count; i++)
+        if (operands[i] == out && i >= allowed)
+            return 0;
+    return 1;
+}
+
+/* Try the short way of an update: write the result over the bytes of `out`. Returns 1 if that is done, 0 where
+ * the long way must be taken, -1 with an exception set. */
+static int overwrite(PyObject *call, Allocation *out, Allocation *const *operands, int count)
+{
+    if (Py_TYPE((PyObject *)out) != tensor_class || !is_quiet() || PySet_Size(live_tapes) || !out->region ||
+        !PyObject_TypeCheck(out->region, region_type) || !out->arena || count < 1 || count > MOST_OPERANDS)
+        return 0;
+    Region *region = (Region *)out->region;
+    FastPath *fast_path = fast_path_of(out->arena);
+    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented || region->first_view ||
+        region->watched || !is_call(call) || !may_overwrite(call, out, operands, count))
+        return 0;
+    for (int i = 0; i < count; i++)
+        if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type || !operands[i]->handle ||
+            PyLong_AsLong(operands[i]->handle) <= 0 || !address_in(fast_path, operands[i], 1))
+            return PyErr_Occurred() ? -1 : 0;
+    Entry *entry = entry_of((Call *)call, fast_path, operands, count);
+    if (!entry || !entry->call || entry->out != out->type || !address_in(fast_path, out, 1))
+        return PyErr_Occurred() ? -1 : 0;
+    if (call_without_result(fast_path->acquire))
+        return -1;
+    /* The lock may have been waited for: look again. */
+    int done = 0;
+    char *p[MOST_OPERANDS + 2];
+    int holds = !fast_path->observed && !fast_path->instrumented && out->region == (PyObject *)region &&
+                !region->first_view && entry_holds(entry, fast_path, operands, count) && entry->call &&
+                entry->out == out->type && (p[0] = address_in(fast_path, out, 0));
+    for (int i = 0; holds && i < count; i++)
+        holds = (p[i + 1] = address_in(fast_path, operands[i], 0)) != NULL;
+    if (holds) {
+        KernelCallObject *kernel = entry->call;
+        Py_INCREF((PyObject *)kernel);
+        int refused = run_in_pool(fast_path->pool, &kernel->call, p);
+        Py_DECREF((PyObject *)kernel);
+        done = refused < 0 ? -1 : !refused;
+    }
+    release_vm(fast_path);
+    return done;
+}
+
+PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs < 2)
+        return PyErr_Format(PyExc_TypeError, "apply_into takes a tensor, an op and operands");
+    Allocation *const *operands = (Allocation *const *)(args + 2);
+    int count = (int)nargs - 2, paused = pause_recording(1);
+    int done = overwrite(args[1], (Allocation *)args[0], operands, count);
+    PyObject *out = done > 0 ? Py_NewRef(args[0]) : NULL;
+    if (!done) {
+        PyObject *tuple = tuple_of(args, nargs);
+        out = tuple ? PyObject_Call(slow_update, tuple, NULL) : NULL;
+        Py_XDECREF(tuple);
+    }
+    pause_recording(paused);
+    if (out && is_recording()) {
+        PyObject *values[MOST_OPERANDS + 1] = {args[0]};
+        int fits = count <= MOST_OPERANDS;
+        for (int i = 0; fits && i < count; i++)
+            values[1 + i] = args[2 + i];
+        if (fits)
+            note_step(UPDATE, args[1], NULL, values, count + 1, out);
+        else
+            note_opaque();
+    }
+    return out;
+}
+
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"tensor",     "tape",          "apply",   "scope", "current_tape", "in_use",
-                            "own_arenas", "default_arena", "resolve", "stale", "reference",    NULL};
+                            "own_arenas", "default_arena", "resolve", "stale", "reference", "update",   NULL};
     PyObject *tensor, *tape;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOO:install", names, &tensor, &tape, &slow,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOO:install", names, &tensor, &tape, &slow,
                                      &get_scope, &get_current_tape, &get_in_use, &own_arenas,
-                                     &default_arena, &resolve, &raise_stale, &weak_reference))
+                                     &default_arena, &resolve, &raise_stale, &weak_reference, &slow_update))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
     PyObject *permanent[] = {tensor,     tape,          slow,    get_scope,   get_current_tape, get_in_use,
-                             own_arenas, default_arena, resolve, raise_stale, weak_reference};
+                             own_arenas, default_arena, resolve, raise_stale, weak_reference, slow_update};
     for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
         Py_INCREF(permanent[i]); /* for as long as the process */
     tape_class = (PyTypeObject *)tape;
@@ -1016,6 +1113,8 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 static PyMethodDef dispatch_functions[] = {
     {"apply", (PyCFunction)(void (*)(void))apply, METH_FASTCALL,
      "apply(call, *operands): run one op on tensors, as `apply_in_python` does."},
+    {"apply_into", (PyCFunction)(void (*)(void))apply_into, METH_FASTCALL,
+     "apply_into(out, call, *operands): update a tensor, as `apply_into_in_python` does."},
     {"install", (PyCFunction)(void (*)(void))install, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `apply` needs of the language."},
     {NULL, NULL, 0, NULL}};
@@ -1027,6 +1126,8 @@ int dispatch_init(PyObject *module)
     arena_type = add_type(module, "ArenaFields", &arena_spec);
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
+    op_name = PyUnicode_InternFromString("op");
+    in_place_name = PyUnicode_InternFromString("in_place");
     latest_name = PyUnicode_InternFromString("latest");
     record_name = PyUnicode_InternFromString("record");
     nodes_name = PyUnicode_InternFromString("nodes");

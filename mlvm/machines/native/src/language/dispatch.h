@@ -86,6 +86,10 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask);
 int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count,
                 Allocation *out);
 
+/* Functions of Python, which defines them: `apply_in_python` and `apply_into_in_python`. */
+PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
 /* Call a function for its effect. Returns 0, or -1 with an exception set. */
 int call_without_result(PyObject *function);
 

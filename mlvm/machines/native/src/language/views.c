@@ -13,6 +13,8 @@
  */
 #include "views.h"
 
+#include "templates.h"
+
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -35,7 +37,8 @@ typedef struct {
 /* Types by address, and by dtype and shape: the last of each hash, with a reference to the type. */
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
-static PyObject *slow_alias, *slow_getitem, *slow_setitem, *make_type, *view_logs, *live_tapes;
+static PyObject *slow_alias, *slow_getitem, *slow_setitem, *make_type, *view_logs;
+PyObject *live_tapes;
 static PyObject *shape_name, *dtype_name, *kind_name, *itemsize_name, *size_name, *alloc_name;
 
 /* --- types --- */
@@ -128,9 +131,9 @@ static PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim)
 
 /* --- tensors --- */
 
-static int is_quiet(void)
+int is_quiet(void)
 {
-    return PyList_Size(view_logs) == 0; /* no recorder in any thread */
+    return PyList_Size(view_logs) == 0;
 }
 
 /* The fast path of a tensor that this file handles; NULL for any other. */
@@ -183,23 +186,22 @@ PyObject *view_as(Allocation *x, PyObject *type)
     return (PyObject *)out;
 }
 
-/* alias(call, x, type) */
-static PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    PyObject *out = nargs == 3 && Py_TYPE(args[1]) == tensor_class && is_call(args[0])
-                        ? view_as((Allocation *)args[1], args[2])
-                        : NULL;
-    if (!out) {
-        if (PyErr_Occurred())
-            return NULL;
-        return nargs == 3 ? PyObject_CallFunctionObjArgs(slow_alias, args[0], args[1], args[2], NULL)
-                          : PyErr_Format(PyExc_TypeError, "alias takes 3 arguments, got %zd", nargs);
+    if (nargs != 3)
+        return PyErr_Format(PyExc_TypeError, "alias takes 3 arguments, got %zd", nargs);
+    int is_plain = Py_TYPE(args[1]) == tensor_class && is_call(args[0]);
+    PyObject *out = is_plain ? view_as((Allocation *)args[1], args[2]) : NULL;
+    if (out) {
+        Allocation *const operands[] = {(Allocation *)args[1]};
+        if (record_call(args[0], fast_path_of(operands[0]->arena), operands, 1, (Allocation *)out))
+            Py_CLEAR(out);
+    } else if (!clear_nonfatal_error()) {
+        out = PyObject_CallFunctionObjArgs(slow_alias, args[0], args[1], args[2], NULL);
     }
-    Allocation *const operands[] = {(Allocation *)args[1]};
-    FastPath *fast_path = fast_path_of(operands[0]->arena);
-    if (record_call(args[0], fast_path, operands, 1, (Allocation *)out))
-        Py_CLEAR(out);
+    if (out && is_recording())
+        note_step(ALIAS, args[0], args[2], args + 1, 1, out);
     return out;
 }
 
@@ -408,14 +410,27 @@ end:
     return result;
 }
 
+/* Call a function of Python, by its template if there is one. */
+static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++)
+        PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+    PyObject *result = tuple ? call_composed(function, tuple, NULL) : NULL;
+    Py_XDECREF(tuple);
+    return result;
+}
+
 PyObject *subscript(PyObject *x, PyObject *key)
 {
     if (Py_TYPE(x) != tensor_class || !slow_getitem)
         return PyErr_Format(PyExc_TypeError, "only a Tensor is subscriptable");
     PyObject *result = selected((Allocation *)x, key);
-    if (!result && clear_nonfatal_error())
-        return NULL;
-    return result ? result : PyObject_CallFunctionObjArgs(slow_getitem, x, key, NULL);
+    if (result && is_recording())
+        note_step(SUBSCRIPT, NULL, key, &x, 1, result);
+    if (result || clear_nonfatal_error())
+        return result;
+    return call_with(slow_getitem, (PyObject *[]){x, key}, 2);
 }
 
 /* --- assignments --- */
@@ -554,12 +569,12 @@ int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
         return -1;
     }
     int done = assign((Allocation *)x, key, values);
-    if (done < 0)
-        return -1;
-    if (done)
-        return 0;
+    if (done) {
+        note_opaque();
+        return done < 0 ? -1 : 0;
+    }
     PyObject *is_temporary = Py_REFCNT(x) == 1 ? Py_True : Py_False; /* only the stack refers to it */
-    PyObject *result = PyObject_CallFunctionObjArgs(slow_setitem, x, key, values, is_temporary, NULL);
+    PyObject *result = call_with(slow_setitem, (PyObject *[]){x, key, values, is_temporary}, 4);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
@@ -604,8 +619,10 @@ static PyObject *scalar(PyObject *module, PyObject *object)
             number = number_at(p, &layout);
         release_vm(fast_path);
     }
-    if (number)
+    if (number) {
+        note_opaque();
         return number;
+    }
     if (PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;

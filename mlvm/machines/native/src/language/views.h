@@ -6,6 +6,14 @@
 
 int views_init(PyObject *module);
 
+/* Whether no thread has a recorder: only then does this file, or a template, run anything. */
+int is_quiet(void);
+
+extern PyObject *live_tapes; /* the set of tapes that may still be walked */
+
+/* alias(call, x, type), which `alias_in_python` defines. */
+PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
 /* Functions of AllocationFields: x[key] and x[key] = values. */
 PyObject *subscript(PyObject *x, PyObject *key);
 int assign_subscript(PyObject *x, PyObject *key, PyObject *values);

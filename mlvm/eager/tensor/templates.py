@@ -1,0 +1,47 @@
+"""Calls of composed functions by templates: lists of the one-op calls that the function makes.
+
+The first call of a public function on known types runs the function; later calls run the list in C
+(`language/templates.c`). The function is the definition. `MLVM_TEMPLATES=0` disables the lists, as
+does `with disabled():`. A function whose result depends on more than its arguments and the context
+calls `opaque`, so that no list is made. All lists are in one table of 4,096; a new one replaces the
+one with the same hash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from mlvm.machines.native.extension import EXTENSION
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    return function(*args, **keywords)
+
+
+def _opaque() -> None:
+    """Without the extension there are no templates."""
+
+
+call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
+"""Return `function(*args, **keywords)`, by a template if there is one."""
+
+opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
+"""Note that the composed call that runs in this thread depends on more than its key."""
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Call every function itself inside the block, in all threads."""
+    before = EXTENSION is not None and EXTENSION.use_templates(False)
+    try:
+        yield
+    finally:
+        if EXTENSION is not None:
+            EXTENSION.use_templates(before)
+
+
+if EXTENSION is not None and os.environ.get("MLVM_TEMPLATES") == "0":
+    EXTENSION.use_templates(False)

@@ -1,0 +1,630 @@
+/* Composed calls as lists of one-op calls.
+ *
+ * In:        `call(function, args, keywords)`: a function of mlvm and a call's arguments: tensors, numbers,
+ *            strings, dtypes, None, slices, and tuples and lists of these.
+ * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: its
+ *            steps are the one-op calls, views, selections and updates that it makes. Later calls with the
+ *            same key run these steps in C, in order, instead of the function, which stays the definition.
+ * Must hold: the key has all that a result depends on besides values: the function, the tensors' types and
+ *            whether the tape tracks each, all other arguments, the VM, and the context (`context_getters`).
+ *            A call that does anything else makes no template: one that reads a value, allocates a tensor
+ *            from an array, runs on a tensor that is no argument, step or constant, leaves other nodes on
+ *            the tape, or warns.
+ * Callers:   the wrapper of public functions, and the slots for x[key] in views.c.
+ * Locks:     the interpreter lock. One thread records at a time; other threads call the function meanwhile.
+ */
+#include "templates.h"
+
+#include "views.h"
+
+#include <string.h>
+
+enum { MOST_ITEMS = 48, MOST_TENSORS = 12, MOST_STEPS = 24, MOST_VALUES = MOST_TENSORS + MOST_STEPS, MOST_OPERANDS = 4,
+       MOST_CODES = 64, TEMPLATES = 4096 };
+
+/* A part of a key: the kind says what the object is compared by. */
+typedef enum { TYPE, TRACKED_TYPE, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
+typedef struct {
+    ItemKind kind;
+    PyObject *object;
+    uint64_t bits; /* of a NUMBER; the length of a TUPLE or LIST */
+} Item;
+
+typedef struct {
+    Item items[MOST_ITEMS];
+    int nitems, ntensors;
+    Allocation *tensors[MOST_TENSORS];
+    uint64_t hash;
+    FastPath *fast_path;
+    PyObject *arena, *tape; /* the current ones; only compared */
+} Key;
+
+/* A step. Operands are values by number: first the call's tensors, then the results of steps; constants are
+ * -1, -2, ... */
+typedef struct {
+    StepKind kind;
+    PyObject *call, *extra;
+    short operands[MOST_OPERANDS + 1], count, last; /* last: the last step that uses its result */
+} Step;
+
+/* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
+ * parts. */
+enum { NOTHING = -999, A_TUPLE = -1000, A_LIST = -1001, A_NAMED_TUPLE = -1002 };
+
+typedef struct {
+    uint64_t hash;
+    long long fast_path;
+    PyObject *function;
+    Item *items;
+    Step *steps;
+    PyObject **constants;
+    PyObject *named; /* the class of named tuples in the result */
+    short *codes;
+    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is always called */
+} Template;
+
+static struct {
+    int active, failed, paused, nsteps, nconstants;
+    unsigned long thread;
+    const Key *key;
+    Step steps[MOST_STEPS];
+    PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
+} recording;
+
+static Template *templates[TEMPLATES];
+static uint64_t seen[TEMPLATES]; /* hashes of keys that were called once */
+static int is_enabled = 1;
+static PyObject *context_getters, *is_constant, *dtype_class, *make_name, *nodes_name, *fields_name;
+
+/* --- keys --- */
+
+static int add_item(Key *key, ItemKind kind, PyObject *object, uint64_t bits)
+{
+    if (key->nitems == MOST_ITEMS)
+        return 0;
+    key->items[key->nitems++] = (Item){kind, object, bits};
+    key->hash = (key->hash ^ bits ^ (uint64_t)kind << 56) * 0x9E3779B97F4A7C15u;
+    key->hash ^= key->hash >> 29;
+    return 1;
+}
+
+static uint64_t bits_of_pointer(const void *pointer)
+{
+    return (uintptr_t)pointer >> 4;
+}
+
+/* Add an argument to the key. Returns 0 for one that has no key. */
+static int add_argument(Key *key, PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == tensor_class) {
+        Allocation *x = (Allocation *)value;
+        if (key->ntensors == MOST_TENSORS || !x->type || !x->handle || !x->arena || !x->tape ||
+            fast_path_of(x->arena) != key->fast_path || PyLong_AsLong(x->handle) <= 0)
+            return 0;
+        key->tensors[key->ntensors++] = x;
+        int is_tracked = x->tape != Py_None && x->tape == key->tape;
+        return add_item(key, is_tracked ? TRACKED_TYPE : TYPE, x->type, bits_of_pointer(x->type));
+    }
+    if (value == Py_None || value == Py_True || value == Py_False || value == Py_Ellipsis ||
+        (PyObject *)type == dtype_class || type == &PyType_Type)
+        return add_item(key, POINTER, value, bits_of_pointer(value));
+    if (PyLong_CheckExact(value)) {
+        int overflow;
+        long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return !overflow && add_item(key, NUMBER, (PyObject *)type, (uint64_t)number);
+    }
+    if (PyFloat_CheckExact(value)) {
+        double number = PyFloat_AsDouble(value);
+        uint64_t bits;
+        memcpy(&bits, &number, sizeof bits);
+        return add_item(key, NUMBER, (PyObject *)type, bits);
+    }
+    if (PyUnicode_CheckExact(value))
+        return add_item(key, TEXT, value, (uint64_t)PyObject_Hash(value));
+    if (depth > 3)
+        return 0;
+    if (type == &PyTuple_Type || type == &PyList_Type) {
+        int is_tuple = type == &PyTuple_Type;
+        Py_ssize_t count = is_tuple ? PyTuple_Size(value) : PyList_Size(value);
+        int fits = count < MOST_ITEMS && add_item(key, is_tuple ? TUPLE : LIST, NULL, (uint64_t)count);
+        for (Py_ssize_t i = 0; fits && i < count; i++)
+            fits = add_argument(key, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i), depth + 1);
+        return fits;
+    }
+    if (type == &PySlice_Type) {
+        static const char *const names[] = {"start", "stop", "step"};
+        int fits = add_item(key, POINTER, (PyObject *)type, bits_of_pointer(type));
+        for (int i = 0; fits && i < 3; i++) {
+            PyObject *bound = PyObject_GetAttrString(value, names[i]);
+            fits = bound && (bound == Py_None || PyLong_CheckExact(bound)) && add_argument(key, bound, depth + 1);
+            Py_XDECREF(bound); /* a NUMBER keeps no object */
+        }
+        return fits;
+    }
+    return 0;
+}
+
+static int add_keywords(Key *key, PyObject *keywords)
+{
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (keywords && PyDict_Next(keywords, &at, &name, &value))
+        if (!add_item(key, KEYWORD, name, (uint64_t)PyObject_Hash(name)) || !add_argument(key, value, 0))
+            return 0;
+    return 1;
+}
+
+static int is_same_item(const Item *a, const Item *b)
+{
+    if (a->kind != b->kind || a->bits != b->bits)
+        return 0;
+    if (a->object == b->object)
+        return 1;
+    return (a->kind == TEXT || a->kind == KEYWORD) && PyUnicode_Compare(a->object, b->object) == 0;
+}
+
+/* Make the key of a call. Returns 0 if it has none; an exception may be set. */
+static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keywords)
+{
+    PyObject *arena = present_arena();
+    if (!arena)
+        return 0;
+    key->fast_path = fast_path_of(arena);
+    key->arena = arena;
+    Py_DECREF(arena); /* the thread or a block keeps it, and it keeps its VM's fast path */
+    FastPath *fast_path = key->fast_path;
+    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented)
+        return 0;
+    key->nitems = key->ntensors = 0;
+    key->hash = bits_of_pointer(function) ^ (uint64_t)fast_path->number << 40;
+    key->tape = present_tape();
+    if (!key->tape)
+        return 0;
+    Py_DECREF(key->tape); /* the context keeps it */
+    if (!add_item(key, POINTER, Py_None, key->tape != Py_None))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(context_getters); i++) {
+        PyObject *value = PyObject_CallNoArgs(PyTuple_GetItem(context_getters, i));
+        int fits = value && add_argument(key, value, 0);
+        Py_XDECREF(value); /* a context keeps it */
+        if (!fits)
+            return 0;
+    }
+    int fits = 1;
+    for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++)
+        fits = add_argument(key, PyTuple_GetItem(args, i), 0);
+    return fits && add_keywords(key, keywords);
+}
+
+/* --- templates --- */
+
+static void free_template(Template *old)
+{
+    if (!old)
+        return;
+    for (int i = 0; i < old->nitems; i++)
+        Py_XDECREF(old->items[i].object);
+    for (int i = 0; i < old->nsteps; i++) {
+        Py_XDECREF(old->steps[i].call);
+        Py_XDECREF(old->steps[i].extra);
+    }
+    for (int i = 0; i < old->nconstants; i++)
+        Py_XDECREF(old->constants[i]);
+    Py_XDECREF(old->named);
+    Py_XDECREF(old->function);
+    PyMem_Free(old->items);
+    PyMem_Free(old->steps);
+    PyMem_Free(old->constants);
+    PyMem_Free(old->codes);
+    PyMem_Free(old);
+}
+
+static Template *find_template(PyObject *function, const Key *key)
+{
+    Template *found = templates[key->hash % TEMPLATES];
+    if (!found || found->hash != key->hash || found->function != function || found->nitems != key->nitems ||
+        found->fast_path != key->fast_path->number)
+        return NULL;
+    for (int i = 0; i < key->nitems; i++)
+        if (!is_same_item(&found->items[i], &key->items[i]))
+            return NULL;
+    return found;
+}
+
+static void *copy_of(const void *source, size_t nbytes)
+{
+    void *copy = PyMem_Malloc(nbytes ? nbytes : 1);
+    if (copy)
+        memcpy(copy, source, nbytes);
+    return copy;
+}
+
+/* Remember what was recorded, or that the function is to be called always. */
+static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes, PyObject *named)
+{
+    Template *fresh = PyMem_Calloc(1, sizeof *fresh);
+    if (!fresh)
+        return;
+    int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
+    fresh->items = copy_of(key->items, sizeof *key->items * (size_t)key->nitems);
+    fresh->steps = copy_of(recording.steps, sizeof(Step) * (size_t)nsteps);
+    fresh->constants = copy_of(recording.constants, sizeof(PyObject *) * (size_t)nconstants);
+    fresh->codes = copy_of(codes, sizeof *codes * (size_t)ncodes);
+    if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->codes) {
+        free_template(fresh);
+        return;
+    }
+    fresh->hash = key->hash;
+    fresh->fast_path = key->fast_path->number;
+    fresh->function = Py_NewRef(function);
+    fresh->named = named ? Py_NewRef(named) : NULL;
+    fresh->nitems = key->nitems;
+    fresh->nsteps = nsteps;
+    fresh->nconstants = nconstants;
+    fresh->ncodes = ncodes;
+    for (int i = 0; i < fresh->nitems; i++)
+        Py_XINCREF(fresh->items[i].object);
+    for (int i = 0; i < nsteps; i++) {
+        Py_XINCREF(fresh->steps[i].call);
+        Py_XINCREF(fresh->steps[i].extra);
+    }
+    for (int i = 0; i < nconstants; i++)
+        Py_INCREF(fresh->constants[i]);
+    Template *old = templates[key->hash % TEMPLATES];
+    templates[key->hash % TEMPLATES] = fresh;
+    free_template(old); /* this may run Python */
+}
+
+/* --- recording --- */
+
+int is_recording(void)
+{
+    return recording.active && !recording.paused && recording.thread == PyThread_get_thread_ident();
+}
+
+int pause_recording(int paused)
+{
+    int before = recording.paused;
+    if (recording.active && recording.thread == PyThread_get_thread_ident())
+        recording.paused = paused;
+    return before;
+}
+
+void note_opaque(void)
+{
+    if (is_recording())
+        recording.failed = 1;
+}
+
+/* The number of a value, of a constant if it is none. MOST_VALUES if it cannot be one. */
+static short number_of(PyObject *value)
+{
+    for (int i = recording.nsteps; i-- > 0;)
+        if (recording.results[i] == value)
+            return (short)(recording.key->ntensors + i);
+    for (int i = 0; i < recording.key->ntensors; i++)
+        if ((PyObject *)recording.key->tensors[i] == value)
+            return (short)i;
+    for (int i = 0; i < recording.nconstants; i++)
+        if (recording.constants[i] == value)
+            return (short)(-1 - i);
+    int before = pause_recording(1);
+    PyObject *answer = PyObject_CallFunctionObjArgs(is_constant, value, NULL);
+    pause_recording(before);
+    int is_one = answer == Py_True && recording.nconstants < MOST_STEPS;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    if (!is_one)
+        return MOST_VALUES;
+    recording.constants[recording.nconstants++] = Py_NewRef(value);
+    return (short)-recording.nconstants;
+}
+
+void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
+               PyObject *out)
+{
+    if (!is_recording() || recording.failed)
+        return;
+    PyObject *tape = present_tape();
+    int is_elsewhere = kind == APPLY && ((Allocation *)out)->arena != recording.key->arena;
+    recording.failed = is_elsewhere || tape != recording.key->tape || recording.nsteps == MOST_STEPS || count > MOST_OPERANDS + 1;
+    Py_XDECREF(tape);
+    if (recording.failed)
+        return;
+    Step step = {.kind = kind, .count = (short)count, .last = -1};
+    for (int i = 0; i < count; i++) {
+        step.operands[i] = number_of(operands[i]);
+        if (step.operands[i] == MOST_VALUES) {
+            recording.failed = 1;
+            return;
+        }
+    }
+    step.call = call ? Py_NewRef(call) : NULL;
+    step.extra = extra ? Py_NewRef(extra) : NULL;
+    recording.results[recording.nsteps] = Py_NewRef(out);
+    recording.steps[recording.nsteps++] = step;
+}
+
+/* Describe a result by codes. Returns 0 unless it is a tensor, None, or a tuple or list of such. */
+static int describe(PyObject *result, short *codes, int *ncodes, PyObject **named, int depth)
+{
+    if (*ncodes + 2 > MOST_CODES || depth > 3)
+        return 0;
+    if (Py_TYPE(result) == tensor_class) {
+        short number = number_of(result);
+        if (number < 0 || number == MOST_VALUES)
+            return 0;
+        codes[(*ncodes)++] = number;
+        return 1;
+    }
+    if (result == Py_None) {
+        codes[(*ncodes)++] = NOTHING;
+        return 1;
+    }
+    int is_list = PyList_CheckExact(result);
+    if (!is_list && !PyTuple_Check(result))
+        return 0;
+    Py_ssize_t count = is_list ? PyList_Size(result) : PyTuple_Size(result);
+    short code = is_list ? A_LIST : A_TUPLE;
+    if (!is_list && !PyTuple_CheckExact(result)) {
+        PyObject *class = (PyObject *)Py_TYPE(result);
+        if (!PyObject_HasAttr(class, fields_name) || (*named && *named != class))
+            return 0;
+        *named = class;
+        code = A_NAMED_TUPLE;
+    }
+    codes[(*ncodes)++] = code;
+    codes[(*ncodes)++] = (short)count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *part = is_list ? PyList_GetItem(result, i) : PyTuple_GetItem(result, i);
+        if (!describe(part, codes, ncodes, named, depth + 1))
+            return 0;
+    }
+    return 1;
+}
+
+static Py_ssize_t count_nodes(PyObject *tape)
+{
+    PyObject *nodes = tape == Py_None ? NULL : PyObject_GetAttr(tape, nodes_name);
+    Py_ssize_t count = nodes && PyList_Check(nodes) ? PyList_Size(nodes) : 0;
+    Py_XDECREF(nodes);
+    PyErr_Clear();
+    return count;
+}
+
+/* Release each result after the last step that uses it; those of the call's result at the end. */
+static void find_last_uses(const short *codes, int ncodes)
+{
+    int first = recording.key->ntensors;
+    for (int i = 0; i < recording.nsteps; i++) {
+        for (int j = 0; j < recording.steps[i].count; j++)
+            if (recording.steps[i].operands[j] >= first)
+                recording.steps[recording.steps[i].operands[j] - first].last = (short)i;
+        if (recording.steps[i].last < i)
+            recording.steps[i].last = (short)i;
+    }
+    for (int i = 0; i < ncodes; i++) {
+        if (codes[i] >= first)
+            recording.steps[codes[i] - first].last = MOST_STEPS;
+        i += codes[i] <= A_TUPLE; /* a count follows */
+    }
+}
+
+static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *keywords, const Key *key)
+{
+    Py_ssize_t before = count_nodes(key->tape);
+    recording.active = 1;
+    recording.failed = recording.paused = recording.nsteps = recording.nconstants = 0;
+    recording.thread = PyThread_get_thread_ident();
+    recording.key = key;
+    PyObject *result = PyObject_Call(function, args, keywords);
+    PyObject *error_type, *error, *traceback;
+    PyErr_Fetch(&error_type, &error, &traceback);
+    short codes[MOST_CODES];
+    int ncodes = 0, made = 0;
+    PyObject *named = NULL;
+    if (result && !recording.failed && describe(result, codes, &ncodes, &named, 0)) {
+        for (int i = 0; i < recording.nsteps; i++)
+            made += recording.steps[i].kind != UPDATE && key->tape != Py_None &&
+                    ((Allocation *)recording.results[i])->tape == key->tape;
+        recording.failed = count_nodes(key->tape) - before != made;
+    } else {
+        recording.failed = 1;
+    }
+    if (result) {
+        find_last_uses(codes, recording.failed ? 0 : ncodes);
+        keep_template(function, key, codes, recording.failed ? 0 : ncodes, named);
+    }
+    recording.active = 0;
+    int nsteps = recording.nsteps, nconstants = recording.nconstants;
+    PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
+    Step steps[MOST_STEPS];
+    memcpy(results, recording.results, sizeof results);
+    memcpy(constants, recording.constants, sizeof constants);
+    memcpy(steps, recording.steps, sizeof steps);
+    for (int i = 0; i < nsteps; i++) { /* these may run Python, which may record */
+        Py_XDECREF(steps[i].call);
+        Py_XDECREF(steps[i].extra);
+        Py_XDECREF(results[i]);
+    }
+    for (int i = 0; i < nconstants; i++)
+        Py_XDECREF(constants[i]);
+    PyErr_Restore(error_type, error, traceback);
+    return result;
+}
+
+/* --- calls by a template --- */
+
+static PyObject *build(const Template *template, PyObject *const *values, int *at)
+{
+    short code = template->codes[(*at)++];
+    if (code > A_TUPLE)
+        return Py_NewRef(code == NOTHING ? Py_None : values[code]);
+    short count = template->codes[(*at)++];
+    PyObject *parts = code == A_TUPLE ? PyTuple_New(count) : PyList_New(count);
+    for (short i = 0; parts && i < count; i++) {
+        PyObject *part = build(template, values, at);
+        if (!part || (code == A_TUPLE ? PyTuple_SetItem(parts, i, part) : PyList_SetItem(parts, i, part)))
+            Py_CLEAR(parts);
+    }
+    if (!parts || code != A_NAMED_TUPLE)
+        return parts;
+    PyObject *whole = PyObject_CallMethodObjArgs(template->named, make_name, parts, NULL);
+    Py_DECREF(parts);
+    return whole;
+}
+
+static PyObject *run_step(const Step *step, PyObject *const *operands)
+{
+    PyObject *args[MOST_OPERANDS + 2] = {step->call};
+    switch (step->kind) {
+    case APPLY:
+        memcpy(args + 1, operands, sizeof *operands * (size_t)step->count);
+        return apply(NULL, args, step->count + 1);
+    case ALIAS:
+        args[1] = operands[0];
+        args[2] = step->extra;
+        return alias(NULL, args, 3);
+    case SUBSCRIPT:
+        return PyObject_GetItem(operands[0], step->extra);
+    default:
+        args[0] = operands[0];
+        args[1] = step->call;
+        memcpy(args + 2, operands + 1, sizeof *operands * (size_t)(step->count - 1));
+        return apply_into(NULL, args, step->count + 1);
+    }
+}
+
+/* Run the steps. After an error the function explains it, unless an update has been made: then `*is_final`. */
+static PyObject *run_template(Template *template, const Key *key, int *is_final)
+{
+    PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
+    int first = key->ntensors, failed = 0;
+    for (int i = 0; i < first; i++)
+        values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
+    /* A step may run Python, which may replace the template: what it needs is kept by copies. */
+    Template mine = *template;
+    Step steps[MOST_STEPS];
+    PyObject *constants[MOST_STEPS];
+    short codes[MOST_CODES];
+    memcpy(steps, template->steps, sizeof *steps * (size_t)mine.nsteps);
+    memcpy(constants, template->constants, sizeof *constants * (size_t)mine.nconstants);
+    memcpy(codes, template->codes, sizeof *codes * (size_t)mine.ncodes);
+    mine.codes = codes;
+    for (int i = 0; i < mine.nsteps; i++) {
+        Py_XINCREF(steps[i].call);
+        Py_XINCREF(steps[i].extra);
+    }
+    for (int i = 0; i < mine.nconstants; i++)
+        Py_INCREF(constants[i]);
+    Py_XINCREF(mine.named);
+    for (int i = 0; i < mine.nsteps && !failed; i++) {
+        const Step *step = &steps[i];
+        for (int j = 0; j < step->count; j++)
+            operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]] : values[step->operands[j]];
+        values[first + i] = run_step(step, operands);
+        failed = !values[first + i];
+        *is_final |= !failed && step->kind == UPDATE;
+        for (int j = 0; !failed && j <= i; j++)
+            if (steps[j].last == i)
+                Py_CLEAR(values[first + j]);
+    }
+    int at = 0;
+    if (!failed)
+        result = build(&mine, values, &at);
+    for (int i = 0; i < mine.nsteps; i++) {
+        Py_XDECREF(steps[i].call);
+        Py_XDECREF(steps[i].extra);
+        Py_XDECREF(values[first + i]);
+    }
+    for (int i = 0; i < first; i++)
+        Py_DECREF(values[i]);
+    for (int i = 0; i < mine.nconstants; i++)
+        Py_DECREF(constants[i]);
+    Py_XDECREF(mine.named);
+    return result;
+}
+
+PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
+{
+    Key key;
+    if (!is_enabled || !context_getters || !is_quiet() || !make_key(&key, function, args, keywords)) {
+        if (PyErr_Occurred())
+            return NULL;
+        return PyObject_Call(function, args, keywords);
+    }
+    Template *template = find_template(function, &key);
+    if (template && template->ncodes) {
+        int is_final = 0;
+        PyObject *result = run_template(template, &key, &is_final);
+        if (result || is_final || clear_nonfatal_error())
+            return result;
+        return PyObject_Call(function, args, keywords);
+    }
+    if (template || recording.active)
+        return PyObject_Call(function, args, keywords);
+    uint64_t *mark = &seen[key.hash % TEMPLATES];
+    if (*mark != key.hash) {
+        *mark = key.hash;
+        return PyObject_Call(function, args, keywords);
+    }
+    return call_and_record(function, args, keywords, &key);
+}
+
+/* call(function, args, keywords) */
+static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 3 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "call takes a function, a tuple and a dict");
+    return call_composed(args[0], args[1], PyDict_Size(args[2]) ? args[2] : NULL);
+}
+
+static PyObject *opaque(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    note_opaque();
+    Py_RETURN_NONE;
+}
+
+/* use_templates(enabled) -> the setting before */
+static PyObject *use_templates(PyObject *module, PyObject *enabled)
+{
+    (void)module;
+    int before = is_enabled, now = PyObject_IsTrue(enabled);
+    if (now < 0)
+        return NULL;
+    is_enabled = now;
+    return PyBool_FromLong(before);
+}
+
+static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"context", "is_constant", "dtype", NULL};
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO:install_templates", names, &PyTuple_Type,
+                                     &context_getters, &is_constant, &dtype_class))
+        return NULL;
+    Py_INCREF(context_getters);
+    Py_INCREF(is_constant);
+    Py_INCREF(dtype_class);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef templates_functions[] = {
+    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
+     "call(function, args, keywords): call it, by its template if there is one."},
+    {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
+    {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
+    {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,
+     "Hand in what templates need of the language."},
+    {NULL, NULL, 0, NULL}};
+
+int templates_init(PyObject *module)
+{
+    make_name = PyUnicode_InternFromString("_make");
+    nodes_name = PyUnicode_InternFromString("nodes");
+    fields_name = PyUnicode_InternFromString("_fields");
+    return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, templates_functions);
+}
