@@ -385,6 +385,7 @@ class Arena(ArenaFields):
         self.guests: set[Guest] = set()
         self._placement = self._new_placement()
         self._bins = self._placement.bins
+        self._sizes = self._placement.sizes
         self._lock = new_lock()
         self._inside: list[results_in] = []
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
@@ -742,6 +743,8 @@ class Arena(ArenaFields):
             raise
         self.views_created += 1
         regions(self.vm).add(new, region)
+        if not region.address and self.fast_path is not None:
+            region.address = self.fast_path.address_of(new, type)
         handle = region.handles.setdefault(type, new)
         if handle != new:  # another thread has created one
             self._dealloc(new)

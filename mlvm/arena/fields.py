@@ -38,7 +38,7 @@ class _RegionSlots:
     linked list, so that creating one costs no weak reference."""
 
     __slots__ = (
-        *("__weakref__", "storage", "offset", "nbytes", "bin", "number", "handles"),
+        *("__weakref__", "storage", "offset", "nbytes", "address", "bin", "number", "handles"),
         *("holder", "holder_at_reset", "last", "noted", "watched", "_views"),
     )
 

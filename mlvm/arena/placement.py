@@ -46,6 +46,7 @@ class Region(RegionFields):
     holder_at_reset: the holder at the last reset
     last: number of the last reset at which the holder had changed
     noted: a holder and the Python place that allocated it, if lines are noted
+    address: address of its first byte in this process, for calls in C; 0 if it is not known
     watched: whether writes to it are counted
     """
 
@@ -57,6 +58,7 @@ class Region(RegionFields):
         self.storage = storage
         self.offset = offset
         self.nbytes = nbytes
+        self.address = 0
         self.bin = bin
         self.number = number
         self.handles: dict[TensorType, TensorHandle] = {}
@@ -98,6 +100,7 @@ class Placement:
     regions: every region
     resets: number of resets
     bins: the bin of each type that was placed before, if the placement has bins
+    sizes: the bins by number of bytes
     handles, storages: of dropped regions and chunks; the arena returns them to its VM
     """
 
@@ -107,6 +110,7 @@ class Placement:
         self.chunks: list[Chunk] = []
         self.regions: list[Region] = []
         self.bins: dict[TensorType, list[Region]] = {}
+        self.sizes: dict[int, list[Region]] = {}
         self.resets = 0
         self._numbers = 0
 
@@ -163,11 +167,10 @@ class Reuse(Placement):
     def __init__(self, *, grows: bool) -> None:
         super().__init__()
         self.grows = grows
-        self._sizes: dict[int, list[Region]] = {}
 
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
         nbytes = rounded(type.nbytes)
-        bin = self.bins[type] = self._sizes.setdefault(nbytes, [])
+        bin = self.bins[type] = self.sizes.setdefault(nbytes, [])
         region = pop(bin)
         if region is None and thrifty and self._tail(nbytes) is None:
             if not self._merge(nbytes, idle=True) and not self.grows:
@@ -183,7 +186,7 @@ class Reuse(Placement):
         return region
 
     def tidy(self) -> None:
-        for bin in list(self._sizes.values()):
+        for bin in list(self.sizes.values()):
             bin.sort(key=_NUMBER, reverse=True)  # one call in C: other threads see it sorted
 
     def release(self, *, idle: bool = False) -> None:
@@ -207,14 +210,14 @@ class Reuse(Placement):
         return largest
 
     def clear(self) -> None:
-        for bin in self._sizes.values():
+        for bin in self.sizes.values():
             bin.clear()  # a thread in `alloc` may hold the bin already
         super().clear()
-        self._sizes.clear()
+        self.sizes.clear()
 
     def _free(self, *, idle: bool) -> set[int]:
         """Return the ids of the regions in bins; if `idle`, only of those long unused."""
-        waiting = [region for bin in list(self._sizes.values()) for region in bin.copy()]
+        waiting = [region for bin in list(self.sizes.values()) for region in bin.copy()]
         if not idle:
             return {id(region) for region in waiting}
         return {
@@ -268,7 +271,7 @@ class Reuse(Placement):
 
     def _put(self, chunk: Chunk, offset: int, nbytes: int) -> None:
         """Add a new region to the bin of its size, to be used after those already there."""
-        bin = self._sizes.setdefault(nbytes, [])
+        bin = self.sizes.setdefault(nbytes, [])
         bin.insert(0, self._make(chunk, offset, nbytes, bin))
 
 

@@ -35,6 +35,7 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked
 from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tensor.wrapper import public
+from mlvm.machines.native.extension import EXTENSION
 
 Device: TypeAlias = VMProtocol | None
 """VM of a result; None is the current VM, or that of the operand."""
@@ -183,7 +184,8 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
         raise DTypeError(f"expected fill_value as a number or scalar tensor, got {kind_of(value)}")
     target = target or DEFAULTS[kind]
     filling, type_ = constant(value, target), TensorType(target, lengths)
-    return op.full(filling, shape=type_.shape)
+    out: Tensor | None = None if EXTENSION is None else EXTENSION.filled(filling, type_)
+    return op.full(filling, shape=type_.shape) if out is None else out
 
 
 def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:

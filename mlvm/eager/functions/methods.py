@@ -19,6 +19,7 @@ from mlvm.eager.functions.indexing import At
 from mlvm.eager.functions.shapes import transposed
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
+from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -206,10 +207,10 @@ def _at(x: Tensor) -> At:
 
 
 PROPERTIES: Final[dict[str, Callable[..., Any]]] = {
-    "T": _transposed,
+    "T": lambda x: call(_transposed, (x,), {}),
     "at": _at,
     "imag": op.imag,
-    "mT": transposed,
+    "mT": lambda x: call(transposed, (x,), {}),
     "real": op.real,
 }
 

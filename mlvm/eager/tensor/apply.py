@@ -6,6 +6,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -33,14 +34,13 @@ Types: TypeAlias = tuple[TensorType, ...]
 class OneOp(CallFields):
     """An op with its attributes: the programs to launch, and the result types seen so far."""
 
-    __slots__ = ("attributes", "fresh", "into", "op", "templates", "types")
+    __slots__ = ("attributes", "op", "programs", "templates", "types")
 
     def __init__(self, op: Op, attributes: Attributes) -> None:
         self.op = op
         self.attributes = attributes
         self.types: dict[tuple[TensorType, ...], TensorType | None] = {}
-        self.into: dict[int, Program] = {}
-        self.fresh: dict[int, Program] = {}
+        self.programs: dict[int, Program] = {}  # by number of operands
         self.templates: dict[Any, Any] = {}  # filled by the tape
 
     def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
@@ -56,16 +56,21 @@ class OneOp(CallFields):
         if len(self.types) >= _REMEMBERED:
             self.types.clear()
             self.templates.clear()
-        n = len(types)
-        if self.op.dynamic:
-            if n not in self.fresh:
-                self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
-        elif n + 1 not in self.into:
-            self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
         if result is not None and (result.is_open or any(x.is_open for x in types)):
             return result  # of one trace alone
-        self.types[types] = result  # last: a thread that finds it relies on the rest
+        self.types[types] = result
         return result
+
+    def program(self, noperands: int) -> Program:
+        """Return the program that runs the op on this number of operands: it writes to its first
+        argument, or pushes a result whose type depends on values. Calls that C runs need none."""
+        program = self.programs.get(noperands)
+        if program is None:
+            name, written = self.op.name, int(not self.op.dynamic)
+            name = f"{name}.out" if written else name
+            made = Program.of_op(name, noperands + written, self.attributes, 1 - written)
+            program = self.programs.setdefault(noperands, made)
+        return program
 
     def __repr__(self) -> str:
         return f"<OneOp {self.op.name} {dict(self.attributes)}>"
@@ -149,10 +154,10 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     out = arena.alloc(type, Tensor)
     if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
-        program = call.into[3]
+        program = call.program(2)
     else:
         handles = (out.handle, *[x.handle for x in operands])
-        program = call.into[len(handles)]
+        program = call.program(len(operands))
     try:
         arena.vm.launch(program, handles)
     except HandleError as error:
@@ -173,11 +178,11 @@ apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else 
 def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tuple[Any, Any]:
     """Return the prepared call for operands of these types, and the type of the result, for `apply`
     in C. On a VM elsewhere the call is a program's number. Returns two Nones for calls that C
-    leaves to Python."""
-    out = call.types.get(types)
-    if out is None:
+    leaves to Python. Raises an `OpError` for operands that the op refuses."""
+    out = call.types[types] if types in call.types else call.infer(types)
+    if out is None or call.op.dynamic:
         return None, None
-    program = call.into[len(types) + 1]
+    program = partial(call.program, len(types))
     return fast_path.prepare(program, call.op.name, (out, *types), call.attributes), out
 
 
@@ -190,7 +195,7 @@ def _apply_dynamic(
     call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> Tensor:
     """Run an op whose result's shape depends on values: the result comes back by value."""
-    [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
+    [array] = launch_for_values(call.program(len(operands)), arena.vm, operands)
     out = from_array(array)
     tape = current_tape.get()
     if tape is not None:

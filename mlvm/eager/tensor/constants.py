@@ -8,10 +8,11 @@ from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import DTypeError, OperandValueError, brief
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, bool_, c64, f32, i64, promote
+from mlvm.core.types import Array, DType, TensorType, bool_, c64, f32, i64, promote
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
 
@@ -29,11 +30,15 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
 
 
 class Constants:
-    """Python scalars used with tensors of one VM, each written once."""
+    """Python scalars used with tensors of one VM. From its second use on, each is written once.
+
+    seen: the keys of scalars that were used once.
+    """
 
     def __init__(self, vm: VMProtocol) -> None:
         self.arena = Arena(vm, "constants")
         self.tensors: dict[Any, Tensor] = {}
+        self.seen: set[Any] = set()
 
 
 def prepare_constants(vm: VMProtocol) -> Constants:
@@ -59,6 +64,13 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     tensor = pool.tensors.get(key)
     if tensor is not None:
         return tensor
+    if EXTENSION is not None and key not in pool.seen:  # a number that may never come again
+        tensor = EXTENSION.number(pool.arena, TensorType(dtype), value)
+        if tensor is not None:
+            if len(pool.seen) >= _CONSTANTS_LIMIT:
+                pool.seen.clear()
+            pool.seen.add(key)
+            return tensor
     array = scalar_array(value, dtype)
     with pool.arena.hosting():
         tensor = from_array(array)

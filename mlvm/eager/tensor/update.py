@@ -118,9 +118,7 @@ def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     """Write the result of an op over the bytes of `out`, which is of its type and shares none."""
     operands = lifted(operands)
     used = (out, *operands)
-    if len(used) not in call.into:
-        call.infer(tuple([x.type for x in operands]))
     try:
-        out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
+        out.arena.vm.launch(call.program(len(operands)), [x.handle for x in used])
     except HandleError as error:
         raise explain(error, out.arena.vm, used, in_place=True) from None

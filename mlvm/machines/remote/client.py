@@ -479,9 +479,9 @@ def open_post_path(vm: RemoteVM) -> FastPath:
     """Open the fast path of eager calls to a VM, without keeping the VM alive."""
     of_vm = weakref.ref(vm)
 
-    def prepare(program: Program, *_: object) -> int | None:
+    def prepare(program: Callable[[], Program], *_: object) -> int | None:
         vm = of_vm()
-        loaded = vm.loaded(program) if vm is not None else None
+        loaded = vm.loaded(program()) if vm is not None else None
         return None if loaded is None or loaded.outputs else loaded.number
 
     def flush() -> None:

@@ -199,9 +199,9 @@ def test_a_dry_vm_knows_types_only() -> None:
 def test_a_one_op_program_is_made_once_whatever_the_types() -> None:
     call = one_op("cos")
     apply(call, ml.zeros((2,)))
-    program = call.into[2]
+    program = call.program(1)
     apply(call, ml.zeros((3, 3)))
-    assert call.into[2] is program
+    assert call.program(1) is program
 
 
 def test_the_types_a_call_was_made_with_are_not_all_remembered() -> None:

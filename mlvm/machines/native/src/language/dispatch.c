@@ -22,7 +22,7 @@
 
 /* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
-enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, MOST_PLACES = 512 };
+enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, MOST_PLACES = 512, MOST_BINS = 4096 };
 
 /* Cache entry of a call: the kernel for operands of these types on one VM. */
 typedef struct {
@@ -50,7 +50,7 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 static PyTypeObject *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
 static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *op_name, *in_place_name, *latest_name, *record_name, *nodes_name, *kept_name, *templates_name;
+static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name, *nodes_name, *kept_name, *templates_name;
 
 /* --- types with plain fields --- */
 
@@ -106,7 +106,7 @@ static void clear_fields(PyObject **fields, int count)
 
 FIELDS(Allocation, allocation, region, node)
 FIELDS(Region, region, storage, noted)
-FIELDS(Arena, arena, fast_path, refer)
+FIELDS(Arena, arena, fast_path, sizes)
 
 /* --- the views of a region --- */
 
@@ -222,12 +222,55 @@ static void allocation_finalize(PyObject *object)
     PyErr_Restore(type, error, traceback);
 }
 
+int is_alive(const Allocation *x)
+{
+    if (x->handle)
+        return PyLong_AsLong(x->handle) > 0;
+    Region *home = home_of(x);
+    return home && home->address;
+}
+
+Region *home_of(const Allocation *x)
+{
+    const Allocation *root = x->base && x->base != Py_None ? (Allocation *)x->base : x;
+    return root->region && PyObject_TypeCheck(root->region, region_type) ? (Region *)root->region : NULL;
+}
+
+/* x.handle: a tensor that C has allocated at a known address gets one when it is first asked for. */
+static PyObject *allocation_handle(Allocation *self, void *unused)
+{
+    (void)unused;
+    if (self->handle)
+        return Py_NewRef(self->handle);
+    Region *home = home_of(self);
+    if (!home || !home->handles || !self->arena || !self->type)
+        return PyErr_Format(PyExc_AttributeError, "handle");
+    PyObject *known = PyDict_GetItemWithError(home->handles, self->type);
+    PyObject *handle = known ? Py_NewRef(known)
+                             : PyObject_CallMethodObjArgs(self->arena, view_name, (PyObject *)home, self->type, NULL);
+    if (handle && !self->handle)
+        self->handle = Py_NewRef(handle);
+    return handle;
+}
+
+static int allocation_set_handle(Allocation *self, PyObject *handle, void *unused)
+{
+    (void)unused;
+    PyObject *old = self->handle;
+    Py_XINCREF(handle);
+    self->handle = handle;
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyGetSetDef allocation_getters[] = {
+    {"handle", (getter)allocation_handle, (setter)allocation_set_handle, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
                                            OBJECT_FIELD(Allocation, arena),
                                            OBJECT_FIELD(Allocation, type),
                                            OBJECT_FIELD(Allocation, base),
-                                           OBJECT_FIELD(Allocation, handle),
-                                           OBJECT_FIELD(Allocation, ended),
+                                               OBJECT_FIELD(Allocation, ended),
                                            OBJECT_FIELD(Allocation, tape),
                                            OBJECT_FIELD(Allocation, node),
                                            WEAKREFS(Allocation),
@@ -242,12 +285,14 @@ static PyMemberDef region_members[] = {OBJECT_FIELD(Region, storage),
                                        OBJECT_FIELD(Region, last),
                                        OBJECT_FIELD(Region, noted),
                                        NUMBER_FIELD(Region, nbytes),
+                                       NUMBER_FIELD(Region, address),
                                        {"watched", T_BOOL, offsetof(Region, watched), 0, NULL},
                                        WEAKREFS(Region),
                                        {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                       {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
                                       {"_refer", T_OBJECT_EX, offsetof(Arena, refer), 0, NULL},
+                                      {"_sizes", T_OBJECT_EX, offsetof(Arena, sizes), 0, NULL},
                                       NUMBER_FIELD(Arena, used),
                                       NUMBER_FIELD(Arena, high_water),
                                       WEAKREFS(Arena),
@@ -259,7 +304,7 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_dealloc, name##_dealloc},   \
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
-SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_mp_subscript, subscript},
+SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters}, {Py_mp_subscript, subscript},
       {Py_mp_ass_subscript, assign_subscript}, )
 static PyGetSetDef region_getters[] = {
     {"views", (getter)region_views, NULL, "The live views of its tensor, the oldest first.", NULL},
@@ -607,12 +652,26 @@ static void find_address(FastPath *self, PyObject *handle)
 
 char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 {
+    if (!x->handle) {
+        Region *home = home_of(x);
+        return home ? (char *)(intptr_t)home->address : NULL;
+    }
     char *address = cached_address(fast_path, x->handle, x->type);
     if (!address && ask) {
         find_address(fast_path, x->handle);
         address = PyErr_Occurred() ? NULL : cached_address(fast_path, x->handle, x->type);
     }
     return address;
+}
+
+static PyObject *fast_path_address_of(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2)
+        return PyErr_Format(PyExc_TypeError, "address_of takes a handle and a type");
+    if (self->outbox)
+        return PyLong_FromLong(0);
+    find_address(self, args[0]);
+    return PyErr_Occurred() ? NULL : PyLong_FromVoidPtr(cached_address(self, args[0], args[1]));
 }
 
 static PyObject *fast_path_is_running(const FastPath *self, PyObject *unused)
@@ -629,6 +688,8 @@ static PyMemberDef fast_path_members[] = {
 static PyMethodDef fast_path_methods[] = {
     {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},
     {"clear", (PyCFunction)fast_path_forget_places, METH_NOARGS, "A handle may name another array."},
+    {"address_of", (PyCFunction)(void (*)(void))fast_path_address_of, METH_FASTCALL,
+     "address_of(handle, type): the address of a tensor in this process, 0 if there is none."},
     {"is_running", (PyCFunction)fast_path_is_running, METH_NOARGS,
      "is_running(): whether a captured call runs now; the caller has the VM's lock."},
     {NULL, NULL, 0, NULL}};
@@ -681,13 +742,33 @@ FastPath *fast_path_of(PyObject *arena)
     return is_plain ? (FastPath *)its->fast_path : NULL;
 }
 
-Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
+/* The bin of a type, borrowed: that of its size, which the arena has under `sizes`. */
+static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
     PyObject *bin = arena->bins ? PyDict_GetItemWithError(arena->bins, type) : NULL;
+    if (bin || !arena->bins || !arena->sizes || !PyDict_Check(arena->sizes))
+        return bin;
+    PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
+    long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
+    PyObject *rounded = size < 0 ? NULL : PyLong_FromLongLong((size + 63) / 64 * 64);
+    bin = rounded ? PyDict_GetItemWithError(arena->sizes, rounded) : NULL;
+    Py_XDECREF(rounded);
+    Py_XDECREF(nbytes);
+    if (bin && PyDict_Size(arena->bins) >= MOST_BINS)
+        PyDict_Clear(arena->bins); /* they are found again by size */
+    if (bin && PyDict_SetItem(arena->bins, type, bin))
+        bin = NULL;
+    PyErr_Clear();
+    return bin;
+}
+
+Region *next_region(const Arena *arena, PyObject *type, PyObject **handle)
+{
+    PyObject *bin = bin_of(arena, type);
     Py_ssize_t count = bin ? PyList_Size(bin) : 0;
     Region *region = count > 0 ? (Region *)PyList_GetItem(bin, count - 1) : NULL;
     *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
-    return *handle ? region : NULL;
+    return region && (*handle || region->address) ? region : NULL;
 }
 
 /* Leave a node on the tape, as `Tape.record` does. Returns 0, or -1 with an exception set. */
@@ -797,8 +878,8 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
 {
     int missing = 0;
     for (int i = 0; i < count; i++) {
-        p[i + 1] = cached_address(fast_path, operands[i]->handle, operands[i]->type);
-        if (!p[i + 1] && ask)
+        p[i + 1] = address_in(fast_path, operands[i], 0);
+        if (!p[i + 1] && ask && operands[i]->handle)
             find_address(fast_path, operands[i]->handle);
         missing |= !p[i + 1];
     }
@@ -807,7 +888,7 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
     Region *region = next_region(arena, entry->out, handle);
     if (!region)
         return NULL;
-    p[0] = cached_address(fast_path, *handle, entry->out);
+    p[0] = *handle ? cached_address(fast_path, *handle, entry->out) : (char *)(intptr_t)region->address;
     if (!p[0] && ask)
         find_address(fast_path, *handle);
     return missing || !p[0] ? NULL : region;
@@ -828,7 +909,8 @@ int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocat
     set(&out->arena, (PyObject *)arena);
     set(&out->type, type);
     set(&out->base, Py_None);
-    set(&out->handle, handle);
+    if (handle)
+        set(&out->handle, handle);
     set(&region->holder, holder);
     return 0;
 }
@@ -844,13 +926,13 @@ static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *con
         if (!its || !PyObject_TypeCheck(its, arena_type) ||
             ((Arena *)its)->fast_path != (PyObject *)fast_path)
             return 0;
-        handles[i + 1] = PyLong_AsLongLong(operands[i]->handle);
+        handles[i + 1] = operands[i]->handle ? PyLong_AsLongLong(operands[i]->handle) : 0;
         if (handles[i + 1] <= 0)
             return 0;
     }
     PyObject *handle;
     Region *region = next_region(arena, entry->out, &handle);
-    if (!region)
+    if (!region || !handle)
         return PyErr_Occurred() ? -1 : 0;
     handles[0] = PyLong_AsLongLong(handle);
     long long program = entry->program;
@@ -868,6 +950,21 @@ static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *c
 {
     char *p[MOST_OPERANDS + 2];
     PyObject *handle;
+    if (out->region) { /* Python has allocated it, as the arena had no free region of its type */
+        int known = (p[0] = address_in(fast_path, out, 1)) != NULL;
+        for (int i = 0; i < count; i++)
+            known &= (p[i + 1] = address_in(fast_path, operands[i], 1)) != NULL;
+        for (int i = 0; known && i < count; i++) /* Python may have changed any */
+            known = p[i + 1] == address_in(fast_path, operands[i], 0);
+        if (!known || p[0] != address_in(fast_path, out, 0) ||
+            !entry_holds(entry, fast_path, operands, count) || !entry->call)
+            return PyErr_Occurred() ? -1 : 0;
+        KernelCallObject *kernel = entry->call;
+        Py_INCREF((PyObject *)kernel);
+        int refused = run_in_pool(fast_path->pool, &kernel->call, p);
+        Py_DECREF((PyObject *)kernel);
+        return refused < 0 ? -1 : !refused;
+    }
     Region *region = addresses(entry, arena, fast_path, operands, count, &handle, p, 1);
     /* If Python was asked, it may have changed anything. */
     if (!region && PyErr_Occurred())
@@ -918,7 +1015,7 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         return long_way(args, nargs);
     Allocation *const *operands = (Allocation *const *)(args + 1);
     for (int i = 0; i < count; i++)
-        if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !operands[i]->handle)
+        if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !is_alive(operands[i]))
             return long_way(args, nargs);
     Call *call = (Call *)args[0];
     PyObject *scope = present_arena();
@@ -937,9 +1034,20 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     PyObject *holder = NULL;
     Entry *entry = entry_of(call, fast_path, operands, count);
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
-    int learns = open && !entry;
+    int learns = open && !entry && fast_path->outbox;
+    if (open && !entry && !learns) {
+        fill_cache(call, fast_path, operands, count);
+        if (PyErr_Occurred())
+            goto end;
+        entry = entry_of(call, fast_path, operands, count);
+    }
     if (open && entry && is_ready(entry)) {
-        out = (Allocation *)object_of(tensor_class);
+        PyObject *handle;
+        if (!fast_path->outbox && !next_region(arena, entry->out, &handle))
+            out = (Allocation *)PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
+                                                           (PyObject *)tensor_class, NULL);
+        else
+            out = (Allocation *)object_of(tensor_class);
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
         if (!holder)
             goto end;
@@ -969,7 +1077,7 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         goto end;
     }
     for (int i = 0; i < count; i++) /* ended by another thread while the kernel ran? */
-        if (PyLong_AsLong(operands[i]->handle) == 0) {
+        if (operands[i]->handle && PyLong_AsLong(operands[i]->handle) == 0) {
             PyObject *never = PyObject_CallFunctionObjArgs(raise_stale, (PyObject *)operands[i], NULL);
             Py_XDECREF(never);
             goto end;
@@ -1033,8 +1141,8 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         region->watched || !is_call(call) || !may_overwrite(call, out, operands, count))
         return 0;
     for (int i = 0; i < count; i++)
-        if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type || !operands[i]->handle ||
-            PyLong_AsLong(operands[i]->handle) <= 0 || !address_in(fast_path, operands[i], 1))
+        if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
+            !is_alive(operands[i]) || !address_in(fast_path, operands[i], 1))
             return PyErr_Occurred() ? -1 : 0;
     Entry *entry = entry_of((Call *)call, fast_path, operands, count);
     if (!entry || !entry->call || entry->out != out->type || !address_in(fast_path, out, 1))
@@ -1126,6 +1234,9 @@ int dispatch_init(PyObject *module)
     arena_type = add_type(module, "ArenaFields", &arena_spec);
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
+    view_name = PyUnicode_InternFromString("_view");
+    nbytes_name = PyUnicode_InternFromString("nbytes");
+    alloc_name = PyUnicode_InternFromString("alloc");
     op_name = PyUnicode_InternFromString("op");
     in_place_name = PyUnicode_InternFromString("in_place");
     latest_name = PyUnicode_InternFromString("latest");

@@ -18,13 +18,14 @@ typedef struct {
     PyObject_HEAD PyObject *storage, *offset, *bin, *number, *handles, *holder, *holder_at_reset, *last,
         *noted;
     long long nbytes;
+    long long address; /* of its first byte in this process, 0 if it is not known */
     char watched; /* writes to it are counted, by launches: see mlvm/arena/writes.py */
     PyObject *weakrefs;
     Allocation *first_view; /* the newest live view of the region's tensor; views unlink themselves */
 } Region;
 
 typedef struct {
-    PyObject_HEAD PyObject *fast_path, *bins, *refer;
+    PyObject_HEAD PyObject *fast_path, *bins, *refer, *sizes;
     long long used, high_water;
     PyObject *weakrefs;
 } Arena;
@@ -59,8 +60,15 @@ int dispatch_init(PyObject *module);
 /* The fast path of a plain arena; NULL for another object. */
 FastPath *fast_path_of(PyObject *arena);
 
+/* Whether a tensor has memory: it has a handle, or its region's address is known, and then a handle is made
+ * once Python asks for it. */
+int is_alive(const Allocation *x);
+
+/* The region of a tensor or of the base of a view, borrowed; NULL if it has none in C. */
+Region *home_of(const Allocation *x);
+
 /* The free region that the next tensor of that type would get, borrowed, and the handle of that
- * type there. NULL if Python must look for one. */
+ * type there, NULL if the address suffices. NULL if Python must look for one. */
 Region *next_region(const Arena *arena, PyObject *type, PyObject **handle);
 
 /* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */

@@ -133,7 +133,7 @@ static PyObject *alloc_tensors(Arena *arena, PyObject *types)
         }
         PyObject *holder = PyWeakref_NewRef((PyObject *)out, NULL);
         Region *region = holder ? next_region(arena, type, &handle) : NULL;
-        if (!region || take(region, handle, type, arena, out, holder))
+        if (!region || !handle || take(region, handle, type, arena, out, holder))
             Py_CLEAR(outputs); /* what was taken goes back */
         else
             out->tape = Py_NewRef(Py_None);

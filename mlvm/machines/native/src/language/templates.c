@@ -99,8 +99,8 @@ static int add_argument(Key *key, PyObject *value, int depth)
     PyTypeObject *type = Py_TYPE(value);
     if (type == tensor_class) {
         Allocation *x = (Allocation *)value;
-        if (key->ntensors == MOST_TENSORS || !x->type || !x->handle || !x->arena || !x->tape ||
-            fast_path_of(x->arena) != key->fast_path || PyLong_AsLong(x->handle) <= 0)
+        if (key->ntensors == MOST_TENSORS || !x->type || !x->arena || !x->tape ||
+            fast_path_of(x->arena) != key->fast_path || !is_alive(x))
             return 0;
         key->tensors[key->ntensors++] = x;
         int is_tracked = x->tape != Py_None && x->tape == key->tape;

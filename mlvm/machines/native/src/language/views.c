@@ -140,11 +140,11 @@ int is_quiet(void)
 static FastPath *plain_path(PyObject *object)
 {
     Allocation *x = (Allocation *)object;
-    if (Py_TYPE(object) != tensor_class || !x->type || !x->handle || !x->arena)
+    if (Py_TYPE(object) != tensor_class || !x->type || !x->arena)
         return NULL;
     FastPath *fast_path = fast_path_of(x->arena);
     int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
-    return is_plain && PyLong_AsLong(x->handle) > 0 ? fast_path : NULL;
+    return is_plain && is_alive(x) ? fast_path : NULL;
 }
 
 static Allocation *root_of(Allocation *x)
@@ -166,7 +166,7 @@ PyObject *view_as(Allocation *x, PyObject *type)
     Allocation *root = root_of(x);
     Region *region = region_of(root);
     PyObject *handle = region && region->handles ? PyDict_GetItemWithError(region->handles, type) : NULL;
-    Allocation *out = handle ? (Allocation *)object_of(tensor_class) : NULL;
+    Allocation *out = handle || (region && region->address) ? (Allocation *)object_of(tensor_class) : NULL;
     if (!out) {
         PyErr_Clear();
         return NULL;
@@ -180,7 +180,7 @@ PyObject *view_as(Allocation *x, PyObject *type)
     out->arena = Py_NewRef(x->arena);
     out->type = Py_NewRef(type);
     out->base = Py_NewRef((PyObject *)root);
-    out->handle = Py_NewRef(handle);
+    out->handle = Py_XNewRef(handle);
     out->tape = Py_NewRef(Py_None);
     link_view(region, out);
     return (PyObject *)out;
@@ -628,6 +628,73 @@ static PyObject *scalar(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
+/* number(arena, type, value): a tensor of one element in the arena; None if Python must create it. */
+static PyObject *number(PyObject *module, PyObject *args)
+{
+    PyObject *arena, *type, *value;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:number", &arena, &type, &value))
+        return NULL;
+    Layout layout;
+    char element[16];
+    FastPath *fast_path = is_quiet() ? fast_path_of(arena) : NULL;
+    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
+        !layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
+        Py_RETURN_NONE;
+    Allocation *out = tensor_in(arena, type);
+    if (!out)
+        return NULL;
+    int holds = 0;
+    if (address_in(fast_path, out, 1) && !call_without_result(fast_path->acquire)) {
+        char *target = address_in(fast_path, out, 0);
+        holds = target && !fast_path->observed && !fast_path->instrumented;
+        if (holds)
+            memcpy(target, element, (size_t)layout.itemsize);
+        release_vm(fast_path);
+    }
+    if (holds)
+        return (PyObject *)out;
+    Py_DECREF((PyObject *)out);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+/* filled(x, type): a tensor of that type with the one element of x everywhere; None if Python must launch it. */
+static PyObject *filled(PyObject *module, PyObject *args)
+{
+    PyObject *object, *type, *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:filled", &object, &type))
+        return NULL;
+    Layout from, to;
+    const int64_t none[MOST_AXES] = {0};
+    int64_t into[MOST_AXES];
+    FastPath *fast_path = is_quiet() && !is_recording() ? plain_path(object) : NULL;
+    Allocation *x = (Allocation *)object, *out = NULL;
+    if (!fast_path || is_tracked(x) || !layout_of(x->type, &from) || !layout_of(type, &to) || from.size != 1 ||
+        from.dtype != to.dtype || to.size * to.itemsize > MOST_COPIED)
+        goto end;
+    PyObject *arena = present_arena();
+    if (arena && fast_path_of(arena) == fast_path)
+        out = tensor_in(arena, type);
+    Py_XDECREF(arena);
+    if (out && address_in(fast_path, x, 1) && address_in(fast_path, out, 1) &&
+        !call_without_result(fast_path->acquire)) {
+        char *source = address_in(fast_path, x, 0), *target = address_in(fast_path, out, 0);
+        if (source && target && !fast_path->observed && !fast_path->instrumented) {
+            packed_strides(to.dims, to.ndim, to.itemsize, into);
+            if (to.size)
+                copy_box(target, into, source, none, to.dims, to.ndim, to.itemsize);
+            result = Py_NewRef((PyObject *)out);
+        }
+        release_vm(fast_path);
+    }
+end:
+    Py_XDECREF((PyObject *)out);
+    if (result || PyErr_Occurred())
+        return result;
+    Py_RETURN_NONE;
+}
+
 /* install_views(names...): what the language lends, once. */
 static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -656,6 +723,8 @@ static PyMethodDef views_functions[] = {
     {"alias", (PyCFunction)(void (*)(void))alias, METH_FASTCALL,
      "alias(call, x, type): view x as another type, as `alias_in_python` does."},
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
+    {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
+    {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
     {"scalar", scalar, METH_O, "scalar(x): the one element as a Python number, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
