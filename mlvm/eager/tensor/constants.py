@@ -11,6 +11,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, TensorType, bool_, c64, f32, i64, promote
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number, plain
+from mlvm.eager.tensor.templates import pause
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.native.extension import EXTENSION
 
@@ -64,16 +65,20 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     tensor = pool.tensors.get(key)
     if tensor is not None:
         return tensor
-    if EXTENSION is not None and key not in pool.seen:  # a number that may never come again
+    if EXTENSION is not None:
         tensor = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if tensor is not None:
+        if tensor is not None and key not in pool.seen:  # a number that may never come again
             if len(pool.seen) >= _CONSTANTS_LIMIT:
                 pool.seen.clear()
             pool.seen.add(key)
             return tensor
-    array = scalar_array(value, dtype)
-    with pool.arena.hosting():
-        tensor = from_array(array)
+    if tensor is None:
+        array, before = scalar_array(value, dtype), pause(True)
+        try:
+            with pool.arena.hosting():
+                tensor = from_array(array)
+        finally:
+            pause(before)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
     pool.tensors[key] = tensor

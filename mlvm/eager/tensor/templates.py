@@ -25,11 +25,18 @@ def _opaque() -> None:
     """Without the extension there are no templates."""
 
 
+def _pause(paused: bool) -> bool:
+    return paused
+
+
 call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
 """Return `function(*args, **keywords)`, by a template if there is one."""
 
 opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
 """Note that the composed call that runs in this thread depends on more than its key."""
+
+pause: Final[Callable[[bool], bool]] = _pause if EXTENSION is None else EXTENSION.pause
+"""Start or stop to hide what this thread does from a recorded call; return the state before."""
 
 
 @contextmanager

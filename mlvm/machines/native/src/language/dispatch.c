@@ -50,7 +50,8 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 static PyTypeObject *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
 static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name, *nodes_name, *kept_name, *templates_name;
+static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name,
+    *nodes_name, *kept_name, *templates_name;
 
 /* --- types with plain fields --- */
 
@@ -247,7 +248,8 @@ static PyObject *allocation_handle(Allocation *self, void *unused)
         return PyErr_Format(PyExc_AttributeError, "handle");
     PyObject *known = PyDict_GetItemWithError(home->handles, self->type);
     PyObject *handle = known ? Py_NewRef(known)
-                             : PyObject_CallMethodObjArgs(self->arena, view_name, (PyObject *)home, self->type, NULL);
+                             : PyObject_CallMethodObjArgs(self->arena, view_name, (PyObject *)home,
+                                                          self->type, NULL);
     if (handle && !self->handle)
         self->handle = Py_NewRef(handle);
     return handle;
@@ -270,7 +272,7 @@ static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
                                            OBJECT_FIELD(Allocation, arena),
                                            OBJECT_FIELD(Allocation, type),
                                            OBJECT_FIELD(Allocation, base),
-                                               OBJECT_FIELD(Allocation, ended),
+                                           OBJECT_FIELD(Allocation, ended),
                                            OBJECT_FIELD(Allocation, tape),
                                            OBJECT_FIELD(Allocation, node),
                                            WEAKREFS(Allocation),
@@ -304,8 +306,8 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_dealloc, name##_dealloc},   \
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
-SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters}, {Py_mp_subscript, subscript},
-      {Py_mp_ass_subscript, assign_subscript}, )
+SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters},
+      {Py_mp_subscript, subscript}, {Py_mp_ass_subscript, assign_subscript}, )
 static PyGetSetDef region_getters[] = {
     {"views", (getter)region_views, NULL, "The live views of its tensor, the oldest first.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
@@ -1137,8 +1139,9 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         return 0;
     Region *region = (Region *)out->region;
     FastPath *fast_path = fast_path_of(out->arena);
-    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented || region->first_view ||
-        region->watched || !is_call(call) || !may_overwrite(call, out, operands, count))
+    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
+        region->first_view || region->watched || !is_call(call) ||
+        !may_overwrite(call, out, operands, count))
         return 0;
     for (int i = 0; i < count; i++)
         if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
@@ -1200,7 +1203,8 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"tensor",     "tape",          "apply",   "scope", "current_tape", "in_use",
-                            "own_arenas", "default_arena", "resolve", "stale", "reference", "update",   NULL};
+                            "own_arenas", "default_arena", "resolve", "stale", "reference",    "update",
+                            NULL};
     PyObject *tensor, *tape;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOO:install", names, &tensor, &tape, &slow,
@@ -1210,8 +1214,9 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *permanent[] = {tensor,     tape,          slow,    get_scope,   get_current_tape, get_in_use,
-                             own_arenas, default_arena, resolve, raise_stale, weak_reference, slow_update};
+    PyObject *permanent[] = {tensor,           tape,        slow,           get_scope,
+                             get_current_tape, get_in_use,  own_arenas,     default_arena,
+                             resolve,          raise_stale, weak_reference, slow_update};
     for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
         Py_INCREF(permanent[i]); /* for as long as the process */
     tape_class = (PyTypeObject *)tape;

@@ -19,7 +19,7 @@ typedef struct {
         *noted;
     long long nbytes;
     long long address; /* of its first byte in this process, 0 if it is not known */
-    char watched; /* writes to it are counted, by launches: see mlvm/arena/writes.py */
+    char watched;      /* writes to it are counted, by launches: see mlvm/arena/writes.py */
     PyObject *weakrefs;
     Allocation *first_view; /* the newest live view of the region's tensor; views unlink themselves */
 } Region;

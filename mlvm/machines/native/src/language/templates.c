@@ -19,8 +19,16 @@
 
 #include <string.h>
 
-enum { MOST_ITEMS = 48, MOST_TENSORS = 12, MOST_STEPS = 24, MOST_VALUES = MOST_TENSORS + MOST_STEPS, MOST_OPERANDS = 4,
-       MOST_CODES = 64, TEMPLATES = 4096 };
+enum {
+    MOST_ITEMS = 48,
+    MOST_TENSORS = 12,
+    MOST_STEPS = 24,
+    MOST_VALUES = MOST_TENSORS + MOST_STEPS,
+    MOST_OPERANDS = 4,
+    MOST_CODES = 64,
+    TEMPLATES = 4096,
+    MOST_FAILURES = 3
+};
 
 /* A part of a key: the kind says what the object is compared by. */
 typedef enum { TYPE, TRACKED_TYPE, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
@@ -60,7 +68,8 @@ typedef struct {
     PyObject **constants;
     PyObject *named; /* the class of named tuples in the result */
     short *codes;
-    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is always called */
+    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
+    int failures;                           /* recordings without success */
 } Template;
 
 static struct {
@@ -129,7 +138,8 @@ static int add_argument(Key *key, PyObject *value, int depth)
         Py_ssize_t count = is_tuple ? PyTuple_Size(value) : PyList_Size(value);
         int fits = count < MOST_ITEMS && add_item(key, is_tuple ? TUPLE : LIST, NULL, (uint64_t)count);
         for (Py_ssize_t i = 0; fits && i < count; i++)
-            fits = add_argument(key, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i), depth + 1);
+            fits = add_argument(key, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i),
+                                depth + 1);
         return fits;
     }
     if (type == &PySlice_Type) {
@@ -137,7 +147,8 @@ static int add_argument(Key *key, PyObject *value, int depth)
         int fits = add_item(key, POINTER, (PyObject *)type, bits_of_pointer(type));
         for (int i = 0; fits && i < 3; i++) {
             PyObject *bound = PyObject_GetAttrString(value, names[i]);
-            fits = bound && (bound == Py_None || PyLong_CheckExact(bound)) && add_argument(key, bound, depth + 1);
+            fits = bound && (bound == Py_None || PyLong_CheckExact(bound)) &&
+                   add_argument(key, bound, depth + 1);
             Py_XDECREF(bound); /* a NUMBER keeps no object */
         }
         return fits;
@@ -241,7 +252,8 @@ static void *copy_of(const void *source, size_t nbytes)
 }
 
 /* Remember what was recorded, or that the function is to be called always. */
-static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes, PyObject *named)
+static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes,
+                          PyObject *named, int failures)
 {
     Template *fresh = PyMem_Calloc(1, sizeof *fresh);
     if (!fresh)
@@ -263,6 +275,7 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
     fresh->nsteps = nsteps;
     fresh->nconstants = nconstants;
     fresh->ncodes = ncodes;
+    fresh->failures = failures;
     for (int i = 0; i < fresh->nitems; i++)
         Py_XINCREF(fresh->items[i].object);
     for (int i = 0; i < nsteps; i++) {
@@ -328,7 +341,8 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
         return;
     PyObject *tape = present_tape();
     int is_elsewhere = kind == APPLY && ((Allocation *)out)->arena != recording.key->arena;
-    recording.failed = is_elsewhere || tape != recording.key->tape || recording.nsteps == MOST_STEPS || count > MOST_OPERANDS + 1;
+    recording.failed = is_elsewhere || tape != recording.key->tape || recording.nsteps == MOST_STEPS ||
+                       count > MOST_OPERANDS + 1;
     Py_XDECREF(tape);
     if (recording.failed)
         return;
@@ -411,7 +425,8 @@ static void find_last_uses(const short *codes, int ncodes)
     }
 }
 
-static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *keywords, const Key *key)
+static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *keywords, const Key *key,
+                                 int failures)
 {
     Py_ssize_t before = count_nodes(key->tape);
     recording.active = 1;
@@ -434,7 +449,7 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
     }
     if (result) {
         find_last_uses(codes, recording.failed ? 0 : ncodes);
-        keep_template(function, key, codes, recording.failed ? 0 : ncodes, named);
+        keep_template(function, key, codes, recording.failed ? 0 : ncodes, named, failures + 1);
     }
     recording.active = 0;
     int nsteps = recording.nsteps, nconstants = recording.nconstants;
@@ -486,8 +501,7 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
         args[1] = operands[0];
         args[2] = step->extra;
         return alias(NULL, args, 3);
-    case SUBSCRIPT:
-        return PyObject_GetItem(operands[0], step->extra);
+    case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
     default:
         args[0] = operands[0];
         args[1] = step->call;
@@ -522,7 +536,8 @@ static PyObject *run_template(Template *template, const Key *key, int *is_final)
     for (int i = 0; i < mine.nsteps && !failed; i++) {
         const Step *step = &steps[i];
         for (int j = 0; j < step->count; j++)
-            operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]] : values[step->operands[j]];
+            operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]]
+                                                : values[step->operands[j]];
         values[first + i] = run_step(step, operands);
         failed = !values[first + i];
         *is_final |= !failed && step->kind == UPDATE;
@@ -562,14 +577,15 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
             return result;
         return PyObject_Call(function, args, keywords);
     }
-    if (template || recording.active)
+    int failures = template ? template->failures : 0;
+    if (failures >= MOST_FAILURES || recording.active)
         return PyObject_Call(function, args, keywords);
     uint64_t *mark = &seen[key.hash % TEMPLATES];
     if (*mark != key.hash) {
         *mark = key.hash;
         return PyObject_Call(function, args, keywords);
     }
-    return call_and_record(function, args, keywords, &key);
+    return call_and_record(function, args, keywords, &key, failures);
 }
 
 /* call(function, args, keywords) */
@@ -586,6 +602,14 @@ static PyObject *opaque(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     note_opaque();
     Py_RETURN_NONE;
+}
+
+/* pause(paused) -> the state before: a recorded call notes nothing meanwhile. */
+static PyObject *pause_in_python(PyObject *module, PyObject *paused)
+{
+    (void)module;
+    int now = PyObject_IsTrue(paused);
+    return now < 0 ? NULL : PyBool_FromLong(pause_recording(now));
 }
 
 /* use_templates(enabled) -> the setting before */
@@ -616,6 +640,8 @@ static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call it, by its template if there is one."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
+    {"pause", pause_in_python, METH_O,
+     "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},
     {"install_templates", (PyCFunction)(void (*)(void))install_templates, METH_VARARGS | METH_KEYWORDS,
      "Hand in what templates need of the language."},

@@ -299,7 +299,8 @@ static void copy_box(char *to, const int64_t *to_by, const char *from, const int
     int64_t n = dims[ndim - 1], out = to_by[ndim - 1], in = from_by[ndim - 1];
     if (ndim > 1) {
         for (int64_t i = 0; i < dims[0]; i++)
-            copy_box(to + i * to_by[0], to_by + 1, from + i * from_by[0], from_by + 1, dims + 1, ndim - 1, run);
+            copy_box(to + i * to_by[0], to_by + 1, from + i * from_by[0], from_by + 1, dims + 1, ndim - 1,
+                     run);
     } else if (run == 4) {
         for (int64_t i = 0; i < n; i++)
             memcpy(to + i * out, from + i * in, 4);
@@ -670,8 +671,8 @@ static PyObject *filled(PyObject *module, PyObject *args)
     int64_t into[MOST_AXES];
     FastPath *fast_path = is_quiet() && !is_recording() ? plain_path(object) : NULL;
     Allocation *x = (Allocation *)object, *out = NULL;
-    if (!fast_path || is_tracked(x) || !layout_of(x->type, &from) || !layout_of(type, &to) || from.size != 1 ||
-        from.dtype != to.dtype || to.size * to.itemsize > MOST_COPIED)
+    if (!fast_path || is_tracked(x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
+        from.size != 1 || from.dtype != to.dtype || to.size * to.itemsize > MOST_COPIED)
         goto end;
     PyObject *arena = present_arena();
     if (arena && fast_path_of(arena) == fast_path)
