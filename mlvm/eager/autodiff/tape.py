@@ -437,9 +437,7 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
     EXTENSION.install_views(
         alias=alias_in_python, type=TensorType, view_logs=view_logs, live_tapes=live_tapes
     )
-    EXTENSION.install_templates(
-        context=(autocast_dtype,), is_constant=is_constant, dtype=DType
-    )
+    EXTENSION.install_templates(context=(autocast_dtype,), is_constant=is_constant, dtype=DType)
 
 
 def taping() -> Tape | None:

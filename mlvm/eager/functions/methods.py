@@ -8,7 +8,7 @@ another meaning or name here have a hint in `interop/hints.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 
 from mlvm.core.errors import ArgumentError, NoTranspose
@@ -201,16 +201,26 @@ def _transposed(x: Tensor) -> Tensor:
     return transposed(x)
 
 
+def _by_template(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a getter that calls the function by its template, if there is one."""
+
+    @wraps(function)
+    def getter(x: Tensor) -> Tensor:
+        return call(function, (x,), {})  # type: ignore[no-any-return]
+
+    return getter
+
+
 def _at(x: Tensor) -> At:
     """Update elements of x at x.at[key] out of place: `x.at[key].add(values)`."""
     return At(x)
 
 
 PROPERTIES: Final[dict[str, Callable[..., Any]]] = {
-    "T": lambda x: call(_transposed, (x,), {}),
+    "T": _by_template(_transposed),
     "at": _at,
     "imag": op.imag,
-    "mT": lambda x: call(transposed, (x,), {}),
+    "mT": _by_template(transposed),
     "real": op.real,
 }
 

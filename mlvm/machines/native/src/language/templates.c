@@ -31,7 +31,7 @@ enum {
 };
 
 /* A part of a key: the kind says what the object is compared by. */
-typedef enum { TYPE, TRACKED_TYPE, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
+typedef enum { TYPE, TRACKED_TYPE, SAME_TENSOR, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
 typedef struct {
     ItemKind kind;
     PyObject *object;
@@ -111,6 +111,9 @@ static int add_argument(Key *key, PyObject *value, int depth)
         if (key->ntensors == MOST_TENSORS || !x->type || !x->arena || !x->tape ||
             fast_path_of(x->arena) != key->fast_path || !is_alive(x))
             return 0;
+        for (int i = 0; i < key->ntensors; i++)
+            if (key->tensors[i] == x) /* operands that are one tensor stay one */
+                return add_item(key, SAME_TENSOR, NULL, (uint64_t)i);
         key->tensors[key->ntensors++] = x;
         int is_tracked = x->tape != Py_None && x->tape == key->tape;
         return add_item(key, is_tracked ? TRACKED_TYPE : TYPE, x->type, bits_of_pointer(x->type));
