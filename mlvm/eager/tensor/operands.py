@@ -9,16 +9,20 @@ import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops.half import cast
-from mlvm.core.types import Array, DType, bool_, c64, f64, promote, u64
+from mlvm.core.types import Array, DType, TensorType, bool_, c64, f64, promote, u64
 from mlvm.eager.tensor.apply import COPY, apply, one_op
 from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, dtype_beside
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, require_values
+from mlvm.machines.native.extension import EXTENSION
 
 Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
 NUMBERS: Final = (bool, int, float, complex, np.generic)
+
+_FLOAT: Final = TensorType(DEFAULTS[float])
+_INT: Final = TensorType(DEFAULTS[int])
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
@@ -126,6 +130,10 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         if isinstance(values, float) or target.is_integer:
             return apply(COPY, constant(values, target))
         values = plain(values)  # a large int is rounded once, and by a constant twice
+    if dtype is None and EXTENSION is not None and type(values) is list:
+        listed: Tensor | None = EXTENSION.listed(values, _FLOAT, _INT)
+        if listed is not None:
+            return listed
     array = in_memory(values)
     if array is not None:
         own = DType.of(array.dtype)

@@ -316,7 +316,11 @@ def described(x: object) -> str:
 
 def from_array(array: Array) -> Tensor:
     """Return a new tensor in the current arena with a copy of the array."""
-    out = current_arena().alloc(TensorType.of(array), Tensor)
+    type = TensorType.of(array)
+    copied: Tensor | None = None if EXTENSION is None else EXTENSION.copied(type, array)
+    if copied is not None:
+        return copied
+    out = current_arena().alloc(type, Tensor)
     write(out, array)
     out.tape = None
     return out

@@ -19,7 +19,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_AXES = 8, MOST_COPIED = 1 << 16, REMEMBERED = 1024 };
+enum { MOST_AXES = 8, MOST_COPIED = 1 << 16, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* What a tensor type says. `kind`: b bool, u unsigned, i signed, f float, h half, c complex. */
 typedef struct {
@@ -696,6 +696,77 @@ end:
     Py_RETURN_NONE;
 }
 
+/* Write bytes to a new tensor of the current arena. NULL without an exception if Python must do it. */
+static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *bytes)
+{
+    PyObject *arena = is_quiet() ? present_arena() : NULL, *result = NULL;
+    FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
+    int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
+    Allocation *out = is_plain ? tensor_in(arena, type) : NULL;
+    if (out && address_in(fast_path, out, 1) && !call_without_result(fast_path->acquire)) {
+        char *target = address_in(fast_path, out, 0);
+        if (target && !fast_path->observed && !fast_path->instrumented) {
+            memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
+            result = Py_NewRef((PyObject *)out);
+        }
+        release_vm(fast_path);
+    }
+    Py_XDECREF((PyObject *)out);
+    Py_XDECREF(arena);
+    if (result)
+        note_opaque();
+    return result;
+}
+
+/* copied(type, array): a tensor with the values of a packed array of that type; None if Python must write it. */
+static PyObject *copied(PyObject *module, PyObject *args)
+{
+    PyObject *type, *array, *result = NULL;
+    Py_buffer buffer;
+    Layout layout;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:copied", &type, &array))
+        return NULL;
+    if (layout_of(type, &layout) && layout.size * layout.itemsize <= MOST_COPIED &&
+        !PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES)) {
+        if (PyBuffer_IsContiguous(&buffer, 'C') && buffer.len == layout.size * layout.itemsize)
+            result = tensor_with(type, &layout, buffer.buf);
+        PyBuffer_Release(&buffer);
+    }
+    if (result || clear_nonfatal_error())
+        return result;
+    Py_RETURN_NONE;
+}
+
+/* listed(numbers, float_type, int_type): a tensor of a list of Python's floats and ints, with the dtype of the
+ * first type if there is a float, else of the second; None for any other list. */
+static PyObject *listed(PyObject *module, PyObject *args)
+{
+    PyObject *numbers, *types[2], *result = NULL;
+    char bytes[MOST_LISTED * 8];
+    Layout layout;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:listed", &numbers, &types[0], &types[1]))
+        return NULL;
+    Py_ssize_t count = PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        floats += PyFloat_CheckExact(PyList_GetItem(numbers, i));
+    int fits = count && count <= MOST_LISTED && layout_of(types[!floats], &layout) && layout.itemsize <= 8;
+    for (Py_ssize_t i = 0; fits && i < count; i++) {
+        PyObject *each = PyList_GetItem(numbers, i);
+        fits = (PyFloat_CheckExact(each) || PyLong_CheckExact(each)) &&
+               element_of(each, &layout, bytes + i * layout.itemsize);
+    }
+    int64_t length = count;
+    PyObject *type = fits ? type_of(layout.dtype, &length, 1) : NULL;
+    if (type && layout_of(type, &layout))
+        result = tensor_with(type, &layout, bytes);
+    Py_XDECREF(type);
+    if (result || clear_nonfatal_error())
+        return result;
+    Py_RETURN_NONE;
+}
+
 /* install_views(names...): what the language lends, once. */
 static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -726,6 +797,9 @@ static PyMethodDef views_functions[] = {
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
     {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
     {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
+    {"copied", copied, METH_VARARGS, "copied(type, array): a tensor with the array's values, or None."},
+    {"listed", listed, METH_VARARGS,
+     "listed(numbers, float_type, int_type): a tensor of a list of floats and ints, or None."},
     {"scalar", scalar, METH_O, "scalar(x): the one element as a Python number, or None."},
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
