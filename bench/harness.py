@@ -59,7 +59,8 @@ class Contender:
 class Contest:
     """The best of `ours` beside the best of `theirs`, in each case.
 
-    `targets` has the smallest ratio to accept by case, `mean` that of their geometric mean.
+    `targets` has the smallest ratio to accept by case, `mean` that of their geometric mean. Without
+    `cases` the contest is about every case that has the metric.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Contest:
     theirs: tuple[str, ...]
     targets: Mapping[str, float] = field(default_factory=dict)
     mean: float | None = None
+    cases: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -299,10 +301,17 @@ class Child:
         return BenchError(f"{self._name} ended with status {status} while {doing}")
 
 
-def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = None) -> list[Record]:
+def run(
+    suite: Suite,
+    *,
+    quick: bool = False,
+    records: list[Record] | None = None,
+    only: Sequence[str] = (),
+) -> list[Record]:
     """Measure every case of every installed contender: one record for each metric, appended to
     `records` when its case ends, if only by an error or Ctrl-C.
 
+    `only` selects the cases whose names contain one of its strings; without any, all cases run.
     `quick` takes few and short rounds. Progress goes to stderr. Raises `BenchError`.
     """
     records = [] if records is None else records
@@ -319,6 +328,8 @@ def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = Non
             children[contender.name] = child
             cases[contender.name] = child.cases()
         for case in dict.fromkeys(case for prepared in cases.values() for case in prepared):
+            if only and not any(part in case for part in only):
+                continue
             entrants = {name: children[name] for name in children if case in cases[name]}
             rounds = suite.quick_rounds if quick else suite.rounds
             say(f"{suite.name}: {case}, {rounds} rounds of {', '.join(entrants)}")
@@ -383,7 +394,8 @@ def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
     for contest in suite.contests:
         costs: dict[str, dict[str, float]] = {}
         for r in records:
-            if r.metric == contest.metric and r.median:
+            is_contested = contest.cases is None or r.case in contest.cases
+            if r.metric == contest.metric and is_contested and r.median:
                 cost = 1 / r.median if r.metric in suite.rates else r.median
                 costs.setdefault(r.case, {})[r.contender] = cost
         for case, by_name in costs.items():

@@ -338,7 +338,7 @@ def test_targets_and_limits_are_for_contenders_of_the_suite(suite: Suite) -> Non
 
 def check_report(report: dict[str, Any]) -> None:
     """Check the form of a benchmark's JSON."""
-    assert report.keys() == {"environment", "records", "ratios", "contests"}
+    assert report.keys() == {"benchmark", "environment", "records", "ratios", "contests"}
     assert report["environment"].keys() == {
         "cpu",
         "cores",
