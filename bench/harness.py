@@ -7,8 +7,8 @@ phase of the machine affects all of them alike.
 
 A metric is a cost, where less is better, or a rate, where more is better. A ratio is
 median(theirs) / median(ours) of a cost and the inverse of that for a rate, so a ratio above 1 is
-in our favour. Targets apply to ratios, limits to metrics. A `Contest` is decided by the ratio of
-the best of theirs to the best of ours.
+in our favour. A suite may compare minima instead. Targets apply to ratios, limits to metrics. A
+`Contest` is decided by the ratio of the best of theirs to the best of ours.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class Suite:
     `units` has the unit of each metric. The metrics in `rates` are rates, the others costs. All
     contenders are compared with those in `ours`. `targets` has the smallest ratio to accept by
     (case, metric, ours, theirs), `limits` the largest median by (case, metric, contender).
+    `statistic` names the field of records that is compared: "median", or "min" for short calls,
+    which a busy machine interrupts.
     `timeout` limits each answer of a child, in seconds.
     """
 
@@ -94,10 +96,16 @@ class Suite:
     quick_rounds: int = 2
     warm_up_rounds: int = 2
     timeout: float = 120.0
+    statistic: str = "median"
 
     @property
     def name(self) -> str:
         return self.module.rpartition(".")[2]
+
+    def compared(self, record: Record) -> float:
+        """Return the number of a record that ratios are made of."""
+        number: float = getattr(record, self.statistic)
+        return number
 
 
 @dataclass(frozen=True)
@@ -370,20 +378,22 @@ def summarize(
 
 
 def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
-    """Return each contender's median over each of ours, where both have the case and the metric,
+    """Return each contender's number over each of ours, where both have the case and the metric,
     and ours is not 0."""
-    medians = {(r.case, r.metric, r.contender): r.median for r in records}
+    numbers = {(r.case, r.metric, r.contender): suite.compared(r) for r in records}
     return [
         Ratio(
             r.case,
             r.metric,
             ours,
             r.contender,
-            median / r.median if r.metric in suite.rates else r.median / median,
+            our_number / suite.compared(r)
+            if r.metric in suite.rates
+            else suite.compared(r) / our_number,
         )
         for r in records
         for ours in suite.ours
-        if ours != r.contender and (median := medians.get((r.case, r.metric, ours)))
+        if ours != r.contender and (our_number := numbers.get((r.case, r.metric, ours)))
     ]
 
 
@@ -395,8 +405,8 @@ def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
         costs: dict[str, dict[str, float]] = {}
         for r in records:
             is_contested = contest.cases is None or r.case in contest.cases
-            if r.metric == contest.metric and is_contested and r.median:
-                cost = 1 / r.median if r.metric in suite.rates else r.median
+            if r.metric == contest.metric and is_contested and (number := suite.compared(r)):
+                cost = 1 / number if r.metric in suite.rates else number
                 costs.setdefault(r.case, {})[r.contender] = cost
         for case, by_name in costs.items():
             ours = [name for name in contest.ours if name in by_name]

@@ -26,27 +26,28 @@ _TABLE: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures 
 _HALVES: Final = ("bf16", "autocast")
 _LIBRARIES: Final = ("mlvm", "torch", "jax")
 
-Medians = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Medians by case, metric and contender."""
+Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Medians by case, metric and contender; minima of the eager calls."""
 
 Figures = Mapping[str, Mapping[str, Any]]
-"""For each suite the environment of its report, and its medians."""
+"""For each suite the environment of its report, and its numbers."""
 
 
 def collect(report: Mapping[str, Any]) -> Figures:
     """Return the figures in a report of `python -m bench SUITE --json`."""
     table: dict[str, dict[str, dict[str, float]]] = {}
+    statistic = "min" if report["benchmark"] == "eager" else "median"
     for each in report["records"]:
         by_metric = table.setdefault(each["case"], {}).setdefault(each["metric"], {})
-        by_metric[each["contender"]] = float(f"{each['median']:.4g}")
-    return {report["benchmark"]: {"environment": report["environment"], "medians": table}}
+        by_metric[each["contender"]] = float(f"{each[statistic]:.4g}")
+    return {report["benchmark"]: {"environment": report["environment"], "numbers": table}}
 
 
 def text_of(figures: Figures) -> str:
     """Return the figures as JSON, with a line for each case."""
     suites = [
-        f'"{suite}": {{"environment": {json.dumps(each["environment"])}, "medians": {{\n'
-        + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in each["medians"].items())
+        f'"{suite}": {{"environment": {json.dumps(each["environment"])}, "numbers": {{\n'
+        + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in each["numbers"].items())
         + "\n}}"
         for suite, each in figures.items()
     ]
@@ -70,7 +71,7 @@ def _row(title: str, ours: float, *others: float) -> str:
 
 def training(figures: Figures) -> str:
     """Return the table of training steps in f32 and of one eager call."""
-    steps, calls = figures["mixer"]["medians"], figures["dispatch"]["medians"]
+    steps, calls = figures["mixer"]["numbers"], figures["dispatch"]["numbers"]
     rows = [
         _row(
             f"Mixer step, {case}, ms",
@@ -100,29 +101,29 @@ _PEERS: Final = {"torch": "PyTorch", "numpy": "numpy", "jax": "JAX"}
 
 def eager(figures: Figures) -> str:
     """Return the table of eager calls: ratios in each mode beside each library, then each call."""
-    medians: Medians = figures["eager"]["medians"]
+    numbers: Numbers = figures["eager"]["numbers"]
     summary = [
-        _summary(mode, peer, medians)
+        _summary(mode, peer, numbers)
         for mode in _MODES
         for peer in _PEERS
-        if any(mode in row and peer in row[mode] for row in medians.values())
+        if any(mode in row and peer in row[mode] for row in numbers.values())
     ]
     return "\n".join(
         [
-            f"Medians on {_machine(figures, 'eager')}; one thread.\n",
+            f"Minima of nine rounds on {_machine(figures, 'eager')}; one thread.\n",
             "| peer / mlvm | calls | geometric mean | least | calls below 1 |",
             "|---|---|---|---|---|",
             *summary,
             f"\n| us | mlvm | {' | '.join(_PEERS.values())} | PyTorch / mlvm | with 100 types |",
             "|---|---|---|---|---|---|---|",
-            *[_call(name, row) for name, row in medians.items()],
+            *[_call(name, row) for name, row in numbers.items()],
         ]
     )
 
 
-def _summary(mode: str, peer: str, medians: Medians) -> str:
+def _summary(mode: str, peer: str, numbers: Numbers) -> str:
     """Return the line of the ratios of one library in one mode."""
-    pairs = [row[mode] for row in medians.values() if mode in row and peer in row[mode]]
+    pairs = [row[mode] for row in numbers.values() if mode in row and peer in row[mode]]
     ratios = [each[peer] / each["mlvm"] for each in pairs]
     mean, below = statistics.geometric_mean(ratios), sum(each < 1 for each in ratios)
     title = f"{_PEERS[peer]}, {_MODES[mode]}"

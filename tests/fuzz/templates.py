@@ -4,9 +4,9 @@
 
 A chain is a few lines of Python: rows of `tests/cases/functions.txt`, public functions with drawn
 arguments, operators, indexing, layers and optimizers. Lines are repeated with the same and with
-different numbers, types and shapes. They run plainly, under tapes, tangents, `vmap`, `autocast`, captures
-and listings, in arenas that are reset, on a second VM, and in a fifth of the chains on three threads.
-Some calls are interrupted first by Ctrl-C, at a random place.
+different numbers, types and shapes. They run plainly, under tapes, tangents, `vmap`, `autocast`,
+captures and listings, in arenas that are reset, and on a second VM. A fifth of the chains runs on
+three threads. Some calls are interrupted first by Ctrl-C, at a random place.
 
 Two processes run each chain, one of them with `MLVM_TEMPLATES=0`. Each line must have the same
 result to the bit, the same error with the same text, and the same warnings. At the end of a chain
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import random
 import re
@@ -31,10 +30,10 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cache, partial
+from functools import cache
 from inspect import Parameter, isfunction, signature
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -79,8 +78,8 @@ ARRAYS: Final[dict[str, Any]] = {
 HALVES: Final = {"h": "a", "hc": "c"}
 """Tensors in bf16, and whose values they have."""
 
-FLOATS: Final = "a b c d e g s u n h hc".split()
-TENSORS: Final = [*FLOATS * 3, *"z i k m o".split()]
+TENSORS: Final = [*("a", "b", "c", "d", "e", "g", "s", "u", "n", "h", "hc") * 3, *"zikmo"]
+"""Names to draw from; `o` is a tensor of the second VM."""
 
 
 # --- chains ---------------------------------------------------------------------------------
@@ -100,12 +99,14 @@ class Chain(NamedTuple):
     threads: int
 
 
-SCALARS: Final = """0 1 2 3 -1 -2 5 1.0 0.0 -0.0 0.5 2.5 -1.5 True False None np.int64(1) np.int64(2)
-    np.float32(1) np.float32(0.5) np.float64(2) np.bool_(True) 1j float('nan') float('inf') 2**63 1e300
-    '1'""".split()
+SCALARS: Final = [
+    *("0", "1", "2", "3", "-1", "-2", "5", "1.0", "0.0", "-0.0", "0.5", "2.5", "-1.5", "True"),
+    *("False", "None", "np.int64(1)", "np.int64(2)", "np.float32(1)", "np.float32(0.5)", "'1'"),
+    *("np.float64(2)", "np.bool_(True)", "1j", "float('nan')", "float('inf')", "2**63", "1e300"),
+]
 """Numbers that are often equal as keys of a dictionary, and mean something else."""
 
-PIECES: Final = [
+PIECES: Final[list[str]] = [
     *("{t}[{n}]", "{t}[{n}:{n}]", "{t}[{n}:]", "{t}[:{n}]", "{t}[::{n}]", "{t}[..., {n}]"),
     *("{t}[{n}, {n}]", "{t}[:, {n}:{n}]", "{t}[..., None]", "{t}[None, {n}]", "{t}[i]"),
     *("{t}[m]", "{t}[i, i]", "{t}[:, i]", "{t}[[{n}, {n}]]", "{t}[{x}]", "[row for row in {t}]"),
@@ -115,7 +116,8 @@ PIECES: Final = [
     *("{t}.astype({d})", "{t}.max(axis={n})", "{t}.std()", "{t}.tolist()", "{t}.numpy()"),
     *("float({t}[{n}, {n}])", "bool({t}[{n}])", "int({t}[{n}])", "len({t})", "{t}.item()"),
     *("ml.zeros(({n}, {n}))", "ml.zeros({n}, dtype={d})", "ml.full({n}, {x})", "ml.arange({n})"),
-    *("ml.arange({n}, {n}, {n})", "ml.arange({x})", "ml.linspace({x}, {x}, {n})", "ml.eye({n}, k={n})"),
+    *("ml.arange({n}, {n}, {n})", "ml.arange({x})", "ml.linspace({x}, {x}, {n})"),
+    "ml.eye({n}, k={n})",
     *("ml.ones_like({t})", "ml.asarray({x})", "ml.asarray([{x}, {x}])", "ml.asarray({t}.numpy())"),
     *("ml.concat([{t}, {t}], axis={n})", "ml.concat([{t}[:{n}], {t}[:1]])", "ml.stack([{t}, {t}])"),
     *("ml.split({t}, {n}, axis={n})", "ml.roll({t}, {n}, axis={n})", "ml.tile({t}, ({n}, {n}))"),
@@ -129,34 +131,41 @@ PIECES: Final = [
     *("ml.gelu(linear({t}))", "linear({t})", "layer_norm({t})", "batch_norm({t})", "dropout({t})"),
     *("embedding(k)", "mlp({t})", "cell({t}, (state, state))", "attention(e)"),
     *("(sgd.update(slopes_of(mlp, {t})), mlp)", "(adamw.update(slopes_of(mlp, {t})), mlp)"),
-    *("ml.add({t}, {t}, out=a)", "ml.exp({t}, out=b)", "ml.optim.clip_by_global_norm([{t}, {t}], {x})"),
+    *("ml.add({t}, {t}, out=a)", "ml.exp({t}, out=b)"),
+    "ml.optim.clip_by_global_norm([{t}, {t}], {x})",
+    *("ml.random.normal((2, 3))", "ml.random.uniform((4, 6))", "ml.dropout(a, 0.5)") * 2,
 ]  # fmt: skip
 """Expressions of tensors {t}, integers {n}, numbers {x} and dtypes {d}."""
 
-STATEMENTS: Final = [
+STATEMENTS: Final[list[str]] = [
     *("{t}[{n}] = {x}", "{t}[{n}:{n}] = {x}", "{t}[:, {n}] = {x}", "{t}[i] = {x}", "{t}[m] = {x}"),
-    *("{t}[{n}] = c", "{t}[{x}] = {x}", "{t} += {t}", "{t} *= {x}", "{t} -= {t}[{n}]", "{t}[:] = {t}"),
+    *("{t}[{n}] = c", "{t}[{x}] = {x}", "{t} += {t}", "{t} *= {x}", "{t} -= {t}[{n}]"),
+    "{t}[:] = {t}",
     *("{t} @= {t}", "{t}[{n}] += {x}", "arena.reset()", "ml.random.seed({n})"),
 ]  # fmt: skip
 
-WRAPPERS: Final = [
+WRAPPERS: Final[list[str]] = [
     *("graded({f}, {v})",) * 4, "pushed({f}, {v})", "mapped({f}, {v})", "captured({f}, {v})",
-    *("listed({f}, {v})", "within(ml.autocast('bfloat16'), {e})", "within(ml.autocast('float16'), {e})"),
+    *("listed({f}, {v})", "within(ml.autocast('bfloat16'), {e})"),
+    "within(ml.autocast('float16'), {e})",
     *("within(arena, {e})",) * 2, *("within(arena.allocating(), {e}, kept=True)",) * 2,
     *("within(ml.use(other), {e})", "within(ml.use(other), {e}, kept=True)"),
     "within(ml.autocast('bfloat16'), lambda: graded({f}, {v}))",
 ]  # fmt: skip
-"""Places that a call {e} = lambda: ... runs in; {f} is the call as a function of its tensors {v}."""
+"""Places that a call {e}, `lambda: ...`, runs in; {f} is a function of its tensors {v}."""
 
 INTERRUPTED: Final = ["interrupted_first({e}, {n})", "signalled_first({e}, {n})"]
 
-DTYPES: Final = "ml.float64 ml.int32 'f32' float bool ml.bfloat16 None 'c64' int".split()
+DTYPES: Final = [
+    *("ml.float64", "ml.int32", "'f32'", "float", "bool", "ml.bfloat16", "None", "'c64'", "int")
+]
 
 ARGUMENTS: Final[dict[str, Sequence[str]]] = {
     "Reduction": ["'mean'", "'sum'", "'none'", "'all'"],
     "object": DTYPES, "bool": ["True", "False"], "int": ["{n}"], "float": ["{x}"],
     "Ints": ["{n}", "({n}, {n})"], "Axis": ["{n}", "({n}, {n})", "None"],
-    "Window": ["{n}", "({n}, {n})"], "Volume": ["{n}"], "Sides": ["'SAME'", "'VALID'", "({n}, {n})"],
+    "Window": ["{n}", "({n}, {n})"], "Volume": ["{n}"],
+    "Sides": ["'SAME'", "'VALID'", "({n}, {n})"],
     "Tree": ["[{t}, {t}]", "{t}"], "Iterable[Tensor]": ["[{t}, {t}]"], "Sequence[Tree]": ["[{t}]"],
     "complex": ["{x}"], "tuple[int, ...]": ["({n}, {n})"], "Sequence[int]": ["[{n}, {n}]"],
     "Operand": ["{t}", "{t}", "{x}", "[{x}, {x}]"], "Scalar": ["{x}"],
@@ -170,7 +179,7 @@ NOT_CALLED: Final = {"save", "call", "check", "call_host", "set_state", "from_dl
 
 _OPERANDS: Final = re.compile(r"operand\('(\w+)', '(\w+)'\)")
 _NUMBER: Final = re.compile(r"(?<![\w.\"'])\d+(?![\w.\"'])")
-_NAME: Final = re.compile(r"\b(?:" + "|".join(sorted({*TENSORS}, key=len, reverse=True)) + r"|r\d)\b")
+_NAME: Final = re.compile(rf"\b(?:{'|'.join(TENSORS)}|r\d)\b")
 
 
 @cache
@@ -178,8 +187,8 @@ def public_functions() -> list[tuple[str, list[tuple[Parameter, Sequence[str]]]]
     """Return the public functions whose required parameters can be drawn, with expressions for
     each parameter."""
     found = []
-    modules = {"ml": ml, **{f"ml.{x}": getattr(ml, x) for x in ("linalg", "fft", "random", "optim")}}
-    for place, module in modules.items():
+    modules: dict[str, Any] = {"ml": ml, "ml.linalg": ml.linalg, "ml.fft": ml.fft}
+    for place, module in (modules | {"ml.random": ml.random, "ml.optim": ml.optim}).items():
         for name in dir(module):
             function = getattr(module, name)
             if name.startswith("_") or not isfunction(function) or name in NOT_CALLED:
@@ -240,6 +249,8 @@ class Drawing:
                 code = self.renumbered(code)
             if self.is_threaded and re.search(r"random\.(?!key)|dropout|seed|out=", code):
                 continue  # threads share the global keys
+            if self.is_threaded and wrapper is not None and "listed" in wrapper:
+                continue  # a listing has the launches of all threads
             yield self.wrapped(code, wrapper, is_statement)
 
     def wrapped(self, code: str, wrapper: str | None, is_statement: bool) -> Step:
@@ -260,10 +271,10 @@ class Drawing:
         row = self.rng.choice(FUNCTIONS)
         dtype = self.rng.choice(["f32", "f32", "f64", "bf16"])
         longer = self.rng.random() < 0.15
-        operands = [
-            f"operand({re.sub('[2-9]', lambda d: str(int(d[0]) + 1), n) if longer else n!r}, {dtype!r})"
-            for n in row.operands
+        names = [
+            re.sub("[2-8]", lambda d: str(int(d[0]) + 1), n) if longer else n for n in row.operands
         ]
+        operands = [f"operand({n!r}, {dtype!r})" for n in names]
         braced = row.call.replace("{", "{{").replace("}", "}}")
         return f"(lambda {', '.join(row.operands)}: ({braced}))({', '.join(operands)})"
 
@@ -271,7 +282,7 @@ class Drawing:
         """Return a call of a public function."""
         rng = self.rng
         name, parameters = rng.choice(public_functions())
-        arguments = []
+        arguments: list[str] = []
         for parameter, expressions in parameters:
             if parameter.default is not parameter.empty and rng.random() < 0.7:
                 continue
@@ -282,7 +293,8 @@ class Drawing:
             prefix = f"{parameter.name}=" * is_keyword
             if parameter.kind == parameter.POSITIONAL_ONLY and len(arguments) > 3:
                 continue
-            arguments.append(prefix + ("key" if parameter.name == "key" else rng.choice(expressions)))
+            value = "key" if parameter.name == "key" else rng.choice(expressions)
+            arguments.append(prefix + value)
         return f"{name}({', '.join(arguments)})"
 
     def piece(self) -> str:
@@ -301,7 +313,8 @@ class Drawing:
     def tensor(self) -> str:
         if self.results and self.rng.random() < 0.2:
             return f"r{self.results}"
-        return self.rng.choice(["a", "a", *TENSORS])
+        name: str = self.rng.choice(["a", "a", *TENSORS])
+        return name
 
     def integer(self) -> str:
         rng = self.rng
@@ -375,7 +388,7 @@ def inexact(*xs: Any) -> list[int]:
 
 def graded(function: Callable[..., Any], *xs: ml.Tensor) -> Any:
     """Return the values of the function, and the gradient of a weighted sum of them."""
-    values = []
+    values: list[ml.Tensor] = []
 
     def loss(chosen: list[ml.Tensor]) -> ml.Tensor:
         arguments = [*xs]
@@ -413,7 +426,9 @@ def listed(function: Callable[..., Any], *xs: ml.Tensor) -> list[str]:
     return [line.strip() for line in text.splitlines() if re.match(r"\s*(push_str|cfunc)", line)]
 
 
-def within(block: AbstractContextManager[Any], function: Callable[[], Any], kept: bool = False) -> Any:
+def within(
+    block: AbstractContextManager[Any], function: Callable[[], Any], kept: bool = False
+) -> Any:
     """Call the function in the block. A result that ends with the block is shown in it."""
     with block:
         return function() if kept else shown(function())
@@ -580,19 +595,16 @@ def prepare() -> None:
 
 # --- players --------------------------------------------------------------------------------
 
-Request = tuple[int, list[int] | None]
-"""The number of a chain, and the steps to run, or None for all of them."""
+Chosen = list[tuple[int, int]]
+"""Steps to run: the number of a chain, and the number of one of its steps."""
 
 
-def answer(seed: int, request: Request) -> list[str]:
-    """Run the chain of a request."""
-    number, chosen = request
-    chain = chain_of(seed, number)
-    steps = chain.steps if chosen is None else [chain.steps[i] for i in chosen]
-    return lines_of(chain._replace(steps=steps), number)
+def answer(chains: list[tuple[int, Chain]]) -> list[str]:
+    """Run chains with these numbers, one after the other."""
+    return [*itertools.chain(*[lines_of(chain, number) for number, chain in chains])]
 
 
-def serve(connection: Connection, seed: int, *, pristine: bool = False) -> None:
+def serve(connection: Connection, *, pristine: bool = False) -> None:
     """Answer requests until the other side closes the connection. A `pristine` server answers each
     in a process that has run no chain before."""
     prepare()
@@ -602,10 +614,10 @@ def serve(connection: Connection, seed: int, *, pristine: bool = False) -> None:
         except EOFError:
             return
         if not pristine:
-            connection.send(answer(seed, request))
+            connection.send(answer(request))
             continue
         if not (process := os.fork()):
-            connection.send(answer(seed, request))
+            connection.send(answer(request))
             os._exit(0)
         if os.waitpid(process, 0)[1]:
             connection.send(["the process crashed"])
@@ -619,7 +631,7 @@ class Player:
         self.wait = wait
 
     @classmethod
-    def forked(cls, seed: int, *, pristine: bool = False) -> Player:
+    def forked(cls, *, pristine: bool = False) -> Player:
         """Start a copy of this process."""
         ours, theirs = Pipe()
         with warnings.catch_warnings():
@@ -631,24 +643,24 @@ class Player:
         status = 1
         try:
             ours.close()
-            serve(theirs, seed, pristine=pristine)
+            serve(theirs, pristine=pristine)
             status = 0
         finally:
             os._exit(status)
 
     @classmethod
-    def started(cls, seed: int) -> Player:
+    def started(cls, *, pristine: bool = False) -> Player:
         """Start a process without the cache."""
         ours, theirs = Pipe()
-        command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(seed)]
+        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(int(pristine))]
         process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | DISABLED, stdout=2, pass_fds=[theirs.fileno()]
         )
         theirs.close()
         return cls(ours, process.wait)
 
-    def ask(self, request: Request) -> None:
-        self.connection.send(request)
+    def ask(self, chains: list[tuple[int, Chain]]) -> None:
+        self.connection.send(chains)
 
     def answered(self) -> list[str]:
         """Return the lines of the chain asked for. Raises `Wrong` for a hang or a crash."""
@@ -666,79 +678,116 @@ class Player:
 
 
 class Players:
-    """A process with the cache, one without, and one that begins anew for each chain."""
+    """A process without the cache, and a copy of this process. If they are `pristine`, they begin
+    anew for each request."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, pristine: bool = False) -> None:
         self.seed = seed
-        self.disabled = Player.started(seed)
-        self.pristine = Player.forked(seed, pristine=True)
-        self.enabled = Player.forked(seed)
+        self.players = Player.started(pristine=pristine), Player.forked(pristine=pristine)
 
-    def close(self) -> None:
-        for player in (self.enabled, self.pristine, self.disabled):
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for player in reversed(self.players):  # the copy of this process has the other's pipe, too
             player.close()
 
-    def difference(self, player: Player, request: Request) -> tuple[int, str, str] | None:
-        """Return the first line that the player and the process without the cache have
-        differently, and both lines."""
-        for each in (self.disabled, player):
-            each.ask(request)
-        expected, got = self.disabled.answered(), player.answered()
-        for i, (x, y) in enumerate(itertools.zip_longest(expected, got, fillvalue="nothing")):
-            if x != y:
-                return i, x, y
-        return None
+    def difference(self, chosen: Chosen) -> tuple[str, str] | None:
+        """Return the first line that differs, as both processes have it."""
+        for player in self.players:
+            player.ask(self.chains(chosen))
+        expected, got = [player.answered() for player in self.players]
+        pairs = itertools.zip_longest(expected, got, fillvalue="nothing")
+        return next(((x, y) for x, y in pairs if x != y), None)
 
-    def failure(self, number: int, found: tuple[int, str, str]) -> str:
-        """Return a text with the smallest chain that differs, and how to run it again."""
-        chain = chain_of(self.seed, number)
-        chosen, note = self.cut_down(number, [*range(len(chain.steps))])
-        again = None if note else self.difference(self.pristine, (number, chosen))
-        _, expected, got = again or found
-        lines = [chain.steps[i].code for i in chosen]
-        threads = f"  # on {chain.threads} threads" * (chain.threads > 1)
-        where = f"python -m tests.fuzz templates --seed {self.seed} --first {number} --programs 1"
+    def chains(self, chosen: Chosen) -> list[tuple[int, Chain]]:
+        """Return the chains of the chosen steps, with only these steps."""
+        chains = []
+        for number, pairs in itertools.groupby(chosen, lambda pair: pair[0]):
+            chain = chain_of(self.seed, number)
+            chains.append((number, chain._replace(steps=[chain.steps[i] for _, i in pairs])))
+        return chains
+
+    def steps(self, first: int, last: int) -> Chosen:
+        """Choose all steps of some chains."""
+        return [
+            (number, i)
+            for number in range(first, last + 1)
+            for i in range(len(chain_of(self.seed, number).steps))
+        ]
+
+    def failure(self, first: int, number: int, found: tuple[str, str]) -> str:
+        """Return a text with the smallest program that differs, and how to run it again."""
+        chosen, note = self.cut_down(first, number), list[str]()
+        if chosen:
+            found = self.difference(chosen) or found
+        else:
+            note = ["# This does not differ in a new process, or not each time."]
+            chosen = self.steps(number, number)
+        lines = [
+            line
+            for n, chain in self.chains(chosen)
+            for line in (
+                f"# chain {n}, on {chain.threads} threads",
+                *[step.code for step in chain.steps],
+            )
+        ]
+        expected, got = (line if len(line) < 400 else line[:400] + "..." for line in found)
+        begin = first if note else chosen[0][0]
+        again = f"--seed {self.seed} --first {begin} --programs {number - begin + 1}"
         return "\n".join(
             [
-                *lines, f"# without the cache: {expected}", f"# with it: {got}{threads}{note}",
-                f"Again: {where}",
+                *note,
+                *lines,
+                f"# without the cache: {expected}",
+                f"# with the cache:    {got}",
+                f"Again: python -m tests.fuzz templates {again}",
             ]
-        )  # fmt: skip
+        )
 
-    def cut_down(self, number: int, chosen: list[int]) -> tuple[list[int], str]:
-        """Drop steps as long as the chain differs in a new process; with a note if it does not."""
+    def cut_down(self, first: int, number: int) -> Chosen:
+        """Choose few steps that differ in a new process, from this chain alone, or else from this
+        chain and some before it; none if all chains since the first do not differ there."""
         until = time.monotonic() + CUTTING_SECONDS
-        if self.difference(self.pristine, (number, chosen)) is None:
-            return chosen, "  # only after the chains before it"
+
+        def differs(chosen: Chosen) -> bool:
+            return bool(chosen) and self.difference(chosen) is not None
+
+        before = 0
+        while not differs(chosen := self.steps(max(first, number - before), number)):
+            if number - before <= first or time.monotonic() > until:
+                return []
+            before = 2 * before + 1
         size = len(chosen) // 2
         while size and time.monotonic() < until:
-            for start in range(0, len(chosen), size):
-                fewer = chosen[:start] + chosen[start + size :]
-                if fewer and self.difference(self.pristine, (number, fewer)) is not None:
-                    chosen = fewer
-                    break
-            else:
+            starts = range(0, len(chosen), size)
+            fewer = (chosen[:start] + chosen[start + size :] for start in starts)
+            smaller = next(filter(differs, fewer), None)
+            if smaller is None:
                 size //= 2
-        return chosen, ""
+            else:
+                chosen = smaller
+        return chosen
 
 
 def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Outcomes, str | None]:
-    """Run chains; return how many lines of each kind there were, and the first difference."""
-    outcomes, players = Outcomes(), Players(seed)
-    number = first
+    """Run chains; return how many there were on how many threads, and the first difference."""
+    outcomes, number = Outcomes(), first
     try:
-        for number in range(first, first + programs):
-            found = players.difference(players.enabled, (number, None))
-            if found is not None:
-                return outcomes, players.failure(number, found)
-            outcomes[f"chains on {chain_of(seed, number).threads} threads"] += 1
+        with Players(seed) as players:
+            for number in range(first, first + programs):
+                found = players.difference(players.steps(number, number))
+                if found is not None:
+                    break
+                outcomes[f"chains on {chain_of(seed, number).threads} threads"] += 1
+            else:
+                return outcomes, None
+        with Players(seed, pristine=True) as players:
+            return outcomes, players.failure(first, number, found)
     except Wrong as error:
         again = f"python -m tests.fuzz templates --seed {seed} --first {number} --programs 1"
         return outcomes, f"{error}\nAgain: {again}"
-    finally:
-        players.close()
-    return outcomes, None
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    serve(Connection(int(sys.argv[1])), pristine=bool(int(sys.argv[2])))
