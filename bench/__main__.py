@@ -25,6 +25,7 @@ SUITES = {
     "convolutions": "bench.convolutions",
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",
+    "eager": "bench.eager",
     "generate": "bench.generate",
     "gpu": "bench.gpu",
     "inference": "bench.inference",
@@ -49,6 +50,13 @@ def main() -> int:
     parser.add_argument("benchmark", choices=[*SUITES, "all"])
     parser.add_argument("--quick", action="store_true", help="few and short rounds")
     parser.add_argument(
+        "--case",
+        nargs="+",
+        default=[],
+        metavar="PART",
+        help="only the cases whose names contain one of these",
+    )
+    parser.add_argument(
         "--simd",
         choices=["avx2"],
         help="keep all but onnxruntime, which cannot be told, to these instructions",
@@ -63,6 +71,7 @@ def main() -> int:
     names = SUITES if options.benchmark == "all" else [options.benchmark]
     suites: list[Suite] = [importlib.import_module(SUITES[name]).SUITE for name in names]
     report: dict[str, Any] = {
+        "benchmark": options.benchmark,
         "environment": environment(c for suite in suites for c in suite.contenders),
         "records": [],
         "ratios": [],
@@ -74,7 +83,7 @@ def main() -> int:
         for suite in suites:
             records: list[Record] = []
             try:
-                run(suite, quick=options.quick, records=records)
+                run(suite, quick=options.quick, records=records, only=options.case)
             finally:
                 tell(suite, records, report)
     except (BenchError, OSError) as error:

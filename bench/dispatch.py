@@ -5,9 +5,7 @@
 native VM avoid. `add_taped` is an add while a tape records it. `add_backward` is a chain of adds to
 a tensor that needs a gradient, then a sum and the gradient, divided by the length of the chain.
 `add_captured` is one add of a chain of 1000 adds, which mlvm has captured and launches as one
-program. The others run the chain eagerly. A round ends when its results are computed. The rest are
-other eager calls on f32[4,4], each repeated: `x[1]`, `x[:, 1:3]`, `x[i]` of two rows, `x[1] = 0.0`,
-`stack([x, x])`, `einsum("ij,jk->ik", x, x)` and `zeros((3, 3))`.
+program. The others run the chain eagerly. A round ends when its results are computed.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ def prepare_numpy(quick: bool) -> Mapping[str, Round]:
     return {
         "add": add_round(a, b, quick),
         "add_captured": captured_round(lambda: chain(a, b, CAPTURED), quick),
-        **other_rounds(np, np.asarray, quick),
     }
 
 
@@ -45,7 +42,6 @@ def prepare_torch(quick: bool) -> Mapping[str, Round]:
             lambda: torch.autograd.grad(chain(leaf, b).sum(), leaf), quick
         ),
         "add_captured": captured_round(lambda: chain(a, b, CAPTURED), quick),
-        **other_rounds(torch, torch.from_numpy, quick),
     }
 
 
@@ -116,7 +112,6 @@ def prepare_mlvm(quick: bool) -> Mapping[str, Round]:
         "add_taped": taped_round,
         "add_backward": backward_round(lambda: gradient(a), quick),
         "add_captured": captured_round(lambda: captured(a, b), quick),
-        **other_rounds(ml, ml.asarray, quick),
     }
 
 
@@ -177,33 +172,6 @@ def backward_round(gradient: Callable[[], object], quick: bool) -> Round:
             gradient()
 
     return lambda: {"us_per_op": microseconds(work) / (chains(quick) * CHAIN)}
-
-
-def other_rounds(library: Any, convert: Callable[[Any], Any], quick: bool) -> dict[str, Round]:
-    """Time other calls of a library whose tensors are updated in place."""
-    x, i = convert(operands()[0]), convert(np.array([2, 0]))
-
-    def assign() -> None:
-        x[1] = 0.0
-
-    calls: dict[str, Callable[[], object]] = {
-        "row": lambda: x[1],
-        "columns": lambda: x[:, 1:3],
-        "rows": lambda: x[i],
-        "assign": assign,
-        "stack": lambda: library.stack([x, x]),
-        "einsum": lambda: library.einsum("ij,jk->ik", x, x),
-        "zeros": lambda: library.zeros((3, 3)),
-    }
-
-    def round_of(call: Callable[[], object]) -> dict[str, float]:
-        def work() -> None:
-            for _ in range(adds(quick)):
-                call()
-
-        return {"us_per_op": microseconds(work) / adds(quick)}
-
-    return {name: partial(round_of, call) for name, call in calls.items()}
 
 
 def captured_round(run: Callable[[], object], quick: bool) -> Round:

@@ -7,8 +7,8 @@ phase of the machine affects all of them alike.
 
 A metric is a cost, where less is better, or a rate, where more is better. A ratio is
 median(theirs) / median(ours) of a cost and the inverse of that for a rate, so a ratio above 1 is
-in our favour. Targets apply to ratios, limits to metrics. A `Contest` is decided by the ratio of
-the best of theirs to the best of ours.
+in our favour. A suite may compare minima instead. Targets apply to ratios, limits to metrics. A
+`Contest` is decided by the ratio of the best of theirs to the best of ours.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Contender:
 class Contest:
     """The best of `ours` beside the best of `theirs`, in each case.
 
-    `targets` has the smallest ratio to accept by case, `mean` that of their geometric mean.
+    `targets` has the smallest ratio to accept by case, `mean` that of their geometric mean. Without
+    `cases` the contest is about every case that has the metric.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Contest:
     theirs: tuple[str, ...]
     targets: Mapping[str, float] = field(default_factory=dict)
     mean: float | None = None
+    cases: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Suite:
     `units` has the unit of each metric. The metrics in `rates` are rates, the others costs. All
     contenders are compared with those in `ours`. `targets` has the smallest ratio to accept by
     (case, metric, ours, theirs), `limits` the largest median by (case, metric, contender).
+    `statistic` names the field of records that is compared: "median", or "min" for short calls,
+    which a busy machine interrupts.
     `timeout` limits each answer of a child, in seconds.
     """
 
@@ -92,10 +96,16 @@ class Suite:
     quick_rounds: int = 2
     warm_up_rounds: int = 2
     timeout: float = 120.0
+    statistic: str = "median"
 
     @property
     def name(self) -> str:
         return self.module.rpartition(".")[2]
+
+    def compared(self, record: Record) -> float:
+        """Return the number of a record that ratios are made of."""
+        number: float = getattr(record, self.statistic)
+        return number
 
 
 @dataclass(frozen=True)
@@ -299,10 +309,17 @@ class Child:
         return BenchError(f"{self._name} ended with status {status} while {doing}")
 
 
-def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = None) -> list[Record]:
+def run(
+    suite: Suite,
+    *,
+    quick: bool = False,
+    records: list[Record] | None = None,
+    only: Sequence[str] = (),
+) -> list[Record]:
     """Measure every case of every installed contender: one record for each metric, appended to
     `records` when its case ends, if only by an error or Ctrl-C.
 
+    `only` selects the cases whose names contain one of its strings; without any, all cases run.
     `quick` takes few and short rounds. Progress goes to stderr. Raises `BenchError`.
     """
     records = [] if records is None else records
@@ -319,6 +336,8 @@ def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = Non
             children[contender.name] = child
             cases[contender.name] = child.cases()
         for case in dict.fromkeys(case for prepared in cases.values() for case in prepared):
+            if only and not any(part in case for part in only):
+                continue
             entrants = {name: children[name] for name in children if case in cases[name]}
             rounds = suite.quick_rounds if quick else suite.rounds
             say(f"{suite.name}: {case}, {rounds} rounds of {', '.join(entrants)}")
@@ -359,20 +378,22 @@ def summarize(
 
 
 def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
-    """Return each contender's median over each of ours, where both have the case and the metric,
+    """Return each contender's number over each of ours, where both have the case and the metric,
     and ours is not 0."""
-    medians = {(r.case, r.metric, r.contender): r.median for r in records}
+    numbers = {(r.case, r.metric, r.contender): suite.compared(r) for r in records}
     return [
         Ratio(
             r.case,
             r.metric,
             ours,
             r.contender,
-            median / r.median if r.metric in suite.rates else r.median / median,
+            our_number / suite.compared(r)
+            if r.metric in suite.rates
+            else suite.compared(r) / our_number,
         )
         for r in records
         for ours in suite.ours
-        if ours != r.contender and (median := medians.get((r.case, r.metric, ours)))
+        if ours != r.contender and (our_number := numbers.get((r.case, r.metric, ours)))
     ]
 
 
@@ -383,8 +404,9 @@ def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
     for contest in suite.contests:
         costs: dict[str, dict[str, float]] = {}
         for r in records:
-            if r.metric == contest.metric and r.median:
-                cost = 1 / r.median if r.metric in suite.rates else r.median
+            is_contested = contest.cases is None or r.case in contest.cases
+            if r.metric == contest.metric and is_contested and (number := suite.compared(r)):
+                cost = 1 / number if r.metric in suite.rates else number
                 costs.setdefault(r.case, {})[r.contender] = cost
         for case, by_name in costs.items():
             ours = [name for name in contest.ours if name in by_name]

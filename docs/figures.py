@@ -1,18 +1,19 @@
 """Write the tables of measurements in README.md and docs/performance.md.
 
     python -m bench mixer --json mixer.json
-    python -m bench dispatch --json dispatch.json
-    python -m docs.figures mixer.json dispatch.json
+    python -m docs.figures mixer.json
 
-The reports are kept in `docs/figures.json`, and both pages are written from there, so their figures
-agree. `python -m docs.figures` alone writes the pages again. A table stands between the comments
-`<!-- figures: NAME -->` and `<!-- end of figures -->`.
+The suites with tables are `mixer`, `dispatch` and `eager`. A report replaces the previous report of
+its suite in `docs/figures.json`. Both pages are written from that file, so their figures agree.
+`python -m docs.figures` without reports writes the pages again. A table is written between the
+comments `<!-- figures: NAME -->` and `<!-- end of figures -->`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,28 +23,35 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 DATA: Final = ROOT / "docs" / "figures.json"
 PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _TABLE: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-_FIELDS: Final = ("case", "contender", "metric", "median", "min", "max", "runs")
 _HALVES: Final = ("bf16", "autocast")
 _LIBRARIES: Final = ("mlvm", "torch", "jax")
 
-Medians = Mapping[tuple[str, str], Mapping[str, float]]
-"""Medians by case and metric, of each contender."""
+Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Medians by case, metric and contender; minima of the eager calls."""
+
+Figures = Mapping[str, Mapping[str, Any]]
+"""For each suite the environment of its report, and its numbers."""
 
 
-def collect(reports: Sequence[Path]) -> dict[str, Any]:
-    """Return the environment of the last report and the records of all, which `python -m bench
-    --json` wrote."""
-    loaded = [json.loads(report.read_text()) for report in reports]
-    records = [{f: each[f] for f in _FIELDS} for one in loaded for each in one["records"]]
-    return {"environment": loaded[-1]["environment"], "records": records}
+def collect(report: Mapping[str, Any]) -> Figures:
+    """Return the figures in a report of `python -m bench SUITE --json`."""
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    statistic = "min" if report["benchmark"] == "eager" else "median"
+    for each in report["records"]:
+        by_metric = table.setdefault(each["case"], {}).setdefault(each["metric"], {})
+        by_metric[each["contender"]] = float(f"{each[statistic]:.4g}")
+    return {report["benchmark"]: {"environment": report["environment"], "numbers": table}}
 
 
-def medians(data: Mapping[str, Any]) -> Medians:
-    """Return the medians by case and metric."""
-    table: dict[tuple[str, str], dict[str, float]] = {}
-    for each in data["records"]:
-        table.setdefault((each["case"], each["metric"]), {})[each["contender"]] = each["median"]
-    return table
+def text_of(figures: Figures) -> str:
+    """Return the figures as JSON, with a line for each case."""
+    suites = [
+        f'"{suite}": {{"environment": {json.dumps(each["environment"])}, "numbers": {{\n'
+        + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in each["numbers"].items())
+        + "\n}}"
+        for suite, each in figures.items()
+    ]
+    return "{\n" + ",\n".join(suites) + "\n}\n"
 
 
 def best(row: Mapping[str, float], library: str) -> float:
@@ -61,49 +69,99 @@ def _row(title: str, ours: float, *others: float) -> str:
     return f"| {title} | {' | '.join(cells)} | {min(others) / ours:.2f} |"
 
 
-def training(data: Mapping[str, Any]) -> str:
+def training(figures: Figures) -> str:
     """Return the table of training steps in f32 and of one eager call."""
-    table = medians(data)
-    steps = [
+    steps, calls = figures["mixer"]["numbers"], figures["dispatch"]["numbers"]
+    rows = [
         _row(
             f"Mixer step, {case}, ms",
-            *(best(table[case, "step_ms"], name) for name in _LIBRARIES),
+            *(best(steps[case]["step_ms"], name) for name in _LIBRARIES),
         )
         for case in ("tiny", "cifar", "s16")
     ]
-    call = _row("eager `a + b`, us", *(table["add", "us_per_op"][x] for x in _LIBRARIES))
-    return "\n".join([_HEAD, *steps, call])
+    call = _row("eager `a + b`, us", *(calls["add"]["us_per_op"][x] for x in _LIBRARIES))
+    return "\n".join([_HEAD, *rows, call])
 
 
-def machine(data: Mapping[str, Any]) -> str:
-    """Return a line about the processor and the libraries."""
-    facts = data["environment"]
+def machine(figures: Figures) -> str:
+    """Return a line about the processor and the libraries of the training steps."""
+    return f"Medians on {_machine(figures, 'mixer')}; the best of one and two threads."
+
+
+def _machine(figures: Figures, suite: str) -> str:
+    facts = figures[suite]["environment"]
     versions = {name.split("-")[0]: version for name, version in facts["contenders"].items()}
-    cores = f"{facts['cpu']}, {facts['cores']} cores ({facts['kernels']})"
     peers = f"PyTorch {versions['torch']}, JAX {versions['jax']}, numpy {facts['numpy']}"
-    return f"Medians on {cores}, the best of one and two threads; {peers}."
+    return f"{facts['cpu']}, {facts['cores']} cores ({facts['kernels']}); {peers}"
+
+
+_MODES: Final = {"repeated_us": "repeated", "types_us": "100 types", "new_us": "new numbers"}
+_PEERS: Final = {"torch": "PyTorch", "numpy": "numpy", "jax": "JAX"}
+
+
+def eager(figures: Figures) -> str:
+    """Return the table of eager calls: ratios in each mode beside each library, then each call."""
+    numbers: Numbers = figures["eager"]["numbers"]
+    summary = [
+        _summary(mode, peer, numbers)
+        for mode in _MODES
+        for peer in _PEERS
+        if any(mode in row and peer in row[mode] for row in numbers.values())
+    ]
+    return "\n".join(
+        [
+            f"Minima of nine rounds on {_machine(figures, 'eager')}; one thread.\n",
+            "| peer / mlvm | calls | geometric mean | least | calls below 1 |",
+            "|---|---|---|---|---|",
+            *summary,
+            f"\n| us | mlvm | {' | '.join(_PEERS.values())} | PyTorch / mlvm | with 100 types |",
+            "|---|---|---|---|---|---|---|",
+            *[_call(name, row) for name, row in numbers.items()],
+        ]
+    )
+
+
+def _summary(mode: str, peer: str, numbers: Numbers) -> str:
+    """Return the line of the ratios of one library in one mode."""
+    pairs = [row[mode] for row in numbers.values() if mode in row and peer in row[mode]]
+    ratios = [each[peer] / each["mlvm"] for each in pairs]
+    mean, below = statistics.geometric_mean(ratios), sum(each < 1 for each in ratios)
+    title = f"{_PEERS[peer]}, {_MODES[mode]}"
+    return f"| {title} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {below} |"
+
+
+def _call(name: str, row: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the line of one call: its times, repeated or with new numbers."""
+    usual = row.get("repeated_us") or row["new_us"]
+    times = [f"{usual[each]:.3g}" if each in usual else "" for each in ("mlvm", *_PEERS)]
+    ratios = [
+        f"{each['torch'] / each['mlvm']:.2f}" if "torch" in each else ""
+        for each in (usual, row.get("types_us", {}))
+    ]
+    return f"| `{name}` | {' | '.join([*times, *ratios])} |"
 
 
 _HEAD: Final = "| | mlvm | PyTorch | JAX | best peer / mlvm |\n|---|---|---|---|---|"
-TABLES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+TABLES: Final[Mapping[str, Callable[[Figures], str]]] = {
     "training": training,
     "machine": machine,
+    "eager": eager,
 }
 
 
-def written(page: str, data: Mapping[str, Any]) -> str:
-    """Return the page with its tables as the data has them."""
-    return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]](data)}\n{match[3]}", page)
+def written(page: str, figures: Figures) -> str:
+    """Return the page with its tables as the figures have them."""
+    return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]](figures)}\n{match[3]}", page)
 
 
 def main(reports: Sequence[str]) -> None:
-    """Collect the reports, if there are any, and write both pages."""
-    if reports:
-        data = collect([Path(report) for report in reports])
-        DATA.write_text(json.dumps(data, indent=1) + "\n")
-    data = json.loads(DATA.read_text())
+    """Collect the reports, and write both pages."""
+    figures = json.loads(DATA.read_text())
+    for report in reports:
+        figures |= collect(json.loads(Path(report).read_text()))
+    DATA.write_text(text_of(figures))
     for page in PAGES:
-        page.write_text(written(page.read_text("utf-8"), data), "utf-8")
+        page.write_text(written(page.read_text("utf-8"), figures), "utf-8")
 
 
 if __name__ == "__main__":

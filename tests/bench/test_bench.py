@@ -199,7 +199,7 @@ def test_a_failing_benchmark_exits_with_1(monkeypatch: Patch, capsys: Capsys) ->
 
 def test_where_nothing_was_measured_there_is_no_table(monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(command, "SUITES", {"gpu": "bench.gpu"})
-    monkeypatch.setattr(command, "run", lambda suite, quick, records: records)
+    monkeypatch.setattr(command, "run", lambda suite, quick, records, only: records)
     monkeypatch.setattr(sys, "argv", ["bench", "gpu"])
     assert command.main() == 0
     assert "contender " not in capsys.readouterr().out
@@ -338,7 +338,7 @@ def test_targets_and_limits_are_for_contenders_of_the_suite(suite: Suite) -> Non
 
 def check_report(report: dict[str, Any]) -> None:
     """Check the form of a benchmark's JSON."""
-    assert report.keys() == {"environment", "records", "ratios", "contests"}
+    assert report.keys() == {"benchmark", "environment", "records", "ratios", "contests"}
     assert report["environment"].keys() == {
         "cpu",
         "cores",

@@ -3,7 +3,7 @@
     machines --programs 100000 --seed 0
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
-    values, graphs, saved, transformations, lengths, interrupts: as these
+    values, graphs, saved, transformations, lengths, interrupts, templates: as these
 
 `machines`: random programs, valid ones with instructions, text or bytes changed, each launched
 with a limit on its steps, on the reference machine and on the native one, which must do the same.
@@ -24,6 +24,10 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 
+`templates`: random chains of public calls, with the cache of composed calls and without it, under
+tapes, autocast, captures, arena resets, a second VM, threads and interrupts. Results, errors and
+warnings must be identical.
+
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
 `built` (the loop in C and built steps, under libFuzzer or sanitizers).
@@ -43,7 +47,7 @@ from tests.fuzz.command import limit_memory, parser_of
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    "interrupts",
+    *("interrupts", "templates"),
 )
 OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built")
 
@@ -65,7 +69,8 @@ def fuzz_programs(name: str, argv: list[str]) -> int:
     place = "language.fuzzing" if name == "language" else name
     module: Any = import_module(f"tests.fuzz.{place}")
     parser = parser_of(name, __doc__)
-    parser.add_argument("--programs", type=int, default=10_000, help="how many")
+    most = getattr(module, "PROGRAMS", 10_000)
+    parser.add_argument("--programs", type=int, default=most, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of all programs")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
     text = "GiB of addresses for the process, if it is limited"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -26,7 +27,7 @@ from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import Capsys, Patch, cases, output_of, with_long
-from tests.fuzz import graphs, interrupts, remote, saved, threads, transformations
+from tests.fuzz import graphs, interrupts, remote, saved, templates, threads, transformations
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
@@ -275,3 +276,45 @@ def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None
     monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
     _, failure = saved.fuzz(40, 0)
     assert failure is not None
+
+
+# --- templates ----------------------------------------------------------------------------
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="chains run in copies of this process")
+
+
+@forks
+def test_chains_are_the_same_without_the_cache_of_composed_calls() -> None:
+    runs, failure = templates.fuzz(with_long(100, 500), seed=0)
+    assert failure is None, failure
+    assert runs.keys() == {"chains on 1 threads", "chains on 3 threads"}
+
+
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes once for arguments of equal types and values."""
+    results: dict[Any, Any] = {}
+
+    @wraps(function)
+    def remember(*args: Any, **options: Any) -> Any:
+        key = templates.shown(args), templates.shown(options)
+        if key not in results:
+            results[key] = function(*args, **options)
+        return results[key]
+
+    return remember
+
+
+@forks
+def test_a_wrong_cache_is_found_and_its_chain_cut_down(monkeypatch: Patch) -> None:
+    """A draw that is replayed with its first key."""
+    monkeypatch.setattr(ml.random, "normal", remembered(ml.random.normal))
+    _, failure = templates.fuzz(with_long(100, 500), seed=0)
+    assert failure is not None
+    *program, expected, got, again = failure.splitlines()
+    assert 1 <= sum("normal(" in line for line in program) <= 4
+    assert len(program) <= 8
+    assert expected.partition(": ")[2] != got.partition(":    ")[2]
+    number = re.fullmatch(r"Again: python -m tests.fuzz templates --seed 0 --first (\d+) .*", again)
+    assert number is not None
+    monkeypatch.undo()
+    assert templates.fuzz(1, 0, int(number[1]))[1] is None

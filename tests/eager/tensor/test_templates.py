@@ -1,0 +1,117 @@
+"""Each row of tests/cases/functions.txt through the cache of composed calls: the first call, which
+is recorded, and later ones, which are replayed, do what a call without the cache does.
+
+Compared are bits, types, structures, warnings, errors, and gradients."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager.tensor.reading import values_of
+from tests.brief import with_long
+from tests.cases.tables import FUNCTIONS, Row, flat
+
+MODULE: Final = "mlvm.eager.tensor.templates"
+DTYPES: Final = ("f32", "bf16", "f64")
+CALLS: Final = 3
+"""Calls of each row with the cache."""
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec(MODULE) is None, reason="this version has no cache of composed calls"
+)
+
+rows = pytest.mark.parametrize("row", FUNCTIONS, ids=[row.call for row in FUNCTIONS])
+
+
+def disabled() -> AbstractContextManager[Any]:
+    """Return a block without the cache."""
+    block: AbstractContextManager[Any] = importlib.import_module(MODULE).disabled()
+    return block
+
+
+def operands(row: Row, dtype: str) -> list[ml.Tensor]:
+    narrow = {"f": dtype, "c": "c128" if dtype == "f64" else "c64"}
+    return [ml.asarray(x).astype(narrow.get(x.dtype.kind, x.dtype)) for x in row.operands.values()]
+
+
+def seen(x: Any) -> Any:
+    """Return a value that is equal for equal bits and types."""
+    if isinstance(x, ml.Tensor):
+        return str(x.type), values_of(x).tobytes()
+    return type(x), repr(x)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what the call results in or raises, and its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = [seen(x) for x in flat(call())]
+        except Exception as error:
+            result = [type(error), str(error)]
+    return result, [(each.category, str(each.message)) for each in caught]
+
+
+def check(call: Callable[[], Any]) -> None:
+    """Check that calls with the cache have the outcome of one without."""
+    with disabled():
+        expected = outcome(call)
+    for _ in range(CALLS):
+        assert outcome(call) == expected
+
+
+def usual(row: Row) -> str:
+    """Return the dtype of a row in a quick run, another one for the next row."""
+    allowed = [dtype for dtype in DTYPES if not row.words & {"f32", "f64"} - {dtype}]
+    return allowed[len(row.call) % len(allowed)]
+
+
+@rows
+def test_values(row: Row) -> None:
+    for dtype in with_long([usual(row)], DTYPES):
+        xs = operands(row, dtype)
+        check(lambda xs=xs: row.ours(*xs))  # type: ignore[misc]
+        again = operands(row, dtype)  # other tensors of these types, with other values
+        again = [x * 0.5 if x.dtype.is_float else x for x in again]
+        check(lambda xs=again: row.ours(*xs))  # type: ignore[misc]
+
+
+@rows
+def test_gradients(row: Row) -> None:
+    """A tape is active, and the rows without gradients raise the same errors."""
+    xs = operands(row, usual(row))
+    inexact = [i for i, x in enumerate(xs) if x.dtype.is_inexact]
+
+    def gradients() -> Any:
+        def results(*chosen: ml.Tensor) -> Any:
+            arguments = [*xs]
+            for i, x in zip(inexact, chosen, strict=True):
+                arguments[i] = x
+            return [
+                y
+                for y in flat(row.ours(*arguments))
+                if isinstance(y, ml.Tensor) and y.dtype.is_inexact
+            ]
+
+        ys, pullback = ml.vjp(results, *[xs[i] for i in inexact])
+        return ys, pullback([ml.cos(y) for y in ys])
+
+    check(gradients)
+
+
+@rows
+def test_under_autocast(row: Row) -> None:
+    """The cache has other entries there: the row runs outside, inside, and outside again."""
+    xs = operands(row, "f64" if "f64" in row.words else "f32")
+    check(lambda: row.ours(*xs))
+    with ml.autocast("bfloat16"):
+        check(lambda: row.ours(*xs))
+    check(lambda: row.ours(*xs))
