@@ -656,7 +656,9 @@ char *address_in(FastPath *fast_path, const Allocation *x, int ask)
 {
     if (!x->handle) {
         Region *home = home_of(x);
-        return home ? (char *)(intptr_t)home->address : NULL;
+        int is_here = x->arena && PyObject_TypeCheck(x->arena, arena_type) &&
+                      ((Arena *)x->arena)->fast_path == (PyObject *)fast_path;
+        return home && is_here ? (char *)(intptr_t)home->address : NULL;
     }
     char *address = cached_address(fast_path, x->handle, x->type);
     if (!address && ask) {
