@@ -307,7 +307,7 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
 SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters},
-      {Py_mp_subscript, subscript}, {Py_mp_ass_subscript, assign_subscript}, )
+      {Py_mp_subscript, subscript}, {Py_mp_ass_subscript, assign_subscript}, {Py_sq_item, sequence_item}, )
 static PyGetSetDef region_getters[] = {
     {"views", (getter)region_views, NULL, "The live views of its tensor, the oldest first.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};

@@ -434,6 +434,14 @@ PyObject *subscript(PyObject *x, PyObject *key)
     return call_with(slow_getitem, (PyObject *[]){x, key}, 2);
 }
 
+PyObject *sequence_item(PyObject *x, Py_ssize_t i)
+{
+    PyObject *key = PyLong_FromSsize_t(i);
+    PyObject *result = key ? subscript(x, key) : NULL;
+    Py_XDECREF(key);
+    return result;
+}
+
 /* --- assignments --- */
 
 /* Convert a Python number to an element. Returns 0 where Python must do it, or refuse it. */

@@ -14,8 +14,9 @@ extern PyObject *live_tapes; /* the set of tapes that may still be walked */
 /* alias(call, x, type), which `alias_in_python` defines. */
 PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
-/* Functions of AllocationFields: x[key] and x[key] = values. */
+/* Functions of AllocationFields: x[key], x[key] = values, and x[i] of a sequence, for `reversed`. */
 PyObject *subscript(PyObject *x, PyObject *key);
+PyObject *sequence_item(PyObject *x, Py_ssize_t i);
 int assign_subscript(PyObject *x, PyObject *key, PyObject *values);
 
 /* A view of x as another type of the same size, which no tape tracks. A new reference; NULL without an
