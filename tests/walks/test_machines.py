@@ -59,8 +59,9 @@ def test_an_op_computes_what_its_oracle_does(name: str, case: Case, machine: str
     """`evaluate` hands in read-only inputs and an `out` that shows what is left unwritten."""
     result = MACHINES[machine](name, *case.inputs, **case.attributes)
     assert result.flags.c_contiguous
-    tight = 1e-6 if machine == "reference" and result.dtype == np.float32 else None
-    assert_expected(name, case, result, tight)
+    # Sums of products are those of numpy's BLAS, whose order depends on the processor.
+    tight = machine == "reference" and OPS[name].precision != "half"
+    assert_expected(name, case, result, 1e-6 if tight and result.dtype == np.float32 else None)
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
