@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -111,12 +112,15 @@ def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
     """The product along `axis`, in the dtype that `sum` uses; 1 of nothing. Of bools, whether all
-    are True, in i64.
+    are True, in i64. Of finite floats with a 0 it is 0, also if the product of others overflows.
 
         >>> ml.prod([1.0, 2.0, 4.0])
         Tensor(8., f32[])
     """
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+    if out.dtype.kind == "f" and np.isnan(out).any():
+        are_finite = np.logical_and.reduce(np.isfinite(x), axis, keepdims=keepdims)
+        np.copyto(out, 0, where=np.isnan(out) & are_finite)
 
 
 @reduction(infer=_var, precision="f32")
@@ -243,6 +247,7 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 # --- how sums are made ---------------------------------------------------------------
 
 _LARGE = 16384  # elements; from here on BLAS is faster, its preparation included
+_BLOCK = 128  # elements of an axis that numpy adds one after the other
 
 
 def _count(x: Array, axis: Axis) -> int:
@@ -254,7 +259,7 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
     """Sum in the dtype of `out`. `sum_rows` sums leading axes, as a bias gradient needs it.
 
     numpy alone goes through leading axes row by row, or along the last axis, which takes 3 to 10
-    times as long.
+    times as long. It sums pairwise along the last axis only; long other axes are summed in blocks.
     """
     axes = normalize_axes(axis, x.ndim)
     leading = 0
@@ -264,5 +269,21 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
         remaining = x.shape[leading:]
         rows = sum_rows(x.reshape(-1, math.prod(remaining))).reshape((1,) * leading + remaining)
         np.add.reduce(rows, axes, out=out, keepdims=keepdims)
-    else:
-        np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+        return
+    if out.dtype.kind in "fc":
+        for i in axes:
+            while i < x.ndim - 1 and x.shape[i] > 2 * _BLOCK:
+                x = _in_blocks(x, i, out.dtype)
+    np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+
+
+def _in_blocks(x: Array, axis: int, dtype: np.dtype[Any]) -> Array:
+    """Sum blocks of an axis, and what is left of it."""
+    count, rest = divmod(x.shape[axis], _BLOCK)
+    before, behind = x.shape[:axis], x.shape[axis + 1 :]
+    whole, last = np.split(x, [count * _BLOCK], axis)
+    sums = np.add.reduce(whole.reshape(*before, count, _BLOCK, *behind), axis + 1, dtype)
+    if not rest:
+        return sums  # type: ignore[no-any-return]
+    last = np.add.reduce(last, axis, dtype, keepdims=True)
+    return np.concatenate([sums, last], axis)

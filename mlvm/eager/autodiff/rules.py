@@ -38,7 +38,7 @@ from typing import Final
 from mlvm.core.op import Attributes
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
-from mlvm.core.types import Shape, TensorType, i64, u8
+from mlvm.core.types import Shape, TensorType, f32, i64, u8
 from mlvm.eager.autodiff.rows import (
     NON_DIFFERENTIABLE,
     Rules,
@@ -53,8 +53,9 @@ from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
 from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.functions.shapes import reshape
-from mlvm.eager.functions.sums import cumulative_prod, with_ones_before
+from mlvm.eager.functions.sums import cumulative_prod, finite_along, product, with_ones_before
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
@@ -163,8 +164,14 @@ def _count(x_type: TensorType, axis: Axis) -> int:
     return math.prod(x_type.shape[i] for i in normalize_axes(axis, x_type.ndim))
 
 
+def _over(g: Tensor, count: float) -> Tensor:
+    """Return g / count, computed in f32 for half precision, in which a count may be infinite."""
+    return rounded(widened(g) / count, g.dtype)
+
+
 def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float) -> Tensor:
     """2 (x - mean(x)) / (n - correction)"""
+    x, g = widened(x), widened(g)
     deviation = x - op.mean(x, axis=axis, keepdims=True)
     return deviation * (
         _with_axes(g, x_type, axis) * 2.0 / max(_count(x_type, axis) - correction, 0.0)
@@ -173,8 +180,9 @@ def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float
 
 def _divided(g: Tensor, chosen: Tensor, axis: Axis) -> Tensor:
     """Return g in equal parts for the elements that were chosen along the axes."""
-    weights = op.astype(chosen, dtype=g.dtype)
-    return weights * (g / op.sum(weights, axis=axis, keepdims=True))
+    wide = widened(g)
+    weights = op.astype(chosen, dtype=wide.dtype)
+    return weights * (wide / op.sum(weights, axis=axis, keepdims=True))
 
 
 def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
@@ -195,8 +203,10 @@ def _reduction(rule: Callable[..., Tensor]) -> Rules:
         t: Tensor, x: Tensor, out: Tensor, x_type: TensorType, attributes: Attributes
     ) -> Tensor:
         arguments = {"x": x, "out": out, "x_type": x_type, **attributes}
-        slopes = rule(_ones_like(out), **{name: arguments[name] for name in names})
-        return op.sum(t * slopes, axis=attributes["axis"], keepdims=attributes["keepdims"])
+        ones = widened(_ones_like(out))
+        slopes = rule(ones, **{name: arguments[name] for name in names})
+        kept = {name: attributes[name] for name in ("axis", "keepdims")}
+        return rounded(op.sum(widened(t) * slopes, **kept), t.dtype)
 
     return forward({"x": rule}, x=tangent)
 
@@ -209,7 +219,8 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     n = _count(x_type, axis)
     rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
     behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
-    others = reshape(_products_before(rows) * behind, moved.shape)
+    others = product(_products_before(rows), behind, finite_along(rows, 1))
+    others = reshape(others, moved.shape)
     return _with_axes(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
 
 
@@ -334,8 +345,9 @@ def _reduced_by(
     that is the product of the other elements. Of an extremum it is 1 over the number of ties."""
     if by == "multiply":
         return _products_of_others(x, updates, indices)
-    stays = op.astype(op.equal(x, out), dtype=out.dtype)
-    stay = op.astype(op.equal(updates, op.take(out, indices, axis=0)), dtype=out.dtype)
+    dtype = f32 if out.dtype.is_half else out.dtype
+    stays = op.astype(op.equal(x, out), dtype=dtype)
+    stay = op.astype(op.equal(updates, op.take(out, indices, axis=0)), dtype=dtype)
     share = 1.0 / (stays + op.scatter_add(stay, indices, axis=0, length=x.shape[0]))
     return stays * share, stay * op.take(share, indices, axis=0)
 
@@ -397,7 +409,7 @@ def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tenso
     return _masked(op.take(merged, indices, axis=axis), stays)
 
 
-def _over(mask: Tensor, ndim: int) -> Tensor:
+def _along(mask: Tensor, ndim: int) -> Tensor:
     """Return the mask of leading axes with `ndim` axes, to broadcast along the others."""
     return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
 
@@ -535,13 +547,16 @@ def _beside_patches(x: Tensor) -> Tensor:
 def _max_pool2d_forward(t: Tensor, x: Tensor, out: Tensor, attributes: Attributes) -> Tensor:
     windows = op.patches(x, pad_value=-math.inf, **attributes)
     chosen = op.equal(windows, _beside_patches(out))
+    if any(map(any, attributes["padding"])):
+        inside = op.patches(_ones(x.shape, x.type), **attributes)
+        chosen = op.logical_and(chosen, op.greater(inside, 0.0))
     parts = _divided(_beside_patches(_ones_like(out)), chosen, (3, 4))
-    return op.sum(parts * op.patches(t, **attributes), axis=(3, 4))
+    return rounded(op.sum(parts * op.patches(t, **attributes), axis=(3, 4)), t.dtype)
 
 
 def _avg_pool2d(g: Tensor, x_type: TensorType, window: Pair, attributes: Attributes) -> Tensor:
     shape = (*g.shape[:3], *window, g.shape[3])
-    windows = op.broadcast_to(_beside_patches(g / math.prod(window)), shape=shape)
+    windows = op.broadcast_to(_beside_patches(_over(g, math.prod(window))), shape=shape)
     return op.unpatches(windows, shape=x_type.shape, **_without("window", attributes))
 
 
@@ -583,7 +598,7 @@ VJPS: Final[dict[str, Rules]] = {
     "copysign": {"x": lambda g, x, out: g * op.copysign(1.0, stop_gradient(x * out))},
     "square": {"x": lambda g, x: g * (2.0 * x)},
     "exp": {"x": lambda g, out: g * out},
-    "expm1": {"x": lambda g, out: g * (out + 1.0)},
+    "expm1": {"x": lambda g, x: g * op.exp(x)},
     "log": {"x": lambda g, x: g / x},
     "log1p": {"x": lambda g, x: g / (x + 1.0)},
     "logaddexp": {"x": _share, "y": lambda g, x, y: _share(g, y, x)},
@@ -633,7 +648,7 @@ VJPS: Final[dict[str, Rules]] = {
     "polygamma": symmetric(x=lambda g, x, n: g * op.polygamma(x, n=n + 1)),
     # --- reduction ---
     "sum": linear(x=lambda g, x_type, axis: _spread(g, x_type, axis)),
-    "mean": linear(x=lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)),
+    "mean": linear(x=lambda g, x_type, axis: _spread(_over(g, _count(x_type, axis)), x_type, axis)),
     "prod": _reduction(_prod),
     "var": _reduction(_var),
     "cumulative_sum": linear(x=_cumulative_sum),
@@ -750,7 +765,7 @@ VJPS: Final[dict[str, Rules]] = {
     "boolean_index": linear(x=lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)),
     "mask_scatter": linear(updates=lambda g, mask: op.boolean_index(g, mask)),
     "mask_set": linear(
-        x=lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
+        x=lambda g, mask: op.where(_along(mask, g.ndim), constant(0.0, g.dtype), g),
         values=_mask_set_values,
     ),
     **_none("one_hot nonzero_indices"),

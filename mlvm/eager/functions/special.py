@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.ops.special import polynomial
-from mlvm.core.rules import require
+from mlvm.core.rules import is_real, require
 from mlvm.core.types import bool_
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.elements import astype, between, stop_gradient
+from mlvm.eager.functions.elements import astype, between, from_parts, stop_gradient
 from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.matrices import floating
 from mlvm.eager.tensor import primitives as op
@@ -98,17 +99,23 @@ def nan_to_num(
     """Replace nan, inf and -inf by numbers; None is the largest and the least number of the dtype.
     Complex numbers are replaced part by part.
 
-    x: [...], any dtype, and so is the result. Raises `DTypeError` if x is not a tensor, array or
-    list.
+    x: [...], any dtype, and so is the result. Raises `ArgumentError` if a replacement is not a
+    number; `DTypeError` if x is not a tensor, array or list.
 
         >>> ml.nan_to_num(ml.asarray([1.0, ml.nan, ml.inf]), posinf=9.0)
         Tensor([1., 0., 9.], f32[3])
+
+    Refuses:
+        ml.nan_to_num(v, nan=[1.0, 2.0])  # ArgumentError
     """
     if not type_of(x).dtype.is_inexact:
         return alias_of(x)
     if x.dtype.kind == "complex":
         parts = [nan_to_num(each, nan, posinf, neginf) for each in (op.real(x), op.imag(x))]
-        return parts[0] + parts[1] * constant(1j, x.dtype)
+        return from_parts(*parts)
+    for name, number in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
+        if not (is_real(number) or number is None):
+            raise ArgumentError(f"expected {name} as a number, got {brief(number)}")
     limits = finfo(x.dtype)
     for mask, value in (
         (op.isnan(x), nan),
