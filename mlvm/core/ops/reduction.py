@@ -37,9 +37,13 @@ def _accumulate(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None) ->
     return TensorType(_accumulator(x, dtype), reduced_shape(x.shape, axis, keepdims))
 
 
-def _mean(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
-    dtype = x.dtype if x.dtype.is_inexact else f32
-    return TensorType(dtype, reduced_shape(x.shape, axis, keepdims))
+def _mean(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None = None) -> TensorType:
+    result = x.with_dtype(x.dtype if x.dtype.is_inexact else f32)
+    if dtype is not None:
+        result = x.with_dtype(DType.named(dtype))
+        require("inexact", result)
+        require_castable(x.dtype, result.dtype)
+    return result.with_shape(reduced_shape(x.shape, axis, keepdims))
 
 
 def _var(x: TensorType, axis: Axis, keepdims: bool, correction: float) -> TensorType:
@@ -95,14 +99,19 @@ def sum(
 
 
 @reduction(infer=_mean, precision="f32")
-def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32, the
-    rounded one of f64.
+def mean(
+    out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
+) -> None:
+    """The arithmetic mean along `axis`; nan of nothing.
+
+    Without a `dtype`, floats and complex numbers are averaged in their own dtype. Of integers and
+    bools it is f32, the rounded one of f64. With a `dtype`, the elements are cast to it first.
 
         >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
         Tensor([3. , 3.5], f32[2])
     """
-    total = out if x.dtype.kind in "fc" else np.empty(out.shape)
+    is_wide = x.dtype.kind in "fc" or out.dtype.kind == "c"
+    total = out if is_wide else np.empty(out.shape)
     _sum(total, x, axis, keepdims)
     np.divide(total, _count(x, axis), out, casting="same_kind")
 

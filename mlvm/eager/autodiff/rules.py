@@ -132,6 +132,13 @@ def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
     return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
 
 
+def _infinite_at_0(x: Tensor) -> Tensor:
+    """Return x with infinity for 0. Its derivative there is infinite: no multiple of it is a number,
+    so that a second derivative, which this rule cannot know, is nan and not a wrong 0."""
+    zero = op.equal(x, 0.0)
+    return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
+
+
 def _imag(g: Tensor, x_type: TensorType) -> Tensor:
     return g * constant(1j if x_type.dtype.kind == "complex" else 0.0, x_type.dtype)
 
@@ -139,10 +146,10 @@ def _imag(g: Tensor, x_type: TensorType) -> Tensor:
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
     """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard
     deviation of equal elements and the norm of zeros, which have a kink there, get 0, one of their
-    subgradients."""
-    zero = op.equal(out, 0.0)
+    subgradients. Their second derivatives are nan there."""
     if out.dtype.is_float:
-        return g / (2.0 * op.where(zero, constant(math.inf, out.dtype), out))
+        return g / (2.0 * _infinite_at_0(out))
+    zero = op.equal(out, 0.0)
     return _masked(g / (2.0 * _one_at(zero, out)), op.logical_not(zero))
 
 
@@ -617,8 +624,8 @@ VJPS: Final[dict[str, Rules]] = {
         "y": lambda g, x, y: _atan2_by(-g, x, y, x),
     },
     "hypot": {
-        "x": lambda g, x, out: g * (x / _one_at(op.equal(out, 0.0), out)),
-        "y": lambda g, y, out: g * (y / _one_at(op.equal(out, 0.0), out)),
+        "x": lambda g, x, out: g * (x / _infinite_at_0(out)),
+        "y": lambda g, y, out: g * (y / _infinite_at_0(out)),
     },
     "sinh": {"x": lambda g, x: g * op.cosh(x)},
     "cosh": {"x": lambda g, x: g * op.sinh(x)},
