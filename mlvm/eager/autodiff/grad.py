@@ -187,8 +187,8 @@ class _Session:
             return
         name = getattr(fn, "__name__", type(fn).__name__)
         text = (
-            f"{name} does not use its argument, or only through operations without a gradient, such "
-            f"as argmax, comparisons and casts to integers"
+            f"{name} does not use its argument, or only through operations without a gradient: "
+            f"argmax, comparisons, casts to integers"
         )
         models = [each for each in self._structures if isinstance(each[0].container, Node)]
         for structure, nodes in models:
@@ -197,7 +197,7 @@ class _Session:
                 place = _name_of(model, unwrap(fn))
                 reason = text
                 if place is not None:
-                    reason = f"{name} reads the {place}, not its argument; compute with the argument"
+                    reason = f"{name} reads the {place}, not its argument; compute with it"
                 warn_at(
                     user_line(),
                     f"the gradient with respect to this {type(model).__name__} is zero, as it "
@@ -255,8 +255,8 @@ def value_and_grad(
     The arguments named by `argnums` are trees of float or complex tensors, arrays and numbers,
     which `fn` gets as tensors. A gradient has its argument's structure, with dicts for Modules, and
     zeros where the value does not depend on a tensor. If the value depends on no tensor of a
-    Module, or on none of the arguments, a `NoEffectWarning` is issued. A tensor that occurs twice in one argument is one
-    variable, with one gradient in both places.
+    Module, or on none of the arguments, a `NoEffectWarning` is issued. A tensor that occurs twice
+    in one argument is one variable, with one gradient in both places.
 
     `where` selects the arguments' tensors to differentiate with respect to: a pattern of their
     paths, in which `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`.

@@ -13,7 +13,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import OperandVjp, Tape, taping
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.apply import Tensors, Types
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.number import plain
 from mlvm.eager.tensor.reading import launch_for_values, values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -72,8 +72,9 @@ def call(
     rules = _rules(name, vjp, len(operands))
     program = _program(name, len(operands), attributes)
     tape = taping()
-    tracked = [] if tape is None else [i for i, x in enumerate(operands) if x.tape is tape]
-    before = {i: values_of(operands[i]) for i in tracked}
+    before = {}
+    if tape is not None and current_capture.get() is None:
+        before = {i: values_of(x) for i, x in enumerate(operands) if x.tape is tape}
     arrays = launch_for_values(program, current_arena().vm, operands)
     for i, values in before.items():
         if values_of(operands[i]).tobytes() != values.tobytes():

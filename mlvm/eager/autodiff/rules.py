@@ -133,8 +133,8 @@ def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
 
 
 def _infinite_at_0(x: Tensor) -> Tensor:
-    """Return x with infinity for 0. Its derivative there is infinite: no multiple of it is a number,
-    so that a second derivative, which this rule cannot know, is nan and not a wrong 0."""
+    """Return x with infinity for 0. Its derivative there is infinite, and 0 times that is nan: a
+    second derivative, which this rule cannot know, is nan and not a wrong 0."""
     zero = op.equal(x, 0.0)
     return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
 

@@ -85,10 +85,10 @@ def asarray(
     With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be values of
     it. The name "i8" is refused: it means 8 bits here and 8 bytes in numpy.
 
-    Raises `DTypeError` if the values or the dtype are not supported, or a masked array has masked
-    elements to lose; `OperandValueError` if an int is out of range; `ShapeError` if rows have different lengths, or nest more than 64 deep;
-    `CopyRefused` if `copy` is False and the values must be copied. The result has the shape of
-    `obj`: [n, m] for a list of n lists of m.
+    Raises `DTypeError` if the values or the dtype are not supported, and for a masked array;
+    `OperandValueError` if an int is out of range; `ShapeError` if rows have different lengths, or
+    nest more than 64 deep; `CopyRefused` if `copy` is False and the values must be copied. The
+    result has the shape of `obj`: [n, m] for a list of n lists of m.
 
         >>> ml.asarray([1.0, 2.0])
         Tensor([1., 2.], f32[2])
