@@ -45,7 +45,7 @@ PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     "interrupts",
 )
-OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built")
+OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built", "extremes", "tails")
 
 
 def main(argv: list[str] | None = None) -> int:

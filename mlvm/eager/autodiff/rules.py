@@ -59,6 +59,8 @@ from mlvm.eager.functions.sums import cumulative_prod, finite_along, product, wi
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.context import current_capture, current_tape
+from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 
 # --- elementwise -----------------------------------------------------------------------
@@ -125,9 +127,10 @@ def _abs_forward(t: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
     """Return g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
+    x, y, of = _bounded(x), _bounded(y), _bounded(of)
     scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
     origin = op.equal(scale, 0.0)
-    scale = _one_at(op.logical_or(origin, op.isinf(scale)), scale)
+    scale = _one_at(origin, scale)
     squares = x * (x / scale) + y * (y / scale)  # less `scale`: they neither overflow nor vanish
     return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
 
@@ -137,6 +140,19 @@ def _infinite_at_0(x: Tensor) -> Tensor:
     second derivative, which this rule cannot know, is nan and not a wrong 0."""
     zero = op.equal(x, 0.0)
     return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
+
+
+def _bounded(x: Tensor) -> Tensor:
+    """Return x with the largest finite numbers for infinities: for factors that vanish there, also
+    times an infinite x."""
+    most = float(finfo(x.dtype).max)
+    return op.clip(x, -most, most) if x.dtype.is_float else x
+
+
+def _bounded_for_more(x: Tensor) -> Tensor:
+    """Return `_bounded(x)` if a derivative of this rule may be taken; the rule does not need it."""
+    is_last = current_tape.get() is None and current_capture.get() is None
+    return x if is_last else _bounded(x)
 
 
 def _imag(g: Tensor, x_type: TensorType) -> Tensor:
@@ -441,7 +457,8 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''."""
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both are 0 beyond 100."""
+    x = op.clip(x, -100.0, 100.0)
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
     u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
@@ -603,7 +620,7 @@ VJPS: Final[dict[str, Rules]] = {
     "imag": linear(x=_imag),
     "conj": linear(x=lambda g: op.conj(g)),
     "copysign": {"x": lambda g, x, out: g * op.copysign(1.0, stop_gradient(x * out))},
-    "square": {"x": lambda g, x: g * (2.0 * x)},
+    "square": {"x": lambda g, x: g * x * 2.0},  # 2 x may overflow
     "exp": {"x": lambda g, out: g * out},
     "expm1": {"x": lambda g, x: g * op.exp(x)},
     "log": {"x": lambda g, x: g / x},
@@ -618,23 +635,25 @@ VJPS: Final[dict[str, Rules]] = {
     "tan": {"x": lambda g, out: g * (1.0 + op.square(out))},
     "asin": {"x": lambda g, x: g * op.rsqrt(1.0 - op.square(x))},
     "acos": {"x": lambda g, x: -g * op.rsqrt(1.0 - op.square(x))},
-    "atan": {"x": lambda g, x: g / (1.0 + op.square(x))},
+    "atan": {"x": lambda g, x: g / (1.0 + op.square(_bounded_for_more(x)))},
     "atan2": {
         "x": lambda g, x, y: _atan2_by(g, x, y, y),
         "y": lambda g, x, y: _atan2_by(-g, x, y, x),
     },
     "hypot": {
-        "x": lambda g, x, out: g * (x / _infinite_at_0(out)),
-        "y": lambda g, y, out: g * (y / _infinite_at_0(out)),
+        "x": lambda g, x, out: g * (_bounded(x) / _infinite_at_0(_bounded(out))),
+        "y": lambda g, y, out: g * (_bounded(y) / _infinite_at_0(_bounded(out))),
     },
     "sinh": {"x": lambda g, x: g * op.cosh(x)},
     "cosh": {"x": lambda g, x: g * op.sinh(x)},
     "tanh": {"x": lambda g, out: g * (1.0 - op.square(out))},
-    "asinh": {"x": lambda g, x: g * op.rsqrt(op.square(x) + 1.0)},
+    "asinh": {"x": lambda g, x: g * op.rsqrt(op.square(_bounded_for_more(x)) + 1.0)},
     "acosh": {"x": lambda g, x: g * op.rsqrt(x - 1.0) * op.rsqrt(x + 1.0)},
-    "atanh": {"x": lambda g, x: g / (1.0 - op.square(x))},
+    "atanh": {"x": lambda g, x: g / (1.0 - op.square(_bounded_for_more(x)))},
     "sigmoid": {"x": lambda g, out: g * (out * (1.0 - out))},
-    "erf": {"x": lambda g, x: g * op.exp(-op.square(x)) * (2 / math.sqrt(math.pi))},
+    "erf": {
+        "x": lambda g, x: g * op.exp(-op.square(_bounded_for_more(x))) * (2 / math.sqrt(math.pi))
+    },
     "where": {
         "x": lambda g, condition: _masked(g, condition),
         "y": lambda g, condition: _masked(g, op.logical_not(condition)),
@@ -648,7 +667,9 @@ VJPS: Final[dict[str, Rules]] = {
         "bitwise_left_shift bitwise_right_shift"
     ),
     # --- special ---
-    "erfc": {"x": lambda g, x: g * op.exp(-op.square(x)) * (-2 / math.sqrt(math.pi))},
+    "erfc": {
+        "x": lambda g, x: g * op.exp(-op.square(_bounded_for_more(x))) * (-2 / math.sqrt(math.pi))
+    },
     "erfinv": {"x": lambda g, out: g * op.exp(op.square(out)) * (math.sqrt(math.pi) / 2)},
     "lgamma": {"x": lambda g, x: g * op.digamma(x)},
     "digamma": {"x": lambda g, x: g * op.polygamma(x, n=1)},
