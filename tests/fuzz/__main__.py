@@ -45,7 +45,18 @@ PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     "interrupts",
 )
-OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built", "extremes", "tails")
+OTHERS = (
+    "threads",
+    "remote",
+    "groups",
+    "neighbours",
+    "races",
+    "built",
+    "extremes",
+    "tails",
+    "counts",
+    "kinks",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -457,8 +457,9 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both are 0 beyond 100."""
-    x = op.clip(x, -100.0, 100.0)
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both vanish beyond 30, where
+    f16 has x^3."""
+    x = op.clip(x, -30.0, 30.0)
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
     u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
@@ -475,6 +476,7 @@ def _softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
 
 def _log_softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
     """Return g - softmax(x) sum(g), for out = log_softmax(x)"""
+    g, out = widened(g), widened(out)  # a sum of halves may be infinite
     return g - op.exp(out) * op.sum(g, axis=axis, keepdims=True)
 
 
@@ -571,11 +573,13 @@ def _beside_patches(x: Tensor) -> Tensor:
 def _max_pool2d_forward(t: Tensor, x: Tensor, out: Tensor, attributes: Attributes) -> Tensor:
     windows = op.patches(x, pad_value=-math.inf, **attributes)
     chosen = op.equal(windows, _beside_patches(out))
-    if any(map(any, attributes["padding"])):
-        inside = op.patches(_ones(x.shape, x.type), **attributes)
-        chosen = op.logical_and(chosen, op.greater(inside, 0.0))
+    is_padded = any(map(any, attributes["padding"]))
+    if is_padded:
+        inside = op.greater(op.patches(_ones(x.shape, x.type), **attributes), 0.0)
+        chosen = op.logical_and(chosen, inside)
     parts = _divided(_beside_patches(_ones_like(out)), chosen, (3, 4))
-    return rounded(op.sum(parts * op.patches(t, **attributes), axis=(3, 4)), t.dtype)
+    result = rounded(op.sum(parts * op.patches(t, **attributes), axis=(3, 4)), t.dtype)
+    return _masked(result, op.any(inside, axis=(3, 4))) if is_padded else result
 
 
 def _avg_pool2d(g: Tensor, x_type: TensorType, window: Pair, attributes: Attributes) -> Tensor:
@@ -805,7 +809,10 @@ VJPS: Final[dict[str, Rules]] = {
     "softmax": symmetric(x=_softmax),
     "log_softmax": forward(
         {"x": _log_softmax},
-        x=lambda t, out, axis: t - op.sum(op.exp(out) * t, axis=axis, keepdims=True),
+        x=lambda t, out, axis: (
+            t
+            - rounded(op.sum(op.exp(widened(out)) * widened(t), axis=axis, keepdims=True), t.dtype)
+        ),
     ),
     "softmax_cross_entropy": forward(
         {"logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels)},

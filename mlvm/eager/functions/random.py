@@ -402,7 +402,7 @@ def uniform(
     Half-precision values are drawn in f32 and rounded once.
 
     The result: f[*shape]. Raises `ArgumentError` unless low < high, and both and high - low are
-    finite in that dtype; `ShapeError` if a length is negative or `key` is not a u64[2];
+    finite in the dtype of the draws; `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
@@ -415,13 +415,14 @@ def uniform(
         ml.random.uniform(-2)  # ShapeError
     """
     target, sizes = DType.of(dtype), integers(shape, "shape")
-    most = float(finfo(target).max) if target.is_float else math.inf
+    _require_float(target)
+    most, widest = [float(finfo(each).max) for each in (target, _wide_dtype(target))]
     if not (is_real(low) and is_real(high) and low < high) or (
-        max(abs(low), abs(high), high - low) > most or not math.isfinite(high - low)
+        max(abs(low), abs(high)) > most or high - low > widest
     ):
         raise ArgumentError(
-            f"low = {brief(low)} must be less than high = {brief(high)}, and both and high - low "
-            f"finite in {target}"
+            f"low = {brief(low)} must be less than high = {brief(high)}, both finite in {target}, "
+            f"and high - low in {_wide_dtype(target)}"
         )
     if (low, high) == (0, 1):
         return op.uniform(_or_next(key), shape=sizes, dtype=target)

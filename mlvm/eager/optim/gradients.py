@@ -110,6 +110,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
     Refuses:
         ml.optim.clip_by_global_norm({"w": v}, 0.0)  # ArgumentError
+        ml.optim.clip_by_global_norm({"w": ints}, 1.0)  # DTypeError
     """
     if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
         raise ArgumentError("clip_by_global_norm: expected a positive max_norm, got 0")
