@@ -24,6 +24,10 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 
+`extremes`, `kinks`, `counts`, `tails` hold public functions against f64, limits and scipy: at
+infinities and other extreme values, in derivatives up to the third at zeros and ties, for 70,000
+elements in half precision, and in the tails of distributions. They take names of functions.
+
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
 `built` (the loop in C and built steps, under libFuzzer or sanitizers).

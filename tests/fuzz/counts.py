@@ -75,10 +75,12 @@ CALLS: Final[dict[str, Fn]] = {
 }
 
 
-def functions() -> dict[str, Fn]:
-    """Return the functions of one float vector."""
-    found: dict[str, Fn] = {}
+def functions(*names: str) -> dict[str, Fn]:
+    """Return the functions of one float vector, or those of these names."""
+    found = {name: fn for name, fn in CALLS.items() if not names or name in names}
     for name, fn in sorted(public().items()):
+        if name in found or (names and name not in names):
+            continue
         if name in QUADRATIC or inspect.isclass(fn) or name.startswith(("random.", "parallel.")):
             continue
         try:
@@ -86,10 +88,10 @@ def functions() -> dict[str, Fn]:
         except (TypeError, ValueError):
             continue
         needed = [p for p in parameters if p.default is p.empty and p.kind < p.KEYWORD_ONLY]
-        if len(needed) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters):
-            if name not in elementwise() and _has_gradient(fn):
-                found[name] = fn
-    return found | CALLS
+        is_fit = len(needed) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters)
+        if is_fit and not elementwise(name) and _has_gradient(fn):
+            found[name] = fn
+    return found
 
 
 def _has_gradient(fn: Fn) -> bool:
@@ -122,8 +124,8 @@ def findings(
     names: list[str], dtypes: tuple[str, ...] = ("f16", "bf16"), n: int = N
 ) -> Iterator[str]:
     """Return results that are not those of f64, rounded."""
-    every = functions()
-    for name in names or every:
+    every = functions(*names)
+    for name in every:
         for kind, values in _inputs(n).items():
             try:
                 with warnings.catch_warnings():

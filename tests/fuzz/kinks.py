@@ -3,12 +3,12 @@
     python -m tests.fuzz kinks
     python -m tests.fuzz kinks softplus linalg.vector_norm
 
-Each elementwise function of the public table is taken at points where formulas branch (0, integers,
-equal operands), each function of one vector at zeros and at equal elements, plain and squared. Along
-a line through the point, the derivatives on both sides tend to limits. Where these are equal up to
-some order, the function is as smooth there, and its derivatives must be the limits. The first
-derivative at a kink of an elementwise function must lie between. A second or third derivative that
-is nan shows, and counts as an answer.
+Each elementwise function of the public table is taken at points where formulas branch (0,
+integers, equal operands), each function of one vector at zeros and at equal elements, plain and
+squared. Along a line through the point, the derivatives on both sides tend to limits. Where these
+are equal up to some order, the function is as smooth there, and its derivatives must be the limits.
+The first derivative at a kink of an elementwise function must lie between. A second or third
+derivative that is nan shows, and counts as an answer.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ EXCEPTIONS: Final = {
 
 def lines(names: list[str]) -> Iterator[tuple[str, Line]]:
     """Return functions of a number t, which is 0 at the point, with their names."""
-    for name, (fn, arity) in elementwise().items():
-        if names and name not in names:
-            continue
+    for name, (fn, arity) in elementwise(*names).items():
         points: Any = [(x,) for x in _POINTS]
         if arity > 1:
             points = [(x,) * arity for x in _EQUAL] + [(0.0, 1.0, 0.5)[:arity]]
@@ -56,9 +54,7 @@ def lines(names: list[str]) -> Iterator[tuple[str, Line]]:
                 if any(slopes):
                     yield f"{name} at {point} along {slopes}", _line(fn, point, slopes)
     direction = np.array([0.3, -1.0, 0.7, 0.1])
-    for name, fn in functions().items():
-        if names and name not in names:
-            continue
+    for name, fn in functions(*names).items():
         for start, power in itertools.product((0.0, 1.0), (1, 2)):
             place = f"{name}, to the power {power}, at elements {start:g}"
             yield place, _of_vector(fn, np.full(4, start), direction, power)
@@ -74,9 +70,7 @@ def _of_vector(fn: Any, start: Any, direction: Any, power: int) -> Line:
     def line(t: Any) -> Any:
         y = fn(ml.asarray(start) + t * ml.asarray(direction))
         y = y**power if power > 1 else y
-        return (
-            ml.sum(y * ml.asarray(weights[: y.size]).reshape(y.shape)) if y.size > 1 else ml.sum(y)
-        )
+        return ml.sum(y * ml.asarray(weights[: y.size]).reshape(y.shape))  # of its elements
 
     return line
 
@@ -84,17 +78,15 @@ def _of_vector(fn: Any, start: Any, direction: Any, power: int) -> Line:
 def derivatives(line: Line, t: float) -> list[float] | None:
     """Return the derivatives of the first three orders at t; None if there are none."""
     values = []
-    if np.isnan(line(ml.asarray(t, dtype="f64")).numpy()):
-        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(3):
-            line = ml.grad(line)
+        for order in range(4):
+            line = ml.grad(line) if order else line
             try:
                 values.append(float(line(ml.asarray(t, dtype="f64"))))
             except MlvmError:
                 return None
-    return values
+    return None if np.isnan(values[0]) else values[1:]
 
 
 def findings(names: list[str]) -> Iterator[str]:

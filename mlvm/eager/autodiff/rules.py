@@ -457,9 +457,9 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both vanish beyond 30, where
-    f16 has x^3."""
-    x = op.clip(x, -30.0, 30.0)
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both vanish beyond 30, and
+    powers of x are beyond f16."""
+    x = op.clip(widened(x), -30.0, 30.0)
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
     u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
