@@ -186,10 +186,12 @@ class _Session:
             )
             return
         name = getattr(fn, "__name__", type(fn).__name__)
-        text = (
-            f"{name} does not use its argument, or only through operations without a gradient: "
-            f"argmax, comparisons, casts to integers"
-        )
+        text = f"{name} does not use its argument"
+        if self.tape.has_lost:
+            text = (
+                f"{name} uses its argument only through operations without a gradient: argmax, "
+                f"comparisons, casts to integers"
+            )
         models = [each for each in self._structures if isinstance(each[0].container, Node)]
         for structure, nodes in models:
             model = structure.container
@@ -204,7 +206,7 @@ class _Session:
                     f"reaches none of its parameters: {reason}",
                     NoEffectWarning,
                 )
-        if is_lost and not models:
+        if is_lost and self.tape.has_lost and not models:
             warn_at(user_line(), f"the gradient is zero: {text}", NoEffectWarning)
 
     def close(self) -> None:
@@ -255,7 +257,8 @@ def value_and_grad(
     The arguments named by `argnums` are trees of float or complex tensors, arrays and numbers,
     which `fn` gets as tensors. A gradient has its argument's structure, with dicts for Modules, and
     zeros where the value does not depend on a tensor. If the value depends on no tensor of a
-    Module, or on none of the arguments, a `NoEffectWarning` is issued. A tensor that occurs twice
+    Module, or on the arguments only through a comparison, an argmax or a cast to integers, a
+    `NoEffectWarning` is issued. A tensor that occurs twice
     in one argument is one variable, with one gradient in both places.
 
     `where` selects the arguments' tensors to differentiate with respect to: a pattern of their
