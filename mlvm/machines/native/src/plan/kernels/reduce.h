@@ -125,19 +125,21 @@ OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
 }
 #endif
 
-/* To the lanes s, a multiple of LANES elements: those of the first half of the blocks and of the rest. */
-OUT_OF_LINE void REDUCE(blocks)(A *s, const X *x, int64_t n, A c)
+/* To the lanes `out`, a multiple of LANES elements: those of the first half of the blocks and of the rest. */
+OUT_OF_LINE void REDUCE(blocks)(A *restrict out, const X *x, int64_t n, A c)
 {
+    A s[LANES], more[LANES]; /* s is in registers: nothing points to it */
     if (n <= BLOCK) {
         REDUCE_WHOLE(s, x, n)
+        for (int j = 0; j < LANES; j++)
+            out[j] = s[j];
         return;
     }
     const int64_t half = (n / 2 + BLOCK - 1) / BLOCK * BLOCK;
-    A more[LANES];
-    REDUCE(blocks)(s, x, half, c);
+    REDUCE(blocks)(out, x, half, c);
     REDUCE(blocks)(more, x + half, n - half, c);
     for (int j = 0; j < LANES; j++)
-        s[j] = COMBINE(s[j], more[j]);
+        out[j] = COMBINE(out[j], more[j]);
 }
 
 /* A row of n elements. */
