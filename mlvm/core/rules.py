@@ -36,9 +36,12 @@ def require(allowed: str, *operands: TensorType) -> None:
     for operand in operands:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
+            is_complex = operand.dtype.kind == "complex"
+            remedy = (
+                "take real(x), imag(x) or abs(x)" if is_complex else "convert with astype(x, ...)"
+            )
             raise DTypeError(
-                f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names}): convert "
-                f"with astype(x, ...)"
+                f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names}): {remedy}"
             )
 
 

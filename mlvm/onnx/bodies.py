@@ -890,6 +890,8 @@ def _max_pool2d_vjp(b: Body) -> str:
     places = _window_places(b, b.out.shape, b.types[0].shape[1:3], b.window)
     parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
     most = b("Max", *parts)
+    framed = b.padded("x1", [(0, 0), *b.padding, (0, 0)], math.nan)  # equal to nothing
+    parts = [b.sliced(framed, at.start, at.length, at.step) for at in places]
     chosen = [b.cast(b("Equal", part, most), b.out.dtype) for part in parts]
     share = b("Div", "x0", b("Sum", *chosen))
     return _added_up(b, [(at, b("Mul", x, share)) for at, x in zip(places, chosen, strict=True)])

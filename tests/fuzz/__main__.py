@@ -27,6 +27,9 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 `templates`: random chains of public calls, with the cache of composed calls and without it, under
 tapes, autocast, captures, arena resets, a second VM, threads and interrupts. Results, errors and
 warnings must be identical.
+`extremes`, `kinks`, `counts`, `tails` hold public functions against f64, limits and scipy: at
+infinities and other extreme values, in derivatives up to the third at zeros and ties, for 70,000
+elements in half precision, and in the tails of distributions. They take names of functions.
 
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
@@ -49,7 +52,18 @@ PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     *("interrupts", "templates"),
 )
-OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built")
+OTHERS = (
+    "threads",
+    "remote",
+    "groups",
+    "neighbours",
+    "races",
+    "built",
+    "extremes",
+    "tails",
+    "counts",
+    "kinks",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,19 @@ from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import Capsys, Patch, cases, output_of, with_long
-from tests.fuzz import graphs, interrupts, remote, saved, templates, threads, transformations
+from tests.fuzz import (
+    counts,
+    extremes,
+    graphs,
+    interrupts,
+    kinks,
+    remote,
+    saved,
+    tails,
+    templates,
+    threads,
+    transformations,
+)
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
@@ -318,3 +331,47 @@ def test_a_wrong_cache_is_found_and_its_chain_cut_down(monkeypatch: Patch) -> No
     assert number is not None
     monkeypatch.undo()
     assert templates.fuzz(1, 0, int(number[1]))[1] is None
+# --- values -----------------------------------------------------------------------------------
+
+
+def test_extreme_values_and_what_is_wrong_at_them() -> None:
+    names = ["softplus", "i0", "gelu", "hypot", "interp", "median", "lerp", "erf", "atan", "square"]
+    found = [*extremes.findings(names[: with_long(6, 10)], ["f32"])]
+    assert [*map(str, filterfalse(extremes.is_excepted, found))] == []
+    found = [*extremes.precision("naive", lambda x: ml.log(ml.exp(x) + 1.0), 1, "f32")]
+    assert any(each.order.startswith("value") for each in found)
+    found = [*extremes.limits("naive", lambda x: x / (ml.abs(x) + 1.0), 1, "f32")]
+    assert any(np.isnan(each.got) for each in found)
+
+
+def test_derivatives_at_kinks_and_what_is_wrong_there(monkeypatch: Patch) -> None:
+    names = ["softplus", "log_sigmoid", "mish", "linalg.vector_norm", "std", "logaddexp"]
+    names = names[: with_long(5, 6)]
+    assert [*kinks.findings(names)] == []
+
+    def naive(t: ml.Tensor) -> ml.Tensor:
+        return ml.maximum(t, 0.0) + ml.log1p(ml.exp(-ml.abs(t)))
+
+    monkeypatch.setattr(kinks, "lines", lambda names: [("naive at 0 along 1", naive)])
+    [finding] = kinks.findings([])
+    assert "derivative 2 is -0, expected 0.25" in finding
+
+
+def test_counts_in_half_precision_and_what_overflows(monkeypatch: Patch) -> None:
+    names = ["mean by axis", "var by axis", "segment_max", "avg_pool1d", "max_pool1d", "at.max"]
+    assert [*counts.findings(names, ("f16",))] == []
+    naive = {"naive": lambda x: ml.sum(x / ml.full((), float(x.size), dtype=x.dtype))}
+    monkeypatch.setattr(counts, "CALLS", naive)
+    assert any("gradient is 0" in finding for finding in counts.findings(["naive"], ("f16",)))
+
+
+@cases("name", *tails.QUANTILES)
+def test_tails_of_distributions(name: str) -> None:
+    low, high = tails.QUANTILES[name]
+    assert [*tails.findings(name, 1 << 20, 0, (low, 1e-3), (high, 1e-3))] == []
+    assert [*tails.findings(name, 1 << 20, 0, (low, 2e-3), (high, 5e-4))] != []
+
+
+def test_the_rarest_draws_are_there() -> None:
+    """A uniform number of 24 bits near 1 makes no Gumbel number above 16.64."""
+    assert ml.max(ml.random.gumbel(1 << 21, key=ml.random.key(34))).item() > 16.7

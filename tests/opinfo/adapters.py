@@ -420,6 +420,11 @@ def ctc(
     return reduced(losses / ml.maximum(counts[1], 1) if reduction == "mean" else losses, reduction)
 
 
+def _singular(u: Any, s: Any) -> tuple[Any, Any]:
+    """The sizes of the left singular vectors, without those of the null space, and the values."""
+    return abs(u[..., : s.shape[-1]]), s
+
+
 MODES: Final = ("bilinear", "nearest", "bicubic")
 OUTSIDES: Final = ("zeros", "border", "reflection")
 
@@ -432,7 +437,8 @@ COMPARED: Final[dict[str, Callable[[Any], Any]]] = {
     "of_upper": lambda r: (r[0], ml.triu(r[1]) if isinstance(r[1], ml.Tensor) else r[1].triu()),
     "hermitian_gradient": lambda r: (r[0] + r[0].mT.conj(), *r[1:]),
     "unique": lambda r: r,
-    "svd": lambda r: (abs(r[0]), r[1], abs(r[2])),
-    "svd_of_old": lambda r: (abs(r[0]), r[1]),
+    "svd": lambda r: (*_singular(r[0], r[1]), abs(r[2][..., : r[1].shape[-1], :])),
+    "svd_of_old": lambda r: _singular(r[0], r[1]),
 }
-"""What of results is compared: signs of vectors, or which of equal elements it was, may differ."""
+"""What of results is compared: signs of vectors, or which of equal elements it was, may differ, and
+so may a basis of a null space."""

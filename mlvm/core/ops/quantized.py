@@ -174,7 +174,7 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
 
     Refuses:
         ml.dequantize_rows(ml.asarray([9]), *quantized)  # OperandValueError
-        ml.dequantize_rows(ml.asarray([0]), ml.ones(4, dtype="i8"), ml.ones(1))  # ShapeError
+        ml.dequantize_rows(ml.asarray([0]), ml.ones(4, dtype=ml.int8), ml.ones(1))  # ShapeError
         ml.dequantize_rows(ml.asarray([0.0]), *quantized)  # DTypeError
     """
     outside = (indices < -x.shape[0]) | (indices >= x.shape[0])
@@ -210,7 +210,7 @@ def integer_matmul(out: Array, x: Array, y: Array) -> None:
     others.
 
         >>> x = ml.asarray([[1, 2, 100]], dtype="u8")
-        >>> ml.integer_matmul(x, ml.asarray([[1, 1, 1], [0, -5, 100]], dtype="i8"))
+        >>> ml.integer_matmul(x, ml.asarray([[1, 1, 1], [0, -5, 100]], dtype=ml.int8))
         Tensor([[ 103, 9990]], i32[1,2])
     """
     np.matmul(x.astype(np.int32), y.astype(np.int32).T, out=out)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +37,13 @@ def _accumulate(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None) ->
     return TensorType(_accumulator(x, dtype), reduced_shape(x.shape, axis, keepdims))
 
 
-def _mean(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
-    dtype = x.dtype if x.dtype.is_inexact else f32
-    return TensorType(dtype, reduced_shape(x.shape, axis, keepdims))
+def _mean(x: TensorType, axis: Axis, keepdims: bool, dtype: str | None = None) -> TensorType:
+    result = x.with_dtype(x.dtype if x.dtype.is_inexact else f32)
+    if dtype is not None:
+        result = x.with_dtype(DType.named(dtype))
+        require("inexact", result)
+        require_castable(x.dtype, result.dtype)
+    return result.with_shape(reduced_shape(x.shape, axis, keepdims))
 
 
 def _var(x: TensorType, axis: Axis, keepdims: bool, correction: float) -> TensorType:
@@ -94,14 +99,19 @@ def sum(
 
 
 @reduction(infer=_mean, precision="f32")
-def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32, the
-    rounded one of f64.
+def mean(
+    out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
+) -> None:
+    """The arithmetic mean along `axis`; nan of nothing.
+
+    Without a `dtype`, floats and complex numbers are averaged in their own dtype. Of integers and
+    bools it is f32, the rounded one of f64. With a `dtype`, the elements are cast to it first.
 
         >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
         Tensor([3. , 3.5], f32[2])
     """
-    total = out if x.dtype.kind in "fc" else np.empty(out.shape)
+    is_wide = x.dtype.kind in "fc" or out.dtype.kind == "c"
+    total = out if is_wide else np.empty(out.shape)
     _sum(total, x, axis, keepdims)
     np.divide(total, _count(x, axis), out, casting="same_kind")
 
@@ -111,12 +121,15 @@ def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
     """The product along `axis`, in the dtype that `sum` uses; 1 of nothing. Of bools, whether all
-    are True, in i64.
+    are True, in i64. Of finite floats with a 0 it is 0, also if the product of others overflows.
 
         >>> ml.prod([1.0, 2.0, 4.0])
         Tensor(8., f32[])
     """
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+    if out.dtype.kind == "f" and np.isnan(out).any():
+        are_finite = np.logical_and.reduce(np.isfinite(x), axis, keepdims=keepdims)
+        np.copyto(out, 0, where=np.isnan(out) & are_finite)
 
 
 @reduction(infer=_var, precision="f32")
@@ -243,6 +256,7 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 # --- how sums are made ---------------------------------------------------------------
 
 _LARGE = 16384  # elements; from here on BLAS is faster, its preparation included
+_BLOCK = 128  # elements of an axis that numpy adds one after the other
 
 
 def _count(x: Array, axis: Axis) -> int:
@@ -254,7 +268,7 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
     """Sum in the dtype of `out`. `sum_rows` sums leading axes, as a bias gradient needs it.
 
     numpy alone goes through leading axes row by row, or along the last axis, which takes 3 to 10
-    times as long.
+    times as long. It sums pairwise along the last axis only; long other axes are summed in blocks.
     """
     axes = normalize_axes(axis, x.ndim)
     leading = 0
@@ -264,5 +278,21 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
         remaining = x.shape[leading:]
         rows = sum_rows(x.reshape(-1, math.prod(remaining))).reshape((1,) * leading + remaining)
         np.add.reduce(rows, axes, out=out, keepdims=keepdims)
-    else:
-        np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+        return
+    if out.dtype.kind in "fc":
+        for i in axes:
+            while i < x.ndim - 1 and x.shape[i] > 2 * _BLOCK:
+                x = _in_blocks(x, i, out.dtype)
+    np.add.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
+
+
+def _in_blocks(x: Array, axis: int, dtype: np.dtype[Any]) -> Array:
+    """Sum blocks of an axis, and what is left of it."""
+    count, rest = divmod(x.shape[axis], _BLOCK)
+    before, behind = x.shape[:axis], x.shape[axis + 1 :]
+    whole, last = np.split(x, [count * _BLOCK], axis)
+    sums = np.add.reduce(whole.reshape(*before, count, _BLOCK, *behind), axis + 1, dtype)
+    if not rest:
+        return sums  # type: ignore[no-any-return]
+    last = np.add.reduce(last, axis, dtype, keepdims=True)
+    return np.concatenate([sums, last], axis)

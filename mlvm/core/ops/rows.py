@@ -29,7 +29,10 @@ def sum_rows(x: Array, weights: Array | None = None) -> Array:
     """weights @ x: the sum of the rows of the matrix x, each times its weight; without weights,
     each once."""
     length, columns = x.shape
-    height = _PIECE // max(1, columns)
+    height = min(_PIECE // max(1, columns), 256)  # BLAS adds them one after the other
+    if height < 16 and length > 256 and weights is None:
+        half = length // 2
+        return sum_rows(x[:half]) + sum_rows(x[half:])  # type: ignore[no-any-return]
     if height < 16 or not x.size:
         total: Array = np.add.reduce(x, 0) if weights is None else np.einsum("i,ij->j", weights, x)
         return total
@@ -40,7 +43,7 @@ def sum_rows(x: Array, weights: Array | None = None) -> Array:
     pieces = np.matmul(
         weights[:whole].reshape(-1, 1, height), x[:whole].reshape(-1, height, columns)
     )
-    total = np.add.reduce(pieces, (0, 1))
+    total = sum_rows(pieces[:, 0]) if len(pieces) > 32 else np.add.reduce(pieces, (0, 1))
     if rest:
         np.add(total, np.matmul(weights[whole:], x[whole:]), total)
     return total

@@ -390,10 +390,12 @@ def max_pool2d_vjp(
     padding: Padding,
     dilation: Pair = (1, 1),
 ) -> None:
-    """The gradient of `max_pool2d`: g of each window, in equal parts for its largest elements."""
+    """The gradient of `max_pool2d`: g of each window, in equal parts for its largest elements. The
+    padding has no part, also where all elements are -inf."""
     framed, frame = _pad(x, padding, -np.inf), _pad(np.zeros_like(x), padding)
     every = _windows(framed, window, stride, dilation)
-    chosen = every == every.max((3, 4), keepdims=True)
+    inside = _windows(_pad(np.ones_like(x, np.bool_), padding), window, stride, dilation)
+    chosen = (every == every.max((3, 4), keepdims=True)) & inside
     shares = g / np.add.reduce(chosen, (3, 4), g.dtype)
     for (i, j), elements in _window_elements(frame, g.shape[1:3], window, stride, dilation):
         elements += chosen[:, :, :, i, j] * shares

@@ -176,27 +176,38 @@ class _Session:
         value that depends on gradients is exempt: those of a linear function are constants."""
         if self.tape.sessions > self.number:
             return
-        if self.tape.read_at is not None and self.unreached.issuperset(self.origins):
+        is_lost = bool(self.origins) and self.unreached.issuperset(self.origins)
+        if self.tape.read_at is not None and is_lost:
             warn_at(
                 user_line(),
                 f"the gradient is zero: {self.tape.read_at} reads values of a tensor, and no "
                 f"gradient goes through arrays; compute with functions of ml",
                 NoEffectWarning,
             )
-        for structure, nodes in self._structures:
+            return
+        name = getattr(fn, "__name__", type(fn).__name__)
+        text = f"{name} does not use its argument"
+        if self.tape.has_lost:
+            text = (
+                f"{name} uses its argument only through operations without a gradient: argmax, "
+                f"comparisons, casts to integers"
+            )
+        models = [each for each in self._structures if isinstance(each[0].container, Node)]
+        for structure, nodes in models:
             model = structure.container
-            if isinstance(model, Node) and nodes and self.unreached.issuperset(nodes):
-                name = getattr(fn, "__name__", type(fn).__name__)
+            if nodes and self.unreached.issuperset(nodes):
                 place = _name_of(model, unwrap(fn))
-                text = f"{name} does not use its argument"
+                reason = text
                 if place is not None:
-                    text = f"{name} reads the {place}, not its argument; compute with the argument"
+                    reason = f"{name} reads the {place}, not its argument; compute with it"
                 warn_at(
                     user_line(),
                     f"the gradient with respect to this {type(model).__name__} is zero, as it "
-                    f"reaches none of its parameters: {text}",
+                    f"reaches none of its parameters: {reason}",
                     NoEffectWarning,
                 )
+        if is_lost and self.tape.has_lost and not models:
+            warn_at(user_line(), f"the gradient is zero: {text}", NoEffectWarning)
 
     def close(self) -> None:
         """Drop the nodes and saved values of the tape, unless an outer differentiation has it."""
@@ -246,8 +257,9 @@ def value_and_grad(
     The arguments named by `argnums` are trees of float or complex tensors, arrays and numbers,
     which `fn` gets as tensors. A gradient has its argument's structure, with dicts for Modules, and
     zeros where the value does not depend on a tensor. If the value depends on no tensor of a
-    Module, a `NoEffectWarning` is issued. A tensor that occurs twice in one argument is one
-    variable, with one gradient in both places.
+    Module, or on the arguments only through a comparison, an argmax or a cast to integers, a
+    `NoEffectWarning` is issued. A tensor that occurs twice
+    in one argument is one variable, with one gradient in both places.
 
     `where` selects the arguments' tensors to differentiate with respect to: a pattern of their
     paths, in which `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`.

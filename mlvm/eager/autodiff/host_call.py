@@ -13,9 +13,9 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import OperandVjp, Tape, taping
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.apply import Tensors, Types
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.number import plain
-from mlvm.eager.tensor.reading import launch_for_values
+from mlvm.eager.tensor.reading import launch_for_values, values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
 
 Vjp: TypeAlias = Callable[..., Tensor]
@@ -71,9 +71,18 @@ def call(
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
     rules = _rules(name, vjp, len(operands))
     program = _program(name, len(operands), attributes)
-    arrays = launch_for_values(program, current_arena().vm, operands)
-    results = tuple([from_array(array) for array in arrays])
     tape = taping()
+    before = {}
+    if tape is not None and current_capture.get() is None:
+        before = {i: values_of(x) for i, x in enumerate(operands) if x.tape is tape}
+    arrays = launch_for_values(program, current_arena().vm, operands)
+    for i, values in before.items():
+        if values_of(operands[i]).tobytes() != values.tobytes():
+            raise GradientError(
+                f"{name} has written to operand {i}, {operands[i].type}, of which there is a "
+                f"gradient: let it push a result"
+            )
+    results = tuple([from_array(array) for array in arrays])
     if tape is not None:
         _record(tape, name, rules, operands, results)
     if len(results) == 1:

@@ -38,7 +38,7 @@ from typing import Final
 from mlvm.core.op import Attributes
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
-from mlvm.core.types import Shape, TensorType, i64, u8
+from mlvm.core.types import Shape, TensorType, f32, i64, u8
 from mlvm.eager.autodiff.rows import (
     NON_DIFFERENTIABLE,
     Rules,
@@ -53,11 +53,14 @@ from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
 from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.functions.shapes import reshape
-from mlvm.eager.functions.sums import cumulative_prod, with_ones_before
+from mlvm.eager.functions.sums import cumulative_prod, finite_along, product, with_ones_before
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.context import current_capture, current_tape
+from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 
 # --- elementwise -----------------------------------------------------------------------
@@ -124,11 +127,32 @@ def _abs_forward(t: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
     """Return g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
+    x, y, of = _bounded(x), _bounded(y), _bounded(of)
     scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
     origin = op.equal(scale, 0.0)
-    scale = _one_at(op.logical_or(origin, op.isinf(scale)), scale)
+    scale = _one_at(origin, scale)
     squares = x * (x / scale) + y * (y / scale)  # less `scale`: they neither overflow nor vanish
     return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
+
+
+def _infinite_at_0(x: Tensor) -> Tensor:
+    """Return x with infinity for 0. Its derivative there is infinite, and 0 times that is nan: a
+    second derivative, which this rule cannot know, is nan and not a wrong 0."""
+    zero = op.equal(x, 0.0)
+    return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
+
+
+def _bounded(x: Tensor) -> Tensor:
+    """Return x with the largest finite numbers for infinities: for factors that vanish there, also
+    times an infinite x."""
+    most = float(finfo(x.dtype).max)
+    return op.clip(x, -most, most) if x.dtype.is_float else x
+
+
+def _bounded_for_more(x: Tensor) -> Tensor:
+    """Return `_bounded(x)` if a derivative of this rule may be taken; the rule does not need it."""
+    is_last = current_tape.get() is None and current_capture.get() is None
+    return x if is_last else _bounded(x)
 
 
 def _imag(g: Tensor, x_type: TensorType) -> Tensor:
@@ -138,10 +162,10 @@ def _imag(g: Tensor, x_type: TensorType) -> Tensor:
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
     """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard
     deviation of equal elements and the norm of zeros, which have a kink there, get 0, one of their
-    subgradients."""
-    zero = op.equal(out, 0.0)
+    subgradients. Their second derivatives are nan there."""
     if out.dtype.is_float:
-        return g / (2.0 * op.where(zero, constant(math.inf, out.dtype), out))
+        return g / (2.0 * _infinite_at_0(out))
+    zero = op.equal(out, 0.0)
     return _masked(g / (2.0 * _one_at(zero, out)), op.logical_not(zero))
 
 
@@ -163,8 +187,14 @@ def _count(x_type: TensorType, axis: Axis) -> int:
     return math.prod(x_type.shape[i] for i in normalize_axes(axis, x_type.ndim))
 
 
+def _over(g: Tensor, count: float) -> Tensor:
+    """Return g / count, computed in f32 for half precision, in which a count may be infinite."""
+    return rounded(widened(g) / count, g.dtype)
+
+
 def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float) -> Tensor:
     """2 (x - mean(x)) / (n - correction)"""
+    x, g = widened(x), widened(g)
     deviation = x - op.mean(x, axis=axis, keepdims=True)
     return deviation * (
         _with_axes(g, x_type, axis) * 2.0 / max(_count(x_type, axis) - correction, 0.0)
@@ -173,8 +203,9 @@ def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float
 
 def _divided(g: Tensor, chosen: Tensor, axis: Axis) -> Tensor:
     """Return g in equal parts for the elements that were chosen along the axes."""
-    weights = op.astype(chosen, dtype=g.dtype)
-    return weights * (g / op.sum(weights, axis=axis, keepdims=True))
+    wide = widened(g)
+    weights = op.astype(chosen, dtype=wide.dtype)
+    return weights * (wide / op.sum(weights, axis=axis, keepdims=True))
 
 
 def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
@@ -195,8 +226,10 @@ def _reduction(rule: Callable[..., Tensor]) -> Rules:
         t: Tensor, x: Tensor, out: Tensor, x_type: TensorType, attributes: Attributes
     ) -> Tensor:
         arguments = {"x": x, "out": out, "x_type": x_type, **attributes}
-        slopes = rule(_ones_like(out), **{name: arguments[name] for name in names})
-        return op.sum(t * slopes, axis=attributes["axis"], keepdims=attributes["keepdims"])
+        ones = widened(_ones_like(out))
+        slopes = rule(ones, **{name: arguments[name] for name in names})
+        kept = {name: attributes[name] for name in ("axis", "keepdims")}
+        return rounded(op.sum(widened(t) * slopes, **kept), t.dtype)
 
     return forward({"x": rule}, x=tangent)
 
@@ -209,7 +242,8 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     n = _count(x_type, axis)
     rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
     behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
-    others = reshape(_products_before(rows) * behind, moved.shape)
+    others = product(_products_before(rows), behind, finite_along(rows, 1))
+    others = reshape(others, moved.shape)
     return _with_axes(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
 
 
@@ -334,8 +368,9 @@ def _reduced_by(
     that is the product of the other elements. Of an extremum it is 1 over the number of ties."""
     if by == "multiply":
         return _products_of_others(x, updates, indices)
-    stays = op.astype(op.equal(x, out), dtype=out.dtype)
-    stay = op.astype(op.equal(updates, op.take(out, indices, axis=0)), dtype=out.dtype)
+    dtype = f32 if out.dtype.is_half else out.dtype
+    stays = op.astype(op.equal(x, out), dtype=dtype)
+    stay = op.astype(op.equal(updates, op.take(out, indices, axis=0)), dtype=dtype)
     share = 1.0 / (stays + op.scatter_add(stay, indices, axis=0, length=x.shape[0]))
     return stays * share, stay * op.take(share, indices, axis=0)
 
@@ -397,7 +432,7 @@ def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tenso
     return _masked(op.take(merged, indices, axis=axis), stays)
 
 
-def _over(mask: Tensor, ndim: int) -> Tensor:
+def _along(mask: Tensor, ndim: int) -> Tensor:
     """Return the mask of leading axes with `ndim` axes, to broadcast along the others."""
     return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
 
@@ -422,7 +457,9 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''."""
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both vanish beyond 30, and
+    powers of x are beyond f16."""
+    x = op.clip(widened(x), -30.0, 30.0)
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
     u = (x + 0.044715 * x * op.square(x)) * _SQRT_2_OVER_PI  # Phi = (1 + tanh(u)) / 2
@@ -439,6 +476,7 @@ def _softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
 
 def _log_softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
     """Return g - softmax(x) sum(g), for out = log_softmax(x)"""
+    g, out = widened(g), widened(out)  # a sum of halves may be infinite
     return g - op.exp(out) * op.sum(g, axis=axis, keepdims=True)
 
 
@@ -535,13 +573,18 @@ def _beside_patches(x: Tensor) -> Tensor:
 def _max_pool2d_forward(t: Tensor, x: Tensor, out: Tensor, attributes: Attributes) -> Tensor:
     windows = op.patches(x, pad_value=-math.inf, **attributes)
     chosen = op.equal(windows, _beside_patches(out))
+    is_padded = any(map(any, attributes["padding"]))
+    if is_padded:
+        inside = op.greater(op.patches(_ones(x.shape, x.type), **attributes), 0.0)
+        chosen = op.logical_and(chosen, inside)
     parts = _divided(_beside_patches(_ones_like(out)), chosen, (3, 4))
-    return op.sum(parts * op.patches(t, **attributes), axis=(3, 4))
+    result = rounded(op.sum(parts * op.patches(t, **attributes), axis=(3, 4)), t.dtype)
+    return _masked(result, op.any(inside, axis=(3, 4))) if is_padded else result
 
 
 def _avg_pool2d(g: Tensor, x_type: TensorType, window: Pair, attributes: Attributes) -> Tensor:
     shape = (*g.shape[:3], *window, g.shape[3])
-    windows = op.broadcast_to(_beside_patches(g / math.prod(window)), shape=shape)
+    windows = op.broadcast_to(_beside_patches(_over(g, math.prod(window))), shape=shape)
     return op.unpatches(windows, shape=x_type.shape, **_without("window", attributes))
 
 
@@ -581,9 +624,9 @@ VJPS: Final[dict[str, Rules]] = {
     "imag": linear(x=_imag),
     "conj": linear(x=lambda g: op.conj(g)),
     "copysign": {"x": lambda g, x, out: g * op.copysign(1.0, stop_gradient(x * out))},
-    "square": {"x": lambda g, x: g * (2.0 * x)},
+    "square": {"x": lambda g, x: g * x * 2.0},  # 2 x may overflow
     "exp": {"x": lambda g, out: g * out},
-    "expm1": {"x": lambda g, out: g * (out + 1.0)},
+    "expm1": {"x": lambda g, x: g * op.exp(x)},
     "log": {"x": lambda g, x: g / x},
     "log1p": {"x": lambda g, x: g / (x + 1.0)},
     "logaddexp": {"x": _share, "y": lambda g, x, y: _share(g, y, x)},
@@ -596,23 +639,25 @@ VJPS: Final[dict[str, Rules]] = {
     "tan": {"x": lambda g, out: g * (1.0 + op.square(out))},
     "asin": {"x": lambda g, x: g * op.rsqrt(1.0 - op.square(x))},
     "acos": {"x": lambda g, x: -g * op.rsqrt(1.0 - op.square(x))},
-    "atan": {"x": lambda g, x: g / (1.0 + op.square(x))},
+    "atan": {"x": lambda g, x: g / (1.0 + op.square(_bounded_for_more(x)))},
     "atan2": {
         "x": lambda g, x, y: _atan2_by(g, x, y, y),
         "y": lambda g, x, y: _atan2_by(-g, x, y, x),
     },
     "hypot": {
-        "x": lambda g, x, out: g * (x / _one_at(op.equal(out, 0.0), out)),
-        "y": lambda g, y, out: g * (y / _one_at(op.equal(out, 0.0), out)),
+        "x": lambda g, x, out: g * (_bounded(x) / _infinite_at_0(_bounded(out))),
+        "y": lambda g, y, out: g * (_bounded(y) / _infinite_at_0(_bounded(out))),
     },
     "sinh": {"x": lambda g, x: g * op.cosh(x)},
     "cosh": {"x": lambda g, x: g * op.sinh(x)},
     "tanh": {"x": lambda g, out: g * (1.0 - op.square(out))},
-    "asinh": {"x": lambda g, x: g * op.rsqrt(op.square(x) + 1.0)},
+    "asinh": {"x": lambda g, x: g * op.rsqrt(op.square(_bounded_for_more(x)) + 1.0)},
     "acosh": {"x": lambda g, x: g * op.rsqrt(x - 1.0) * op.rsqrt(x + 1.0)},
-    "atanh": {"x": lambda g, x: g / (1.0 - op.square(x))},
+    "atanh": {"x": lambda g, x: g / (1.0 - op.square(_bounded_for_more(x)))},
     "sigmoid": {"x": lambda g, out: g * (out * (1.0 - out))},
-    "erf": {"x": lambda g, x: g * op.exp(-op.square(x)) * (2 / math.sqrt(math.pi))},
+    "erf": {
+        "x": lambda g, x: g * op.exp(-op.square(_bounded_for_more(x))) * (2 / math.sqrt(math.pi))
+    },
     "where": {
         "x": lambda g, condition: _masked(g, condition),
         "y": lambda g, condition: _masked(g, op.logical_not(condition)),
@@ -626,14 +671,16 @@ VJPS: Final[dict[str, Rules]] = {
         "bitwise_left_shift bitwise_right_shift"
     ),
     # --- special ---
-    "erfc": {"x": lambda g, x: g * op.exp(-op.square(x)) * (-2 / math.sqrt(math.pi))},
+    "erfc": {
+        "x": lambda g, x: g * op.exp(-op.square(_bounded_for_more(x))) * (-2 / math.sqrt(math.pi))
+    },
     "erfinv": {"x": lambda g, out: g * op.exp(op.square(out)) * (math.sqrt(math.pi) / 2)},
     "lgamma": {"x": lambda g, x: g * op.digamma(x)},
     "digamma": {"x": lambda g, x: g * op.polygamma(x, n=1)},
     "polygamma": symmetric(x=lambda g, x, n: g * op.polygamma(x, n=n + 1)),
     # --- reduction ---
     "sum": linear(x=lambda g, x_type, axis: _spread(g, x_type, axis)),
-    "mean": linear(x=lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)),
+    "mean": linear(x=lambda g, x_type, axis: _spread(_over(g, _count(x_type, axis)), x_type, axis)),
     "prod": _reduction(_prod),
     "var": _reduction(_var),
     "cumulative_sum": linear(x=_cumulative_sum),
@@ -750,7 +797,7 @@ VJPS: Final[dict[str, Rules]] = {
     "boolean_index": linear(x=lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)),
     "mask_scatter": linear(updates=lambda g, mask: op.boolean_index(g, mask)),
     "mask_set": linear(
-        x=lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
+        x=lambda g, mask: op.where(_along(mask, g.ndim), constant(0.0, g.dtype), g),
         values=_mask_set_values,
     ),
     **_none("one_hot nonzero_indices"),
@@ -762,7 +809,10 @@ VJPS: Final[dict[str, Rules]] = {
     "softmax": symmetric(x=_softmax),
     "log_softmax": forward(
         {"x": _log_softmax},
-        x=lambda t, out, axis: t - op.sum(op.exp(out) * t, axis=axis, keepdims=True),
+        x=lambda t, out, axis: (
+            t
+            - rounded(op.sum(op.exp(widened(out)) * widened(t), axis=axis, keepdims=True), t.dtype)
+        ),
     ),
     "softmax_cross_entropy": forward(
         {"logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels)},

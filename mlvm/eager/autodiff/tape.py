@@ -258,6 +258,8 @@ class Tape:
     within: the recorder whose launches the tape differentiates.
     sessions: differentiations that share the tape, so far.
     read_at: the first line that reads values of a tracked tensor.
+    has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
+        comparison, of which no value was read since.
     """
 
     def __init__(self) -> None:
@@ -266,6 +268,7 @@ class Tape:
         self.kept: set[int] = set()
         self.sessions = 0
         self.read_at: str | None = None
+        self.has_lost = False
         live_tapes.add(self)
 
     def watch(self, x: Tensor) -> Tensor:
@@ -287,6 +290,8 @@ class Tape:
         if tracked:
             saved = tuple([out if i == RESULT else operands[i] for i in saves])
             self.add_node(out, vjps, origins, saved)
+        elif any(x.tape is self for x in operands):
+            self.has_lost = True
 
     def needs_operand(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> bool:
         """Return whether the node of a call would save an operand that `out` overwrites."""

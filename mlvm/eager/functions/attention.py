@@ -61,7 +61,7 @@ def scaled_dot_product_attention(
             "expected equally many features in query and key, equally many rows in key and value"
         )
     causal = causal_mask(query.shape[-2], key.shape[-2]) if is_causal else None
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     return attended(query, key, value, mask, causal, scale, dropout, dropout_key)
 
 

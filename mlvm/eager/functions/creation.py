@@ -84,12 +84,12 @@ def asarray(
     Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype, also the
     bfloat16 of ml_dtypes and PyTorch. A PyTorch tensor that requires a gradient gives its value.
     With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be values of
-    it.
+    it. The name "i8" is refused: it means 8 bits here and 8 bytes in numpy.
 
-    Raises `DTypeError` if the values or the dtype are not supported; `OperandValueError` if an int
-    is out of range; `ShapeError` if rows have different lengths, or nest more than 64 deep;
-    `CopyRefused` if `copy` is False and the values must be copied. The result has the shape of
-    `obj`: [n, m] for a list of n lists of m.
+    Raises `DTypeError` if the values or the dtype are not supported, and for a masked array;
+    `OperandValueError` if an int is out of range; `ShapeError` if rows have different lengths, or
+    nest more than 64 deep; `CopyRefused` if `copy` is False and the values must be copied. The
+    result has the shape of `obj`: [n, m] for a list of n lists of m.
 
         >>> ml.asarray([1.0, 2.0])
         Tensor([1., 2.], f32[2])
@@ -99,10 +99,17 @@ def asarray(
     Refuses:
         ml.asarray([1.0], copy=False)  # CopyRefused
         ml.asarray("text")  # DTypeError
+        ml.asarray(np.array([300]), dtype="i8")  # DTypeError
+        ml.asarray(np.ma.array([1.0, 2.0], mask=[0, 1]))  # DTypeError
         ml.asarray([300], dtype="u8")  # OperandValueError
         ml.asarray([[1.0], [1.0, 2.0]])  # ShapeError
     """
     target = None if dtype is None else DType.of(dtype)
+    if dtype.__class__ is str and dtype == "i8":
+        raise DTypeError(
+            "'i8' has two meanings: 8 bits here, and 8 bytes (int64) in numpy; write ml.int8 or "
+            "ml.int64"
+        )
     with placed(device):
         if isinstance(obj, Tensor):
             return _of_tensor(obj, target, device, copy)

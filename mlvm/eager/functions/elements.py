@@ -11,26 +11,51 @@ import numpy as np
 from mlvm.core import rules
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, require
-from mlvm.core.types import DType, bool_, f32, i64
+from mlvm.core.types import DType, bool_, c64, f32, f64, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
-from mlvm.eager.functions.halves import through_f32
+from mlvm.eager.functions.halves import rounded, through_f32, widened
 from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
-from mlvm.eager.tensor.constants import Scalar
+from mlvm.eager.tensor.constants import Scalar, constant
 from mlvm.eager.tensor.context import current_capture
-from mlvm.eager.tensor.dtypes import iinfo
+from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 
 def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
-    """Return x + part (y - x), exactly x at 0 and y at 1, also for distant x and y."""
+    """Return x + part (y - x), exactly x at 0 and y at 1. If y - x overflows or is infinite, return
+    (1 - part) x + part y, in which a weight of 0 hides an infinity."""
     away = y - x
-    far = op.logical_and(op.greater_equal(op.abs(part), 0.5), op.isfinite(away))
-    return op.where(far, y - away * (1.0 - part), x + away * part)
+    is_finite = op.isfinite(away)
+    away = op.where(is_finite, away, constant(0.0, away.dtype))
+    far = op.greater_equal(op.abs(part), 0.5)
+    near = op.where(far, y - away * (1.0 - part), x + away * part)
+    first = op.where(op.equal(part, 1.0), constant(0.0, x.dtype), x)
+    last = op.where(op.equal(part, 0.0), constant(0.0, y.dtype), y)
+    return op.where(is_finite, near, first * (1.0 - part) + last * part)
+
+
+def from_parts(real: Tensor, imag: Tensor) -> Tensor:
+    """Return the complex number of a real and an imaginary part, which may be infinite or nan: the
+    product of an infinity and 1j has a real part of nan."""
+    dtype = result_type(real, c64)
+    z = op.astype(real, dtype=dtype) + _finite(imag) * constant(1j, dtype)
+    for is_it, value in (
+        (op.isnan(imag), math.nan),
+        (op.equal(imag, math.inf), math.inf),
+        (op.equal(imag, -math.inf), -math.inf),
+    ):
+        z = op.where(is_it, z + constant(complex(0.0, value), dtype), z)
+    return z
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Return x with zeros for infinities and nan."""
+    return op.where(op.isfinite(x), x, constant(0.0, x.dtype))
 
 
 @public
@@ -47,7 +72,7 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
         Tensor([ 1, -1], i64[2])
     """
     type_of(x)
-    return asarray(x, dtype=DType.of(dtype), device=device)
+    return asarray(x, dtype=dtype if dtype == "i8" else DType.of(dtype), device=device)
 
 
 @public
@@ -174,7 +199,9 @@ def dynamic_update(
 
 @public
 def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Round to the given number of decimals, halves to even; both parts of a complex number.
+    """Round to the given number of decimals, halves to even; both parts of a complex number. A
+    number that has no more decimals than that is returned as it is, also if 10^decimals times the
+    number overflows.
 
     x: [...], any dtype, or one of floats for other `decimals` than 0. The result: [...], in x's
     dtype. Raises `DTypeError` if x is bool, or of integers and `decimals` is not 0.
@@ -190,9 +217,27 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
         return op.round(x, out=out)
     if not type_of(x).dtype.is_inexact:
         raise DTypeError(f"expected floats for decimals = {places}, got {x.dtype}")
-    scale = 10.0 ** abs(places)
-    rounded = op.round(x * scale) / scale if places > 0 else op.round(x / scale) * scale
-    return rounded if out is None else op.copy(rounded, out=out)
+    parts = (op.real(x), op.imag(x)) if x.dtype.kind == "complex" else (x,)
+    results = [rounded(_round(widened(each), places), each.dtype) for each in parts]
+    result = from_parts(*results) if len(results) == 2 else results[0]
+    return result if out is None else op.copy(result, out=out)
+
+
+def _round(x: Tensor, places: int) -> Tensor:
+    """Round f32 or f64 to decimals. The power of 10 has two factors if the dtype cannot represent
+    it; beyond its least digit, and beyond its largest number, all powers have the same effect."""
+    most, least = (308, 330) if x.dtype is f64 else (38, 50)
+    power = min(abs(places), least)
+    factors = [10.0 ** min(power, most), 10.0 ** max(power - most, 0)]
+    scaled = x
+    for factor in factors:
+        scaled = scaled * factor if places > 0 else scaled / factor
+    result = op.round(scaled)
+    for factor in reversed(factors):
+        result = result / factor if places > 0 else result * factor
+    if places < 0:
+        return result
+    return op.where(op.less(op.abs(scaled), 1.0 / float(finfo(x.dtype).eps)), result, x)
 
 
 @public
@@ -321,20 +366,25 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
     """Return the positions, an index for each axis of a tensor of that shape, of elements that are
     counted in row-major order, as `argmax(x)` does.
 
-    indices: i[...] -> i[...] for each axis. Raises `DTypeError` if the indices are not integers.
+    indices: i[...] -> i[...] for each axis. Raises `PositionRefused` if a tensor of that shape has
+    no such element; `DTypeError` if the indices are not integers.
 
         >>> ml.unravel_index(ml.asarray([0, 5]), (2, 3))
         (Tensor([0, 1], i64[2]), Tensor([0, 2], i64[2]))
 
     Refuses:
         ml.unravel_index(v, (2, 3))  # DTypeError
+        ml.unravel_index(ints * 9, (2, 3))  # PositionRefused
     """
     require("integer", type_of(indices))
     coordinates: list[Tensor] = []
-    for length in reversed(integers(shape, "shape")):
+    first, *others = integers(shape, "shape") or (1,)
+    for length in reversed(others):
         coordinates.append(indices % length)
         indices = indices // length
-    return tuple(reversed(coordinates))
+    every = op.arange(start=0, stop=first, step=1, dtype=indices.dtype)
+    coordinates.append(op.take(every, indices, axis=0))  # which refuses others
+    return tuple(reversed(coordinates)) if shape else ()
 
 
 @public

@@ -71,11 +71,12 @@ def interpolate(
     counts, ratios = _counts(x.shape[1:-1], size, scale)
     if mode == "area":
         return adaptive_avg_pool(x, counts)
+    scales = np.broadcast_to(1.0 if scale is None else scale, len(counts))
     for axis, (n, count, ratio) in enumerate(zip(x.shape[1:-1], counts, ratios, strict=True), 1):
         place = np.arange(count)
         middle = (place + 0.5) * ratio
         if mode in ("nearest", "nearest-exact"):
-            lower = place * n // count if scale is None else place * ratio
+            lower = place * n // count if scale is None else place // scales[axis - 1]
             at = np.minimum(lower if mode == "nearest" else middle, n - 1)
             x = op.take(x, asarray(at.astype(np.int64)), axis=axis)
             continue

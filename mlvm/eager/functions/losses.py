@@ -527,7 +527,8 @@ def gaussian_nll(
     """
     _require_alike(predictions, targets, variances)
     v = op.maximum(variances, _positive(eps, "eps"))
-    losses = 0.5 * (op.log(v) + op.square(predictions - targets) / v)
+    distance = predictions - targets
+    losses = 0.5 * (op.log(v) + distance * (distance / v))
     return reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 

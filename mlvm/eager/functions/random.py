@@ -43,6 +43,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import bound, current_arena, current_capture, is_vm_chosen
+from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
@@ -400,23 +401,29 @@ def uniform(
     """Draw values uniformly from low <= u < high; rounding may make one equal to high.
     Half-precision values are drawn in f32 and rounded once.
 
-    The result: f[*shape]. Raises `ArgumentError` unless low < high and high - low is finite;
-    `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not a
-    float.
+    The result: f[*shape]. Raises `ArgumentError` unless low < high, and both and high - low are
+    finite in the dtype of the draws; `ShapeError` if a length is negative or `key` is not a u64[2];
+    `DTypeError` if `dtype` is not a float.
 
         >>> ml.random.uniform((2, 3), low=-1.0, key=ml.random.key(0)).type
         f32[2,3]
 
     Refuses:
         ml.random.uniform(2, low=2.0, high=1.0)  # ArgumentError
+        ml.random.uniform(2, high=1e39)  # ArgumentError
         ml.random.uniform(2, dtype="i64")  # DTypeError
         ml.random.uniform(-2)  # ShapeError
     """
-    if not (is_real(low) and is_real(high) and low < high and math.isfinite(high - low)):
-        raise ArgumentError(
-            f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
-        )
     target, sizes = DType.of(dtype), integers(shape, "shape")
+    _require_float(target)
+    most, widest = [float(finfo(each).max) for each in (target, _wide_dtype(target))]
+    if not (is_real(low) and is_real(high) and low < high) or (
+        max(abs(low), abs(high)) > most or high - low > widest
+    ):
+        raise ArgumentError(
+            f"low = {brief(low)} must be less than high = {brief(high)}, both finite in {target}, "
+            f"and high - low in {_wide_dtype(target)}"
+        )
     if (low, high) == (0, 1):
         return op.uniform(_or_next(key), shape=sizes, dtype=target)
     u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(target))
@@ -600,8 +607,8 @@ def truncated_normal(
     `shape` or, without it, to each other.
 
     Values come from the inverse of the distribution function, as in `jax.random.truncated_normal`.
-    If both bounds are more than about 4 (7 in f64) away from 0 on one side, few values are
-    representable, and the result is coarse.
+    It is computed in f64. If both bounds are more than about 7 away from 0 on one side, few values
+    are representable, and the result is coarse.
 
     The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `ArgumentError`
     unless lower < upper, if both are numbers; `ShapeError` if a length is negative, `key` is not a
@@ -621,14 +628,13 @@ def truncated_normal(
     ):
         raise ArgumentError(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     target = DType.of(dtype)
-    if not target.is_float:
-        raise DTypeError(f"expected a float dtype, got {target}")
+    _require_float(target)
     low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
     drawn = _drawn_shape(broadcast_shapes(low.shape, high.shape), shape)
-    u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(target))
-    first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
+    u = op.uniform(_or_next(key), shape=drawn, dtype=f64)
+    first, last = [op.erf(op.astype(x, dtype=f64) * math.sqrt(0.5)) for x in (low, high)]
     y = op.erfinv(first + u * (last - first))
-    most = float(np.finfo(y.dtype.numpy.name).max)
+    most = float(finfo(_wide_dtype(target)).max) / 2
     return op.clip(rounded(math.sqrt(2) * op.clip(y, -most, most), target), low, high)
 
 
@@ -668,7 +674,7 @@ def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32)
         ml.random.laplace(-2)  # ShapeError
     """
     u, target = _uniform(shape, key, dtype)
-    side = op.maximum(2.0 * u - 1.0, float(np.finfo(u.dtype.numpy.name).epsneg) - 1.0)
+    side = op.maximum(2.0 * u - 1.0, 2.0**-53 - 1.0)
     return rounded(-op.sign(side) * op.log1p(-op.abs(side)), target)
 
 
@@ -687,6 +693,7 @@ def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) 
         ml.random.gumbel(-2)  # ShapeError
     """
     target = DType.of(dtype)
+    _require_float(target)
     return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(target), key), target)
 
 
@@ -829,7 +836,7 @@ def student_t(
     half = widened(df) * 0.5
     logs = _log_gamma(half, drawn, second, target)
     wide = _wide_dtype(target)
-    scale = op.exp((op.log(rounded(half, wide)) - logs) * 0.5)
+    scale = rounded(op.exp((op.log(op.astype(half, dtype=f64)) - logs) * 0.5), wide)
     return rounded(op.normal(first, shape=drawn, dtype=wide) * scale, target)
 
 
@@ -926,10 +933,17 @@ def multinomial(
 
 
 def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DType]:
-    """Draw 0 <= u < 1, in f32 for half precision; also return the dtype of the result."""
+    """Draw 0 <= u < 1 in f64: the 24 bits of f32 would not give the tails of a distribution. Also
+    return the dtype of the result."""
     target = DType.of(dtype)
-    sizes = integers(shape, "shape")
-    return op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(target)), target
+    _require_float(target)
+    return op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=f64), target
+
+
+def _require_float(target: DType) -> None:
+    """Raise `DTypeError` unless it is the dtype of floats."""
+    if not target.is_float:
+        raise DTypeError(f"expected a float dtype, got {target}")
 
 
 def _parameters(
@@ -949,13 +963,13 @@ def _keys(key: Tensor | None, n: int) -> tuple[Tensor, ...]:
 def _log_gamma(a: Tensor, shape: tuple[int, ...], key: Tensor, dtype: DType) -> Tensor:
     """Draw the logarithm of a `gamma` value, finite even if the value underflows to 0: that of a +
     1, times u^(1/a) (Marsaglia and Tsang, A simple method for generating gamma variables, 2000,
-    section 6)."""
+    section 6). It is f64, and of a below 1e-300 that of 1e-300."""
     first, second = _keys(key, 2)
-    wide = _wide_dtype(dtype)
-    a = rounded(a, wide)
-    above = op.gamma(first, op.where(op.greater(a, 0.0), a + 1.0, a), shape=shape, dtype=wide)
-    u = op.uniform(second, shape=shape, dtype=wide)
-    return op.log(above) + op.log1p(-u) / a
+    a = op.astype(a, dtype=f64)
+    above = op.where(op.greater(a, 0.0), a + 1.0, a)  # others are refused
+    value = op.gamma(first, above, shape=shape, dtype=_wide_dtype(dtype))
+    u = op.uniform(second, shape=shape, dtype=f64)
+    return op.log(op.astype(value, dtype=f64)) + op.log1p(-u) / op.maximum(a, 1e-300)
 
 
 def _number(x: Tensor | float, name: str, dtype: DType = f64) -> Tensor:
@@ -971,9 +985,11 @@ def _wide_dtype(dtype: DType) -> DType:
 
 
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
-    """Draw -log(-log(u)), finite also for u = 0."""
-    u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
-    return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
+    """Draw -log(-log(1 - u)) for u of 53 bits, which f32 keeps near 0: of the numbers near 1 it
+    has too few for categories that are rarer than 1e-7. Finite also for u = 0."""
+    u = rounded(op.uniform(_or_next(key), shape=shape, dtype=f64), dtype)
+    u = op.clip(u, 2.0**-54, 1.0 - float(np.finfo(dtype.numpy.name).epsneg))
+    return -op.log(-op.log1p(-u))
 
 
 def _drawn_shape(parameter_shape: Shape, shape: Ints | None) -> Shape:

@@ -393,15 +393,32 @@ def interp(
     above = op.clip(searchsorted(xp, x, side="right"), min(1, n - 1), n - 1)
     below = op.maximum(above - 1, 0)
     x0, x1, f0, f1 = [op.take(each, at, axis=0) for each in (xp, fp) for at in (below, above)]
-    wide = x1 - x0
-    wide = op.where(op.equal(wide, 0.0), constant(1.0, wide.dtype), wide)
-    y = between(f0, f1, (x - x0) / wide)
+    y = between(f0, f1, _share(x, x0, x1, op.equal(f0, f1)))
     for is_beyond, at, value in [(op.less, 0, left), (op.greater, n - 1, right)]:
         end = part(fp, 0, span(at, at + 1)) if value is None else as_operand(value, y)
         end = reshape(end, ()) if end.size == 1 else end
         edge = reshape(part(xp, 0, span(at, at + 1)), ())
         y = op.where(is_beyond(x, edge), end, y)
     return y
+
+
+def _share(x: Tensor, x0: Tensor, x1: Tensor, is_level: Tensor) -> Tensor:
+    """Return (x - x0) / (x1 - x0). An infinite end has the share 0 or 1 of a finite x; between two
+    of them only a level function has a value."""
+    is_finite = op.logical_and(op.isfinite(x0), op.isfinite(x1))
+    halves = op.where(op.isfinite(x1 - x0), constant(1.0, x1.dtype), constant(0.5, x1.dtype))
+    start, end, at = [op.where(is_finite, each, constant(0.0, each.dtype)) for each in (x0, x1, x)]
+    wide = end * halves - start * halves
+    wide = op.where(op.equal(wide, 0.0), constant(1.0, wide.dtype), wide)
+    share = (at * halves - start * halves) / wide
+    none, whole, half = [constant(each, share.dtype) for each in (0.0, 1.0, 0.5)]
+    both = op.logical_not(op.logical_or(op.isfinite(x0), op.isfinite(x1)))
+    between_both = op.where(is_level, half, constant(math.nan, share.dtype))
+    at_last = op.where(op.logical_or(op.equal(x, x1), op.isfinite(x1)), whole, none)
+    ends = op.where(op.equal(x, x0), none, at_last)
+    is_inside = op.logical_not(op.logical_or(op.equal(x, x0), op.equal(x, x1)))
+    ends = op.where(op.logical_and(both, is_inside), between_both, ends)
+    return op.where(is_finite, share, ends)
 
 
 @public

@@ -14,7 +14,7 @@ from mlvm.core.rules import Axis, is_real, require
 from mlvm.core.types import Array, f64, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import asarray, full
-from mlvm.eager.functions.elements import astype, stop_gradient
+from mlvm.eager.functions.elements import astype, between, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
 from mlvm.eager.functions.matrices import adjoint, diagonal_of, floating, real
 from mlvm.eager.functions.segments import from_front
@@ -94,8 +94,8 @@ def _quantile(
         "midpoint": (high - low) * 0.5,
         "nearest": op.round(fixed) - low,
     }[method]
-    between = below + (above - below) * astype(weight, rows.dtype)
-    result = op.where(op.equal(below, above), below, between)
+    result = between(below, above, astype(weight, rows.dtype))
+    result = op.where(op.equal(below, above), below, result)
     last = part(rows, rows.ndim - 1, span(rows.shape[-1] - 1, rows.shape[-1]))
     is_defined = op.logical_not(op.isnan(reshape(last, (*rows.shape[:-1], *[1] * share.ndim))))
     is_defined = op.logical_and(is_defined, valid)

@@ -9,12 +9,14 @@ from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
-from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, neighbours, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.autocast import in_single
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -157,7 +159,8 @@ def cumulative_prod(
     With `include_initial` a 1 comes before them, and the axis is longer by one.
 
     It takes log2(n) products of all elements and no division, so gradients are right if x has zeros
-    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
+    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986). If all elements are finite, the
+    products from a 0 on are 0, also where a product of others overflows.
 
     x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
     and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
@@ -174,10 +177,33 @@ def cumulative_prod(
     kind = inferred(one_op("cumulative_sum", axis=axis, dtype=target), x).dtype
     result = widened(astype(x, kind))
     along, step = (axis or 0) % x.ndim, 1
+    finite = finite_along(result, along)
     while step < x.shape[along]:
-        result, step = result * with_ones_before(result, along, step), 2 * step
+        result = product(with_ones_before(result, along, step), result, finite)
+        step = 2 * step
     result = rounded(result, kind)
     return _after(1.0, result, axis) if include_initial else result
+
+
+def finite_along(x: Tensor, axis: int | tuple[int, ...]) -> Tensor | None:
+    """Return whether all floats along an axis, which is kept, are finite; None for other dtypes."""
+    if not x.dtype.is_float:
+        return None
+    return op.all(op.isfinite(x), axis=axis, keepdims=True)
+
+
+def product(x: Tensor, y: Tensor, finite: Tensor | None) -> Tensor:
+    """Return x y. Where they are products of `finite` numbers, one is 0 and the other one has
+    overflowed, it is 0 instead of nan."""
+    if finite is None:
+        return x * y
+    most = float(finfo(x.dtype).max)
+
+    def held(x: Tensor, y: Tensor) -> Tensor:
+        meets = op.logical_and(op.logical_and(op.isinf(x), op.equal(y, 0.0)), finite)
+        return op.where(meets, op.copysign(constant(most, x.dtype), stop_gradient(x)), x)
+
+    return held(x, y) * held(y, x)
 
 
 def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int | None) -> Tensor:

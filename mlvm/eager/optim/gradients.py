@@ -66,26 +66,34 @@ def is_in_parts(tree: Tree) -> bool:
 
 def global_norm(tree: Tree) -> Tensor:
     """Return the square root of the sum of all squares in a tree of float tensors: f[]; f32 for
-    half precision.
+    half precision. Of complex numbers it takes the squares of their magnitudes.
 
     A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of sharded
     gradients (`ml.parallel.Parts`) it is the norm of the whole: all members call this.
 
-    Raises `DTypeError` if a leaf is not a tensor.
+    Raises `DTypeError` if a leaf is not a tensor of floats or complex numbers.
 
         >>> ml.optim.global_norm({"w": ml.asarray([3.0, 4.0])})
         Tensor(5., f32[])
 
     Refuses:
         ml.optim.global_norm({"w": 5})  # DTypeError
+        ml.optim.global_norm({"w": ints})  # DTypeError
     """
     whole, pieces = parted(tree)
-    parts = [op.sum(op.square(widened(x))) for x in whole]
+    parts = [_sum_of_squares(x) for x in whole]
     if pieces:
-        of_pieces = reduce(op.add, [op.sum(op.square(widened(x))) for x in pieces])
+        of_pieces = reduce(op.add, map(_sum_of_squares, pieces))
         Parts._all_reduce(of_pieces)
         parts.append(of_pieces)
     return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    """Return the sum of the squares of the magnitudes; f32 for half precision."""
+    if not x.dtype.is_inexact:
+        raise DTypeError(f"global_norm: expected gradients of floats, got {x.type}")
+    return op.sum(op.square(op.abs(x) if x.dtype.kind == "complex" else widened(x)))
 
 
 @hinted
@@ -94,13 +102,15 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
     1211.5063).
 
     The gradients: float tensors of any shapes, and so is the result. Raises `ArgumentError`
-    unless max_norm > 0, or if `model.parameters()` is passed for gradients.
+    unless max_norm > 0, or if `model.parameters()` is passed for gradients; `DTypeError` if a
+    gradient is of integers.
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
 
     Refuses:
         ml.optim.clip_by_global_norm({"w": v}, 0.0)  # ArgumentError
+        ml.optim.clip_by_global_norm({"w": ints}, 1.0)  # DTypeError
     """
     if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
         raise ArgumentError("clip_by_global_norm: expected a positive max_norm, got 0")

@@ -19,6 +19,7 @@ from mlvm.eager.optim.ranges import Fraction, Positive
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant as scalar
+from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.number import compute
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -119,7 +120,7 @@ class RMSProp(Optimizer):
         if hyper.centered:
             m = others[0]
             multiply_add_into(m, m, alpha, part)
-            variance = op.multiply_add(-m, m, v)
+            variance = op.maximum(op.multiply_add(-m, m, v), 0.0)  # rounding may make it negative
         d = over_root(g, variance, eps)
         if hyper.momentum:
             b = others[-1]
@@ -415,7 +416,8 @@ class RAdam(Adam):
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         minus_rate, of_root, rest, *betas = scalars
         gradient_sum, square_sum = moments(g, state, betas)
-        divisor = op.multiply_add(op.sqrt(square_sum), of_root, rest)
+        root = op.minimum(op.sqrt(square_sum), float(finfo(g.dtype).max))  # of_root may be 0
+        divisor = op.multiply_add(root, of_root, rest)
         multiply_add_into(p, gradient_sum / divisor, minus_rate, p)
 
 

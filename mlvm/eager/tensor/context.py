@@ -60,6 +60,7 @@ class Tape(Protocol):
     """
 
     within: object
+    has_lost: bool
 
     @property
     def nodes(self) -> Sequence[Any]: ...

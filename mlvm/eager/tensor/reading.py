@@ -10,13 +10,18 @@ from mlvm.core.errors import HandleError, MlvmError, user_line
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
-from mlvm.eager.tensor.context import current_capture
+from mlvm.eager.tensor.context import current_capture, current_tape
 from mlvm.eager.tensor.templates import opaque
 
 
 def note_read(x: Any) -> None:
-    """Note on the tape of x the line that reads its values, for a `NoEffectWarning`."""
-    if x.tape is not None and x.tape.read_at is None:
+    """Note on the tape of x the line that reads its values, for a `NoEffectWarning`. A tensor
+    without a gradient that is read decides what is computed, and loses nothing."""
+    if x.tape is None:
+        tape = current_tape.get()
+        if tape is not None:
+            tape.has_lost = False
+    elif x.tape.read_at is None:
         x.tape.read_at = user_line()
 
 

@@ -29,6 +29,7 @@ def in_memory(obj: Any) -> Array | None:
 def array_of(obj: Any) -> Array:
     """Return an array over the values of an array-like object. Raises `DTypeError` if numpy cannot
     read them."""
+    _require_no_mask(obj)
     try:
         only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
         array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
@@ -36,6 +37,13 @@ def array_of(obj: Any) -> Array:
         raise DTypeError(f"the values of this {kind_of(obj)} cannot be read: {error}") from None
     is_bf16 = array.dtype.name == "bfloat16"  # of ml_dtypes
     return array.view(bf16.numpy) if is_bf16 else array
+
+
+def _require_no_mask(obj: object) -> None:
+    """Raise `DTypeError` for a masked array of numpy, which would lose its mask."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(obj, masked.MaskedArray):
+        raise DTypeError("a masked array would lose its mask; fill it: x.filled(0)")
 
 
 def _readable(obj: Any) -> Any:
@@ -51,6 +59,9 @@ def _readable(obj: Any) -> Any:
 
 def of_numbers(obj: object) -> Array:
     """Return a bool, integer or f64 array of a Python number or nested lists of them."""
+    if isinstance(obj, (list, tuple)):
+        for each in obj:
+            _require_no_mask(each)
     try:
         array = np.array(obj)
     except ValueError as error:

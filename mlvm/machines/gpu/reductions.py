@@ -157,8 +157,10 @@ def _wide(x: TensorType) -> DType:
 
 
 @kernel("mean", computes=True)
-def _mean(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
-    wide = _wide(types[1])
+def _mean(
+    device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None = None
+) -> Calls:
+    wide = _wide(types[1]) if dtype is None else computed(types[0].dtype)
     if not device.has(wide):
         return None
     how = replace(adding(wide), finish="((a) / divisor)")

@@ -111,7 +111,7 @@ KERNEL void pool_shares(TENSOR(T, largest), TENSOR(T, shares), TENSOR(T, g), TEN
     for (i64 i = 0; i < high; i++)
         for (i64 j = 0; j < wide; j++) {
             const i64 place = PLACE(i, j);
-            count += (place < 0 ? filler : LOAD(T, x, place)) == one;
+            count += place >= 0 && LOAD(T, x, place) == one;
         }
     largest[element] = one;
     shares[element] = LOAD(T, g, element) / count;

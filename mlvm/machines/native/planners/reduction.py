@@ -51,7 +51,7 @@ def reduction(
     axis: Axis,
     *,
     floats: tuple[float, ...] = (),
-    scratch: int,
+    scratch: int = 0,
     shared: int,
     ns: float = 1,
     exact: bool = False,
@@ -120,21 +120,21 @@ def sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     kernel, size = _sum_kernel("prod" if op == "prod" else "sum", types), types[0].dtype.itemsize
     divisor = types[1].size // max(1, types[0].size) if op == "mean" else 1
     axis, floats = attributes["axis"], (divisor,)  # which a product does not read
-    return reduction(kernel, types, axis, floats=floats, scratch=size, shared=size)
+    return reduction(kernel, types, axis, floats=floats, shared=size)
 
 
 @planner("var")
 def var(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, count = types[1].dtype, types[1].size // max(1, types[0].size)
-    floats, size = (count, max(0, count - attributes["correction"])), 2 * dtype.itemsize
+    floats, size = (count, max(0, count - attributes["correction"])), dtype.itemsize
     axis, kernel = attributes["axis"], f"var_{dtype}"
-    return reduction(kernel, types, axis, floats=floats, scratch=size, shared=size, ns=3)
+    return reduction(kernel, types, axis, floats=floats, scratch=size, shared=2 * size, ns=3)
 
 
 @planner("max", "min")
 def extreme(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, size = _bytes(types[1].dtype), types[1].dtype.itemsize
-    return reduction(f"{op}_{dtype}", types, attributes["axis"], scratch=size, shared=size)
+    return reduction(f"{op}_{dtype}", types, attributes["axis"], shared=size)
 
 
 @planner("argmax", "argmin")
@@ -148,7 +148,7 @@ def position(op: str, types: Types, attributes: Attributes) -> KernelCall | None
 def decision(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[1].dtype
     kernel = f"{op}_{x}" if x.is_float else f"{op}_u{8 * x.itemsize}"
-    return reduction(kernel, types, attributes["axis"], scratch=1, shared=1)
+    return reduction(kernel, types, attributes["axis"], shared=1)
 
 
 @planner("cumulative_sum")

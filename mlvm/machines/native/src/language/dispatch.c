@@ -51,7 +51,7 @@ static PyTypeObject *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
 static PyObject *raise_stale, *weak_reference, *slow_update;
 static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name,
-    *nodes_name, *kept_name, *templates_name;
+    *nodes_name, *kept_name, *templates_name, *has_lost_name;
 
 /* --- types with plain fields --- */
 
@@ -816,7 +816,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast
     Py_ssize_t ntracked = PyTuple_Size(tracked), nsaves = PyTuple_Size(saves);
     if (!ntracked) {
         Py_DECREF(template);
-        return 0;
+        return mask ? PyObject_SetAttr(tape, has_lost_name, Py_True) : 0;
     }
     PyObject *nodes = PyObject_GetAttr(tape, nodes_name);
     PyObject *kept_ids = nsaves ? PyObject_GetAttr(tape, kept_name) : NULL;
@@ -1251,6 +1251,7 @@ int dispatch_init(PyObject *module)
     nodes_name = PyUnicode_InternFromString("nodes");
     kept_name = PyUnicode_InternFromString("kept");
     templates_name = PyUnicode_InternFromString("templates");
+    has_lost_name = PyUnicode_InternFromString("has_lost");
     if (!allocation_type || !region_type || !arena_type || !call_type || !fast_path_type ||
         PyErr_Occurred())
         return -1;

@@ -620,14 +620,15 @@ static PyObject *scalar(PyObject *module, PyObject *object)
     Allocation *x = (Allocation *)object;
     Layout layout;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
-    PyObject *number = NULL;
-    if (fast_path && x->tape == Py_None && layout_of(x->type, &layout) && layout.size == 1 &&
+    PyObject *number = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape notes reads */
+    if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.size == 1 &&
         address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
         char *p = address_in(fast_path, x, 0);
         if (p && !fast_path->observed && !fast_path->instrumented)
             number = number_at(p, &layout);
         release_vm(fast_path);
     }
+    Py_XDECREF(tape);
     if (number) {
         note_opaque();
         return number;

@@ -11,16 +11,17 @@
  *   ROUNDED        optional: results are rounded, and the less so the fewer follow one another
  *
  * Without ANY_ORDER the order is given by the lengths alone. A row is dealt out to LANES results
- * side by side, block by block; in the end half of the lanes is combined with
- * the other half until one is left. Columns are combined in eights, and these in blocks. So few
- * combinations follow one another, and a sum is about as exact as a pairwise one.
+ * side by side, block by block. The blocks are combined in pairs, these pairs in pairs, and so on; in
+ * the end half of the lanes is combined with the other half until one is left. Columns are combined in
+ * eights, these in blocks, and the blocks in pairs. So the number of combinations that follow one
+ * another grows with the logarithm of the length, and a sum is as exact as numpy's pairwise one.
  */
 #include <stdint.h>
 
 #ifndef LANES
 #define OUT_OF_LINE static __attribute__((noinline, unused)) /* it is long and called often */
 #define LANES ((int)sizeof(A) < 8 ? 32 : 16)
-#define BLOCK (32 * LANES) /* elements of a row */
+#define BLOCK (16 * LANES) /* elements of a row */
 #define ROWS 128           /* of columns, in a block */
 #define NARROW 16          /* columns */
 #define WIDE 64
@@ -124,6 +125,23 @@ OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
 }
 #endif
 
+/* To the lanes `out`, a multiple of LANES elements: those of the first half of the blocks and of the rest. */
+OUT_OF_LINE void REDUCE(blocks)(A *restrict out, const X *x, int64_t n, A c)
+{
+    A s[LANES], more[LANES]; /* s is in registers: nothing points to it */
+    if (n <= BLOCK) {
+        REDUCE_WHOLE(s, x, n)
+        for (int j = 0; j < LANES; j++)
+            out[j] = s[j];
+        return;
+    }
+    const int64_t half = (n / 2 + BLOCK - 1) / BLOCK * BLOCK;
+    REDUCE(blocks)(out, x, half, c);
+    REDUCE(blocks)(more, x + half, n - half, c);
+    for (int j = 0; j < LANES; j++)
+        out[j] = COMBINE(out[j], more[j]);
+}
+
 /* A row of n elements. */
 OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
 {
@@ -142,17 +160,10 @@ OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
         FOLD_LANES(s, LANES)
         return s[0];
     }
-    A total[LANES];
-    for (int j = 0; j < LANES; j++)
-        total[j] = IDENTITY;
-    for (int64_t i = 0; i < whole; i += BLOCK) {
-        REDUCE_WHOLE(s, x + i, (whole - i < BLOCK ? whole - i : BLOCK))
-        for (int j = 0; j < LANES; j++)
-            total[j] = COMBINE(total[j], s[j]);
-    }
-    REDUCE_REST(total, x, n)
-    FOLD_LANES(total, LANES)
-    return total[0];
+    REDUCE(blocks)(s, x, whole, c);
+    REDUCE_REST(s, x, n)
+    FOLD_LANES(s, LANES)
+    return s[0];
 }
 #endif
 
@@ -172,15 +183,16 @@ OUT_OF_LINE A REDUCE(rows)(const X *x, int64_t rows, int64_t stride, int64_t n, 
 {
     if (rows == 1)
         return REDUCE(row)(x, n, c);
-    A s[128] = {0};
-    int64_t m = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        s[m++] = REDUCE(row)(x + i * stride, n, c);
-        if (m == 128 || i == rows - 1) {
-            REDUCE(fold)(s, m, 1);
-            m = 1;
-        }
+    A s[128];
+    if (rows > 128) {
+        const int64_t half = (rows / 2 + 127) / 128 * 128;
+        s[0] = REDUCE(rows)(x, half, stride, n, c);
+        s[1] = REDUCE(rows)(x + half * stride, rows - half, stride, n, c);
+        return COMBINE(s[0], s[1]);
     }
+    for (int64_t i = 0; i < rows; i++)
+        s[i] = REDUCE(row)(x + i * stride, n, c);
+    REDUCE(fold)(s, rows, 1);
     return s[0];
 }
 
@@ -210,30 +222,48 @@ OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, i
         }
 }
 
-/* The same for any number of rows; `block` has room for n results. Many narrow rows are taken as
- * fewer wide ones, whose columns are combined in the end. */
+/* The same for any number of rows, written to `to`: those of the first half of the rows and of the
+ * rest. Many narrow rows are taken as fewer wide ones, whose columns are combined in the end. */
 OUT_OF_LINE void REDUCE(columns)(A *restrict to, const X *x, int64_t rows, int64_t stride, int64_t n,
-                                 const A *c, A *restrict block)
+                                 const A *c)
 {
-    if (n <= NARROW && n == stride && rows > ROWS) {
+    if (rows <= ROWS) {
+        for (int64_t j = 0; j < n; j++)
+            to[j] = IDENTITY;
+        REDUCE(few_columns)(to, x, rows, stride, n, c);
+        return;
+    }
+    A more[REDUCTION_WIDEST];
+    if (n <= NARROW && n == stride) {
         const int64_t times = WIDE / n, width = times * n, wide_rows = rows / times;
-        A wide_to[WIDE], wide_block[WIDE], wide_c[WIDE];
-        for (int64_t j = 0; j < width; j++) {
-            wide_to[j] = IDENTITY;
+        A wide_to[WIDE], wide_c[WIDE];
+        for (int64_t j = 0; j < width; j++)
             wide_c[j] = c ? c[j % n] : 0;
-        }
-        REDUCE(columns)(wide_to, x, wide_rows, width, width, wide_c, wide_block);
+        REDUCE(columns)(wide_to, x, wide_rows, width, width, wide_c);
         REDUCE(fold)(wide_to, times, n);
         for (int64_t j = 0; j < n; j++)
-            to[j] = COMBINE(to[j], wide_to[j]);
-        rows -= wide_rows * times, x += wide_rows * width;
+            to[j] = wide_to[j];
+        REDUCE(few_columns)(to, x + wide_rows * width, rows - wide_rows * times, stride, n, c);
+        return;
     }
-    for (; rows > ROWS; rows -= ROWS, x += ROWS * stride) {
-        for (int64_t j = 0; j < n; j++)
-            block[j] = IDENTITY;
-        REDUCE(few_columns)(block, x, ROWS, stride, n, c);
-        for (int64_t j = 0; j < n; j++)
-            to[j] = COMBINE(to[j], block[j]);
+    const int64_t half = (rows / 2 + ROWS - 1) / ROWS * ROWS;
+    REDUCE(columns)(to, x, half, stride, n, c);
+    REDUCE(columns)(more, x + half * stride, rows - half, stride, n, c);
+    for (int64_t j = 0; j < n; j++)
+        to[j] = COMBINE(to[j], more[j]);
+}
+
+/* Groups of rows that are `apart`, likewise. */
+OUT_OF_LINE void REDUCE(groups)(A *restrict to, const X *x, int64_t groups, int64_t apart, int64_t rows,
+                                int64_t stride, int64_t n, const A *c)
+{
+    if (groups == 1) {
+        REDUCE(columns)(to, x, rows, stride, n, c);
+        return;
     }
-    REDUCE(few_columns)(to, x, rows, stride, n, c);
+    A more[REDUCTION_WIDEST];
+    REDUCE(groups)(to, x, groups / 2, apart, rows, stride, n, c);
+    REDUCE(groups)(more, x + groups / 2 * apart, groups - groups / 2, apart, rows, stride, n, c);
+    for (int64_t j = 0; j < n; j++)
+        to[j] = COMBINE(to[j], more[j]);
 }

@@ -9,3 +9,4 @@
 #undef ANY_ORDER
 #undef ROUNDED
 #undef FINISH
+#undef REPAIR

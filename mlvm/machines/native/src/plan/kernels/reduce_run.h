@@ -1,5 +1,6 @@
 /* The kernel of one reduction: included after reduce.h, with the same definitions, and
- * FINISH(out, n): optional, what is done to n results in the end. */
+ * FINISH(out, n): optional, what is done to n results in the end;
+ * REPAIR(call, p): optional, what is done when all results are there. */
 #ifndef FINISH
 #define FINISH(out, n) (void)(out)
 #endif
@@ -7,6 +8,7 @@
 static int REDUCE(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints, length = n[LENGTH], inner = n[INNER];
+    (void)scratch;
     A *out = (A *)p[0];
     const X *x = (const X *)p[1];
     if (n[CONTIGUOUS] && inner == 1) {
@@ -22,10 +24,7 @@ static int REDUCE(run)(const KernelCall *call, char *const *p, int64_t begin, in
         if (inner == 1) {
             *to = REDUCE(rows)(from, part.rows, n[STRIDE], part.length, 0);
         } else {
-            for (int64_t j = 0; j < part.width; j++)
-                to[j] = IDENTITY;
-            for (int64_t r = 0; r < part.rows; r++, from += n[STRIDE])
-                REDUCE(columns)(to, from, part.length, inner, part.width, NULL, (A *)scratch);
+            REDUCE(groups)(to, from, part.rows, n[STRIDE], part.length, inner, part.width, NULL);
         }
         if (n[PARTS] == 1)
             FINISH(to, part.width);
@@ -37,15 +36,16 @@ static int REDUCE(finish)(const KernelCall *call, char *const *p, int64_t begin,
 {
     const int64_t *n = call->ints, inner = n[INNER];
     (void)begin, (void)end, (void)scratch;
-    if (n[PARTS] == 1)
-        return 0;
-    for (int64_t output = 0; output < n[OUTPUTS]; output++) {
+    for (int64_t output = 0; n[PARTS] > 1 && output < n[OUTPUTS]; output++) {
         A *to = (A *)p[0] + output * inner, *s = (A *)p[2] + output * n[PARTS] * inner;
         REDUCE(fold)(s, n[PARTS], inner);
         for (int64_t j = 0; j < inner; j++)
             to[j] = s[j];
         FINISH(to, inner);
     }
+#ifdef REPAIR
+    REPAIR(call, p);
+#endif
     return 0;
 }
 

@@ -51,6 +51,27 @@
 #define IDENTITY 1
 #ifdef FLOAT
 #define ROUNDED
+#define REPAIR(call, p) NAMED(without_overflow, prod)(call, p)
+/* A product that is nan is 0 if all its elements are finite: one of them is 0, and a product of others
+ * has overflowed. */
+static void NAMED(without_overflow, prod)(const KernelCall *call, char *const *p)
+{
+    const int64_t *n = call->ints, inner = n[INNER], length = n[LENGTH];
+    SUM *out = (SUM *)p[0];
+    for (int64_t i = 0; i < n[OUTPUTS] * inner; i++) {
+        if (!IS_NAN(out[i]))
+            continue;
+        const int64_t outer = i / inner / n[MIDDLE], middle = i / inner % n[MIDDLE];
+        const X *x = (const X *)p[1] + outer * n[ROWS_OUTER] * n[STRIDE] + middle * length * inner +
+                     i % inner;
+        X sum = 0; /* of what is 0 for a finite element, else nan */
+        for (int64_t row = 0; row < n[ROWS_OUTER]; row++)
+            for (int64_t k = 0; k < length; k++)
+                sum += x[row * n[STRIDE] + k * inner] * 0;
+        if (!IS_NAN(sum))
+            out[i] = 0;
+    }
+}
 #else
 #define ANY_ORDER
 #endif

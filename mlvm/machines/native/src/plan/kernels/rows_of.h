@@ -207,9 +207,7 @@ static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p,
  * the columns, then their sums of exp(x - peak), and then room for ROWS_TOGETHER more. */
 static void FN(column_peaks)(const F *x, int64_t n, int64_t stride, int64_t width, F *scratch)
 {
-    for (int64_t j = 0; j < width; j++)
-        scratch[j] = -INFINITY;
-    FN(columns_max)(scratch, x, n, stride, width, NULL, scratch + 2 * ROWS_TOGETHER);
+    FN(columns_max)(scratch, x, n, stride, width, NULL);
 }
 
 static void FN(column_exponentials)(F *restrict y, const F *restrict x, int64_t n, int64_t to_next,
@@ -218,7 +216,10 @@ static void FN(column_exponentials)(F *restrict y, const F *restrict x, int64_t 
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < width; j++)
             y[i * to_next + j] = FN(exp)(x[i * stride + j] - scratch[j]);
-    FN(columns_sum)(scratch + ROWS_TOGETHER, y, n, to_next, width, NULL, scratch + 2 * ROWS_TOGETHER);
+    F *sum = scratch + ROWS_TOGETHER, *more = sum + ROWS_TOGETHER;
+    FN(columns_sum)(more, y, n, to_next, width, NULL);
+    for (int64_t j = 0; j < width; j++)
+        sum[j] += more[j];
 }
 
 /* A unit is a block of columns. */

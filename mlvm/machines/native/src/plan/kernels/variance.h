@@ -16,7 +16,7 @@ static int NAMED(run, var)(const KernelCall *call, char *const *p, int64_t begin
         }
         return 0;
     }
-    X *mean = (X *)scratch, *block = mean + REDUCTION_WIDEST;
+    X *mean = (X *)scratch;
     for (int64_t u = begin; u < end; u++) {
         const Part part = part_of(n, u);
         const X *x = (const X *)p[1] + part.from;
@@ -26,14 +26,10 @@ static int NAMED(run, var)(const KernelCall *call, char *const *p, int64_t begin
             mean[0] = NAMED(rows, sum)(x, part.rows, n[STRIDE], part.length, 0) / count;
             to[0] = NAMED(rows, squares)(x, part.rows, n[STRIDE], part.length, mean[0]);
         } else {
-            for (int64_t j = 0; j < part.width; j++)
-                mean[j] = to[j] = 0;
-            for (int64_t r = 0; r < part.rows; r++)
-                NAMED(columns, sum)(mean, x + r * n[STRIDE], part.length, inner, part.width, NULL, block);
+            NAMED(groups, sum)(mean, x, part.rows, n[STRIDE], part.length, inner, part.width, NULL);
             for (int64_t j = 0; j < part.width; j++)
                 mean[j] /= count;
-            for (int64_t r = 0; r < part.rows; r++)
-                NAMED(columns, squares)(to, x + r * n[STRIDE], part.length, inner, part.width, mean, block);
+            NAMED(groups, squares)(to, x, part.rows, n[STRIDE], part.length, inner, part.width, mean);
         }
         X *means = (X *)p[2] + n[OUTPUTS] * n[PARTS] * inner + part.to;
         for (int64_t j = 0; j < part.width; j++)

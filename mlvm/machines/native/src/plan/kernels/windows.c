@@ -182,24 +182,18 @@ POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
                 const int64_t left = i % n[ACROSS] * n[STRIDE_X] - n[LEFT];                            \
                 const int64_t first = first_column(n, left), stop = end_column(n, left);               \
                 T most[MOST], ties[MOST];                                                              \
-                int64_t padding = n[TALL] * n[WIDE];                                                   \
                 for (int64_t c = 0; c < count; c++) {                                                  \
                     most[c] = -(T)__builtin_inf();                                                     \
                     ties[c] = 0;                                                                       \
                 }                                                                                      \
                 EACH_PLACE                                                                             \
-                {                                                                                      \
-                    padding--;                                                                         \
-                    INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                    \
-                        most[c] = LARGER(most[c], x[at + c]);                                          \
-                }                                                                                      \
+                INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                        \
+                    most[c] = LARGER(most[c], x[at + c]);                                              \
                 EACH_PLACE                                                                             \
                 INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                        \
                     ties[c] += x[at + c] == most[c] ? 1 : 0;                                           \
-                INDEPENDENT_FOR (int64_t c = 0; c < count; c++) {                                      \
-                    ties[c] += most[c] == -(T)__builtin_inf() ? (T)padding : 0;                        \
+                INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                        \
                     ties[c] = g[i * channels + c] / ties[c];                                           \
-                }                                                                                      \
                 EACH_PLACE                                                                             \
                 INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                        \
                     out[at + c] += (x[at + c] == most[c] ? 1 : 0) * ties[c];                           \
