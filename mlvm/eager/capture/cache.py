@@ -78,6 +78,7 @@ class CacheEntry:
             i: signature.inputs[i].root for i in record.placeholders.aliased_inputs
         }
         self.state_views = record.outside.state_views
+        self._returned = self.outcome.outside
         self._state_ids = {id(x) for x in record.outside.states}
         self.replaced: dict[str, list[Replaced]] = {}
         self.fast_paths = 0
@@ -105,9 +106,15 @@ class CacheEntry:
         """The first program, which takes hoisted values if there are any."""
         return self.variants.hoisting
 
-    def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Return whether the program is valid for these inputs. The function must reach just those
-        of them that it reached in the trace. A view of a state must still be a view of it."""
+    def fits(self, signature: Signature) -> bool:
+        """Return whether the program is valid for the inputs of a call. The function must reach
+        just those of them that it reached in the trace. A view of a state must still be a view of
+        it. Objects that the function returns must be those that it reaches now, not equal ones."""
+        inputs = signature.inputs
+        if self._returned:
+            reached = signature.guards.reached()
+            if not all(id(each) in reached for each in self._returned):
+                return False
         return (
             all(inputs[i].root is x for i, x in self.aliased_inputs.items())
             and not any(id(x.root) in self._state_ids for x in inputs)
@@ -140,7 +147,7 @@ class CacheEntry:
     def bind(self, signature: Signature) -> ScalarInputs | None:
         """Return the scalar inputs for a call of its key; None if the program is not valid for
         it."""
-        return self.bind_numbers(signature.numbers) if self.fits(signature.inputs) else None
+        return self.bind_numbers(signature.numbers) if self.fits(signature) else None
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
         """Give each input and state that a launch updates memory that nothing else needs. Return

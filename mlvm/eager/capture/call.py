@@ -102,6 +102,7 @@ class FastPath:
             entry.aliased_inputs
             or entry.state_views
             or entry.outcome.rebound
+            or entry.outcome.returns_arguments
             or entry.launch.queues
         )
         if not is_plain or not signature.guards.is_flat or entry.fast_paths >= _MOST_ADDED:

@@ -177,10 +177,13 @@ class Captured(Generic[P, R]):
                 break
         is_repeated, self._last = self._last is entry, entry
         if loop:
-            return self._launch_in_loop(entry, arena, scalars, signature)
+            result = self._launch_in_loop(entry, arena, scalars, signature)
+            return entry.outcome.with_arguments(result, args, kwargs)
         launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
         scratch = self._scratch.of(arena.vm)
         result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
+        if entry.outcome.returns_arguments:
+            result = entry.outcome.with_arguments(result, args, kwargs)
         if EXTENSION is not None and match is not None and (is_repeated or not named):
             self._fast_path.add(entry, signature, args, kwargs, scratch)
         return result

@@ -121,6 +121,11 @@ class GuardSet:
         self.key = frozenset([tuple(self._parts)])  # which computes its hash once
         self.checker = GuardChecker(self.guards)
 
+    def reached(self) -> dict[int, Any]:
+        """Return the objects that the function reaches, by id."""
+        reached = {id(value): value for value in self.keepalive}
+        return reached | {key: place for key, (place, _) in self.places.items()}
+
     @property
     def is_flat(self) -> bool:
         """True if `checker` alone decides whether another walk has the same result, but for
@@ -408,7 +413,7 @@ class GuardSet:
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(type(value).__module__)
         fields = dict_of(value)
-        for name in ("__wrapped__", "__origin__"):
+        for name in ("__wrapped__", "__origin__", "fn"):  # `fn` of a captured function
             if name in fields:
                 self._guard("item", fields, name, fields[name])
 
@@ -469,6 +474,17 @@ class GuardSet:
                 self._parts.append((name, kind))
                 self._guard_only("number", fields, name, kind)
                 self.numbers.append(Field(owner, name))
+
+
+def is_mutable(value: Any) -> bool:
+    """Return whether an object may be changed in place, or holds others that may."""
+    kind = type(value)
+    if kind in layout.PLAIN or kind in _VISITORS or issubclass(kind, type):
+        return kind in (dict, list, tuple, functools.partial)
+    shown = layout_of(kind)
+    if shown.how == "identical" or (shown.base in layout.PLAIN and not dict_of(value)):
+        return False
+    return shown.base is not None or shown.how == "hidden" or bool(shown.slots or dict_of(value))
 
 
 def dict_of(value: Any) -> dict[str, Any]:

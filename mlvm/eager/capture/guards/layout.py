@@ -54,6 +54,11 @@ _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 """A step writes to these and their subclasses, and reads nothing from them."""
 
 _SELF: Final = __name__.partition(".")[0]
+_LANGUAGE: Final = tuple(
+    f"{_SELF}.eager.{package}." for package in ("control", "nn", "optim", "transform")
+)
+"""Packages of mlvm whose objects hold what users give them: hyperparameters, rules, functions.
+Such an object is read as a user's own, and all of its fields count."""
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
 _LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
 """The caches and lists of libraries of functions of arrays do not change what they compute."""
@@ -109,8 +114,8 @@ def _layout(kind: type) -> Layout:
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
-    open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
-    steady = _home(kind) == _SELF or (immutable and base is None)
+    open = not all(c.__module__ in _MIXINS or _is_of_machine(c) for c in libraries)
+    steady = _is_of_machine(kind) or (immutable and base is None)
     how: Any = "object"
     if issubclass(kind, (Optimizer, Group)):
         how, open = "optimizer", False
@@ -127,6 +132,11 @@ def _layout(kind: type) -> Layout:
 
 def _home(kind: type) -> str:
     return kind.__module__.partition(".")[0]
+
+
+def _is_of_machine(kind: type) -> bool:
+    """Return whether a class is mlvm's own and its objects hold no state of the user's."""
+    return _home(kind) == _SELF and not kind.__module__.startswith(_LANGUAGE)
 
 
 def _is_immutable(kind: type) -> bool:

@@ -6,15 +6,18 @@ does so too. A replay rebinds no other name, so no other name may keep a tensor 
 
 from __future__ import annotations
 
+import operator
 import types
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
 from mlvm.eager.capture.guards.guard_set import Field, GuardSet, dict_of
+from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Node
+from mlvm.eager.tree import Node, items_of, like
 
 
 class NamespaceSnapshot:
@@ -41,6 +44,19 @@ class NamespaceSnapshot:
             now = field.value
             if now is not x and isinstance(now, Tensor) and now.type is x.type:
                 yield field, now
+
+    def settle_numbers(self) -> None:
+        """Put the numbers themselves in the place of their placeholders where the function has put
+        these into variables, fields and containers. Each value then has its program."""
+        visited: set[int] = set()
+        lent = {(id(dict_of(field.owner)), field.name): value for field, _, value in self._lent}
+        for place, _, before in self._places:
+            for name, value in contents(place).items():
+                is_new = name not in before or before[name] is not value
+                if is_new and lent.get((id(place), name), MISSING) is not value:
+                    settled = _settled(value, visited)
+                    if settled is not value:
+                        _put(place, name, settled)
 
     def restore(self, *, failed: bool) -> None:
         """Restore rebound fields, and numbers that the function has not replaced. If it has
@@ -97,6 +113,35 @@ def _restore(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> No
         place.cell_contents = before[None]
     else:
         del place.cell_contents
+
+
+def _put(place: Any, name: Any, value: Any) -> None:
+    if type(place) is types.CellType:
+        place.cell_contents = value
+    else:
+        (list if isinstance(place, list) else dict).__setitem__(place, name, value)
+
+
+def _settled(value: Any, visited: set[int]) -> Any:
+    """Return the value with numbers in the place of placeholders. Only a tuple or set of some is
+    another object."""
+    if type(value) is Number:
+        return value.see()
+    if type(value) in PLAIN or isinstance(value, Tensor) or id(value) in visited:
+        return value
+    visited.add(id(value))
+    if isinstance(value, (tuple, set, frozenset)):
+        items = [_settled(each, visited) for each in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return like(value, items) if isinstance(value, tuple) else type(value)(items)
+    inner = value if isinstance(value, (dict, list, deque)) else dict_of(value)
+    named = items_of(inner) if isinstance(inner, dict) else enumerate(inner)
+    for name, each in list(named):
+        settled = _settled(each, visited)
+        if settled is not each:
+            inner[name] = settled
+    return value
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ pattern that C matches calls with is built of it (`parts_of`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, Final, TypeAlias
@@ -21,6 +22,7 @@ from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tree import items_of
 from mlvm.parallel.membership import Membership, place_of, sharding_here
 
 _MOST_GUARD_SETS: Final = 8
@@ -55,13 +57,14 @@ class Arguments:
         elif isinstance(value, dict):
             items = [
                 (self._part(name, of_key=True), self._part(each, of_key=of_key))
-                for name, each in value.items()
+                for name, each in items_of(value)
             ]
         else:
             return self._object(value)
         if kind in (list, tuple, dict):
             return kind, tuple(items)
-        besides = dict_of(value), getattr(value, "default_factory", None)
+        factory = value.default_factory if isinstance(value, defaultdict) else None
+        besides = kind, dict_of(value), factory  # the methods of the class may read anything
         return kind, tuple(items), *[self._object(each) for each in besides if each]
 
     def _object(self, value: Any) -> int:
