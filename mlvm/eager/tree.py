@@ -404,7 +404,7 @@ def like(container: Any, items: list[Any]) -> Any:
         for (key, _), item in zip(items_of(container), items, strict=True):
             base.__setitem__(copied, key, item)
     for each in kind.__mro__:
-        for name, slot in vars(each).items():
+        for slot in vars(each).values():
             if isinstance(slot, MemberDescriptorType) and each not in _BASES:
                 with suppress(AttributeError):  # it has no value
                     slot.__set__(copied, slot.__get__(container))

@@ -55,7 +55,11 @@ class CacheEntry:
     replaced: the places of host functions, by name; see `capture(replace=)`.
     fast_paths: how many entries of the fast path it has had.
     open_part: makes the open part of its step, if that was planned at bounds of lengths.
+    sources: with `capture(check=)`, a function of a call's signature and of one that traces the
+        call again. It returns the trace of the program and the new one, to be compared.
     """
+
+    sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None
 
     def __init__(
         self,

@@ -26,12 +26,20 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overlo
 from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShutDown, brief
+from mlvm.core.errors import (
+    ArgumentError,
+    CaptureError,
+    GradientError,
+    ShutDown,
+    StaleProgramError,
+    brief,
+)
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
 from mlvm.eager.capture.call import FastPath, as_tensors
+from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
@@ -107,11 +115,14 @@ class Captured(Generic[P, R]):
         replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
         lengths: Mapping[str, Any] | Literal[False] | None = None,
         at_most: Mapping[str, int] | None = None,
+        check: int | None = None,
     ) -> None:
         self.fn = fn
         self.fuse = fuse
         self.recompute = recompute
         self.hoist = hoist
+        self.check = check
+        self._unchecked = 0  # calls since the last one that was compared
         self._replace = check_replace(replace)
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
@@ -173,6 +184,8 @@ class Captured(Generic[P, R]):
                 scalars = entry.bind_numbers(signature.numbers) or entry.scalars
             else:
                 entry, scalars = match
+                if self._is_checked() and self._differs(entry, arena, args, kwargs, signature):
+                    continue
             if not (entry.launch.updates and entry.make_exclusive(signature.inputs)):
                 break
         is_repeated, self._last = self._last is entry, entry
@@ -184,7 +197,8 @@ class Captured(Generic[P, R]):
         result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
         if entry.outcome.returns_arguments:
             result = entry.outcome.with_arguments(result, args, kwargs)
-        if EXTENSION is not None and match is not None and (is_repeated or not named):
+        may_repeat = match is not None and (is_repeated or not named)
+        if EXTENSION is not None and may_repeat and self.check is None:
             self._fast_path.add(entry, signature, args, kwargs, scratch)
         return result
 
@@ -232,6 +246,40 @@ class Captured(Generic[P, R]):
                 run(signature.inputs, outputs, program=looped)
         inputs, tensors = signature.inputs, signature.tensors
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
+
+    def _is_checked(self) -> bool:
+        """Return whether a call is one of those that trace the function again."""
+        if self.check is None:
+            return False
+        self._unchecked += 1
+        if self._unchecked < self.check:
+            return False
+        self._unchecked = 0
+        return True
+
+    def _differs(
+        self, entry: CacheEntry, arena: Arena, args: Any, kwargs: Any, signature: Signature
+    ) -> bool:
+        """Trace a call again, and raise `StaleProgramError` unless the entry's program is what the
+        function computes. Return True if the call may have another signature now."""
+
+        def again(free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
+            return trace(self.fn, args, kwargs, arena, signature, free, lengths)
+
+        try:
+            assert entry.sources is not None  # which each entry has
+            require_same(self.fn, self._name, *entry.sources(signature, again))
+        except recorder.RetryAfterCopy as error:
+            make_exclusive(error.x)
+            return True
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise StaleProgramError(
+                f"capture(check={self.check}): the program of {self._name!r} is out of date: the "
+                f"function now raises {type(error).__name__}: {error}"
+            ) from error
+        return False
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Return a method of the instance, if the function is a class's: each instance has its
@@ -489,6 +537,7 @@ class Captured(Generic[P, R]):
 
     def _entry(self, call: TracedCall, signature: Signature) -> CacheEntry:
         """Compile recorded calls, with host functions in place of patterns."""
+        sources = partial(sources_of, call)
         replaced: dict[str, list[Replaced]] = {}
         if self._replace:
             states = call.record.outside.states
@@ -498,6 +547,8 @@ class Captured(Generic[P, R]):
         compiled = partial(compiler, call.flow)
         entry = CacheEntry(compiled(hoist=hoist), call, signature, self._title, compiled)
         entry.replaced = replaced
+        if self.check is not None:
+            entry.sources = partial(sources, entry)
         return entry
 
     def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
@@ -539,6 +590,14 @@ class Captured(Generic[P, R]):
         self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
     ) -> CacheEntry | None:
         """Make the entry for a call of these lengths; None where a guard does not hold."""
+        entry = self._make_entry_at(opened, signature, lengths)
+        if entry is not None and self.check is not None:
+            entry.sources = partial(open_sources_of, opened, lengths)
+        return entry
+
+    def _make_entry_at(
+        self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
+    ) -> CacheEntry | None:
         values = opened.values(signature, lengths)
         if values is None:
             return None
@@ -582,6 +641,7 @@ def capture(
     replace: Mapping[Callable[..., Any], str] = ...,
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
+    check: int | None = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
@@ -592,6 +652,7 @@ def capture(
     replace: Mapping[Callable[..., Any], str] = ...,
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
+    check: int | None = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -604,6 +665,7 @@ def capture(
     replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
     lengths: Mapping[str, Any] | Literal[False] | None = None,
     at_most: Mapping[str, int] | None = None,
+    check: int | None = None,
 ) -> Any:
     """Compile `fn` into one program at its first call; later calls replay the program. It may be
     a whole step, with gradients and an optimizer's update.
@@ -641,6 +703,11 @@ def capture(
     guard. Where Python needs the value itself, each value has its program. `at_most` has bounds of
     lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
 
+    With `check=n`, every n-th call that has a program traces the function again, and compares it
+    with the program that is about to run. `StaleProgramError` names the line and the value that
+    changed. Use `check=1` first when results look old: it finds any read that no guard compares,
+    for the time of a trace. Without it, calls cost nothing more.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -666,7 +733,11 @@ def capture(
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most}
+    options |= {"lengths": lengths, "at_most": at_most, "check": check}
+    if check is not None and (type(check) is not int or check < 1):
+        raise ArgumentError(
+            f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
+        )
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):

@@ -102,17 +102,35 @@ class Output(NamedTuple):
 class ObjectTemplate:
     """Object that the function creates and returns: each call returns a copy of it.
 
+    template: a copy of it with leaves.
     numbers: the places of the call's numbers in it.
     """
 
-    __slots__ = ("_template", "numbers")
+    __slots__ = ("numbers", "template")
 
     def __init__(self, template: Any, numbers: set[int]) -> None:
-        self._template, self.numbers = template, numbers
+        self.template, self.numbers = template, numbers
 
     def materialize(self, leaf: Callable[[Any], Any]) -> Any:
         """Return a new object with the values of a call at its leaves."""
-        return copy.deepcopy(self._template, LeafMemo(leaf))
+        return copy.deepcopy(self.template, LeafMemo(leaf))
+
+
+class _CallValues(NamedTuple):
+    """Values of a call: its results and its Python numbers."""
+
+    results: Sequence[Any]
+    numbers: Sequence[Any]
+
+    def of(self, leaf: Any) -> Any:
+        """Return the value of a leaf or template; a leaf of an argument as it is."""
+        if type(leaf) is ObjectTemplate:
+            return leaf.materialize(self.of)
+        if type(leaf) is ResultLeaf:
+            return self.results[leaf.value]
+        if type(leaf) is ArgumentLeaf:
+            return leaf
+        return self.numbers[leaf.value] if type(leaf) is NumberLeaf else leaf.value
 
 
 class Outcome:
@@ -174,17 +192,7 @@ class Outcome:
         results = [result.materialize(arguments, tensors) for result in self.results]
         for field, number in self.rebound:
             field.set(results[number])
-
-        def value_of(leaf: Any) -> Any:
-            if type(leaf) is ObjectTemplate:
-                return leaf.materialize(value_of)
-            if type(leaf) is ResultLeaf:
-                return results[leaf.value]
-            if type(leaf) is ArgumentLeaf:
-                return leaf
-            return numbers[leaf.value] if type(leaf) is NumberLeaf else leaf.value
-
-        return replace(value_of, self.tree, (Leaf, ObjectTemplate))
+        return replace(_CallValues(results, numbers).of, self.tree, (Leaf, ObjectTemplate))
 
     def with_arguments(self, value: Any, args: Any, kwargs: Any) -> Any:
         """Return the value of a call with the containers among its arguments at their places."""
@@ -333,6 +341,7 @@ def trace(
             snapshot.settle_numbers()
         except BaseException:
             snapshot.restore(failed=True)
+            snapshot.find(record.escaped_tensors())
             raise
         snapshot.restore(failed=False)
         outcome = Outcome(tree, results.results, results.outputs, rebound)

@@ -1,5 +1,5 @@
-"""Templates: copies of objects with leaves in the place of tensors and numbers, from which a captured
-function makes the object that each call returns."""
+"""Templates: copies of objects with leaves in the place of tensors and numbers. A captured function
+makes the object that each call returns from its template."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 class LeafMemo(dict[Any, Any]):
-    """Memo of `copy.deepcopy` that puts `leaf(x)` in the place of a tensor, a placeholder of a number
-    and a leaf. `outside` has what to put in the place of other objects, by their ids."""
+    """Memo of `copy.deepcopy` that puts `leaf(x)` in the place of a tensor, a placeholder of a
+    number, and a leaf. `outside` has what to put in the place of other objects, by their ids."""
 
     def __init__(
         self, leaf: Callable[[Any], Any], outside: Mapping[int, Any] = MappingProxyType({})

@@ -23,6 +23,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import get_annotations
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -30,7 +31,15 @@ import numpy as np
 from mlvm.core.errors import CaptureError
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
-from mlvm.eager.capture.guards.code import ALL, CodeNames, is_implicit, names_in, names_in_builtin
+from mlvm.eager.capture.guards.code import (
+    ALL,
+    FORMATTERS,
+    CodeNames,
+    is_implicit,
+    names_in,
+    names_in_builtin,
+    names_of_format,
+)
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import MARKS, holds_tensors
@@ -48,7 +57,8 @@ _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` is of io
-_CACHED: Final = functools._lru_cache_wrapper
+_ENVIRONMENT: Final = frozenset({"environ", "environb"})
+CACHED: Final = functools._lru_cache_wrapper
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
@@ -110,6 +120,7 @@ class GuardSet:
             self._in_tuples: list[Field] = []
             self._needs_rescan = False
             self._parts: list[Any] = []
+            self._parts_seen: set[str] = set()
             self._visited: dict[int, tuple[int, Any, Any]] = {}  # by id: ordinal, owner, name
             self._queue: deque[tuple[Any, _Visitor | None]] = deque()
             self._namespaces: list[Any] = []
@@ -232,6 +243,7 @@ class GuardSet:
         if is_library(home):
             if "__wrapped__" not in fn.__dict__:  # or it reads what the wrapped one does
                 self._library(home)
+            self._environment([fn])
             return
         self.keepalive.append(code)
         self._parts.append(id(code))
@@ -240,6 +252,10 @@ class GuardSet:
         self.places[id(variables)] = variables, "global {!r}"
         named = names_in(code)
         self._may_read(named)
+        for name in named.formats:
+            cells = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+            text = content_of_slot(cells[name], CELL) if name in cells else variables.get(name)
+            self.names |= {*names_of_format(text)}
         for name in named.globals:
             self._global(fn, name)
         for level, name in named.imports:
@@ -273,6 +289,8 @@ class GuardSet:
             self._may_read(names_in_builtin(fn.__name__))
         if type(fn.__self__) is not types.ModuleType:
             self._attributes(fn, "__self__")
+            if fn.__name__ in FORMATTERS:
+                self.names |= {*names_of_format(fn.__self__)}
 
     def _cached(self, fn: Any) -> None:
         """Visit a function with a cache of results. These may come from values that have changed
@@ -282,10 +300,10 @@ class GuardSet:
         self._attributes(fn, "__wrapped__")
 
     def _require_steady(self, fn: Any) -> None:
-        while type(fn) is _CACHED:
+        while type(fn) is CACHED:
             fn = fn.__wrapped__
         for name, value in _variables(fn):
-            if type(value) in (types.FunctionType, _CACHED):
+            if type(value) in (types.FunctionType, CACHED):
                 self._enqueue(-id(value), name, value, GuardSet._require_steady)
             elif not _is_of_library(value):
                 self._refuse(
@@ -329,6 +347,19 @@ class GuardSet:
         self._library(name)
         for each in filter(self.names.__contains__, layout.stateful_names(name)):
             self._guard("item", variables, each, variables.get(each, MISSING))
+        if layout.is_standard(name):
+            named = [variables[each] for each in sorted(self.names & variables.keys())]
+            self._environment(named)
+            for each in named:
+                if type(each) is types.ModuleType and layout.is_standard(each.__name__):
+                    self._add_part(None, each)
+
+    def _environment(self, functions: Iterable[Any]) -> None:
+        """Guard the variables of the environment, if one of these functions of the standard library
+        reads them."""
+        if "environ" not in self._parts_seen and any(map(reads_environment, functions)):
+            self._parts_seen.add("environ")
+            self._guard("item", vars(os), "environ", os.environ)
 
     def _class(self, kind: type, *, may_construct: bool = True) -> None:
         """Visit a class: its fields and its bases. A constructor counts if reached code
@@ -339,7 +370,11 @@ class GuardSet:
             self._parts.append(token)
         if is_library(kind):
             self._library(kind.__module__)
+            self._environment_of(kind)
             return
+        if "_is_protocol" in vars(kind):  # `isinstance` may ask an object for its members
+            members = [{*vars(each), *get_annotations(each)} for each in kind.__mro__[:-1]]
+            self.names |= {name for each in members for name in each if name[:2] != "__"}
         names, shown, fields = self.names, layout_of(kind), vars(kind)
         self._guard_only("class", kind, None, type(kind))
         self._guard_only("keys", fields, None, tuple(fields))
@@ -407,11 +442,19 @@ class GuardSet:
         if not is_library(kind):
             self._base(kind)
 
+    def _environment_of(self, kind: type) -> None:
+        if layout.is_standard(kind.__module__):
+            classes = [vars(each) for each in kind.__mro__]
+            self._environment(each[name] for each in classes for name in self.names & each.keys())
+
     def _identical(self, value: Any) -> None:
         """Visit an object without state. It may wrap a function or class, or read fields."""
         if isinstance(value, np.ufunc) and value.__name__.endswith(" (vectorized)"):
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(type(value).__module__)
+        self._environment_of(type(value))
+        if type(value) is types.MethodDescriptorType and value.__name__ in FORMATTERS:
+            self.names |= {ALL}
         fields = dict_of(value)
         for name in ("__wrapped__", "__origin__", "fn"):  # `fn` of a captured function
             if name in fields:
@@ -501,6 +544,26 @@ def _builtins_of(fn: Any) -> dict[str, Any]:
     return fn.__builtins__  # type: ignore[no-any-return]
 
 
+def reads_environment(value: Any) -> bool:
+    """Return whether a value is a function of the standard library that reads the variables of the
+    environment, by its own code or by that of functions that it names."""
+    kind = type(value)
+    fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
+    return type(fn) is types.FunctionType and _reads_environment(fn, 3)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_environment(fn: types.FunctionType, depth: int) -> bool:
+    named, variables = names_in(fn.__code__), fn.__globals__
+    if not _ENVIRONMENT.isdisjoint((*named.globals, *named.fields)):
+        return True
+    called = [variables.get(name) for name in named.globals]
+    for module in [each for each in called if type(each) is types.ModuleType]:
+        called += [vars(module).get(name) for name in named.fields]
+    functions = [each for each in called if type(each) is types.FunctionType]
+    return depth > 0 and any(_reads_environment(each, depth - 1) for each in functions)
+
+
 def _registered(_: object) -> tuple[object]:
     return (abc.get_cache_token(),)
 
@@ -568,7 +631,7 @@ _VISITORS: Final[dict[type, _Visitor]] = {
     super: _attributes("__self__"),
     types.ModuleType: GuardSet._module,
     functools.partial: _attributes("func", "args", "keywords"),
-    _CACHED: GuardSet._cached,
+    CACHED: GuardSet._cached,
     operator.methodcaller: GuardSet._methodcaller,
     staticmethod: _attributes("__func__"),
     classmethod: _attributes("__func__"),

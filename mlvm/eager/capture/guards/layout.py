@@ -9,7 +9,9 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import sys
+import sysconfig
 import types
 import weakref
 from typing import Any, Final, Literal, NamedTuple
@@ -60,13 +62,14 @@ _LANGUAGE: Final = tuple(
 """Packages of mlvm whose objects hold what users give them: hyperparameters, rules, functions.
 Such an object is read as a user's own, and all of its fields count."""
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
-_LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
-"""The caches and lists of libraries of functions of arrays do not change what they compute."""
+_ASSUMED: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS})
+"""Libraries besides Python's own. The caches and lists of those of arrays do not change what they
+compute."""
 
 _SPECIAL_ONLY: Final = """
 numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
-heapq itertools logging math numbers os pathlib posix posixpath random re statistics string struct
-sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
+heapq itertools logging math numbers os pathlib posix posixpath random re statistics struct sys
+threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
 """Libraries besides mlvm that read no fields of their arguments, and call only special methods."""
@@ -74,6 +77,7 @@ _decimal _functools _heapq _operator _random _statistics _struct _thread _warnin
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
 """Modules besides mlvm's whose classes read no fields of their subclasses."""
+_PATHS: Final = "stdlib", "platstdlib"
 
 
 class Layout(NamedTuple):
@@ -158,14 +162,38 @@ def is_library(part: str | type) -> bool:
     """Return whether a class, or the module of a name, is a library's, which is assumed not to
     change. A class that `types.new_class` makes is its caller's."""
     if isinstance(part, str):
-        return part.partition(".")[0] in _LIBRARIES
+        return part.partition(".")[0] in _ASSUMED or is_standard(part)
     is_new = part.__module__ == "types" and getattr(types, part.__name__, None) is not part
     return not is_new and is_library(part.__module__)
 
 
+def is_standard(module: str) -> bool:
+    """Return whether a module is of Python's standard library, and no user's file of that name."""
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names and _comes_with_python(sys.modules.get(top))
+
+
+_STANDARD: Final = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in _PATHS})
+_by_module: weakref.WeakKeyDictionary[types.ModuleType, bool] = weakref.WeakKeyDictionary()
+
+
+def _comes_with_python(module: Any) -> bool:
+    if type(module) is not types.ModuleType:
+        return True  # it is not imported
+    if module not in _by_module:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            file = os.path.realpath(file)
+            standard = file.startswith(_STANDARD) and "site-packages" not in file
+        else:  # a builtin module, a frozen one, or a folder
+            standard = not hasattr(module, "__path__")
+        _by_module[module] = standard
+    return _by_module[module]
+
+
 def reads_special_only(module: str) -> bool:
     """Return whether a library's module calls only special methods of its arguments."""
-    return module.partition(".")[0] in _READING_SPECIAL_ONLY
+    return module.partition(".")[0] in _READING_SPECIAL_ONLY and is_library(module)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ does so too. A replay rebinds no other name, so no other name may keep a tensor 
 
 from __future__ import annotations
 
+import gc
 import operator
 import types
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
-from mlvm.eager.capture.guards.guard_set import Field, GuardSet, dict_of
+from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
@@ -29,6 +30,7 @@ class NamespaceSnapshot:
         self._fields = [(field, x) for field, x in named if isinstance(x, Tensor)]
         self._places = [(place, text, contents(place)) for place, text in guards.places.values()]
         self._lent: list[tuple[Field, Any, Any]] = []
+        self._cached = [each for each in guards.keepalive if type(each) is CACHED]
 
     def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
         """Set fields to placeholders of their numbers, until `restore`."""
@@ -74,7 +76,7 @@ class NamespaceSnapshot:
 
     def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str] | None:
         """Return one of these tensors and the name that keeps it, or None. Restore all names that
-        keep one."""
+        keep one, and clear the caches that do."""
         ids = set(map(id, escaped))
         first: tuple[Tensor, str] | None = None
         for place, text, before in self._places:
@@ -89,6 +91,13 @@ class NamespaceSnapshot:
                 first = first or (x, text.format(name))
             if keeping:
                 _restore(place, before, keeping)
+        for fn in self._cached:
+            for x in _tensors_of_cache(fn):
+                if id(x) in ids:
+                    fn.cache_clear()
+                    name = getattr(fn, "__name__", "a function")
+                    first = first or (x, f"the cache of {name!r}")
+                    break
         return first
 
 
@@ -142,6 +151,19 @@ def _settled(value: Any, visited: set[int]) -> Any:
         if settled is not each:
             inner[name] = settled
     return value
+
+
+def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments and results that a `functools.cache` keeps."""
+    left, visited = [each for each in gc.get_referents(fn) if type(each) is dict], {id(fn.__dict__)}
+    while left:
+        part = left.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif id(part) not in visited and type(part).__module__ in ("builtins", "functools"):
+            visited.add(id(part))
+            if not isinstance(part, (type, types.FunctionType, types.ModuleType, CACHED)):
+                left += gc.get_referents(part)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
