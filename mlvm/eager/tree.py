@@ -14,7 +14,7 @@ import copy
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
@@ -91,6 +91,15 @@ _assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
 """Nodes whose fields are assigned, with their previous fields, inside of `put_back`."""
 
 
+_flattened: ContextVar[set[int] | None] = ContextVar("flattened", default=None)
+"""Ids of Nodes whose fields are read as children, inside of `noting_flattened`."""
+
+
+def noting_flattened(flattened: set[int] | None) -> AbstractContextManager[None]:
+    """Add the ids of Nodes that are flattened inside the block to a set; with None note none."""
+    return bound(_flattened, flattened)
+
+
 @contextmanager
 def put_back() -> Iterator[None]:
     """Restore fields of Nodes that are assigned inside the block after it."""
@@ -150,6 +159,8 @@ class Node:
 
     def __copy__(self) -> Self:
         """Copy the node with the same fields."""
+        if (flattened := _flattened.get()) is not None:
+            flattened.add(id(self))
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
@@ -205,6 +216,8 @@ def holds_tensors(value: object) -> bool:
 def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield a Module's fields by name, in order of assignment; lists of children item by item.
     Buffers only with `buffers`, frozen fields with `buffers` or `frozen`."""
+    if (flattened := _flattened.get()) is not None:
+        flattened.add(id(node))
     if node._buffer_of is not None and not buffers:
         return
     left_out = () if buffers or frozen else node._frozen

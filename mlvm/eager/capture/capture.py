@@ -16,6 +16,7 @@ Callers: users, from any thread. While a launch is prepared and sent, its scratc
 from __future__ import annotations
 
 import os
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -124,6 +125,15 @@ class Captured(Generic[P, R]):
         self.check = check
         self._unchecked = 0  # calls since the last one that was compared
         self._replace = check_replace(replace)
+        self._options = {
+            "fuse": fuse,
+            "recompute": recompute,
+            "hoist": hoist,
+            "replace": dict(replace),
+            "lengths": lengths,
+            "at_most": at_most,
+            "check": check,
+        }
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
         self._cache = ProgramCache()
@@ -290,6 +300,25 @@ class Captured(Generic[P, R]):
     def signatures(self) -> int:
         """The number of programs: one for each signature that was traced."""
         return len(self._cache) + self._families.traces
+
+    def explain(self) -> str:
+        """Return why recent calls retraced, the first retrace first: a line for each, with the line
+        of the call, and what differed from the most similar trace before.
+
+            >>> step = ml.capture(lambda x, mode: x * len(mode))
+            >>> for mode in ("a", "a", "abc"): _ = step(ml.ones(2), mode)
+            >>> print(step.explain().partition("argument")[2])
+             'mode' was 'a', and is 'abc'
+        """
+        return self._changing.explain(self._name)
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles have the function and the options. They trace it at their first
+        call."""
+        owner: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for name in self._name.split("."):
+            owner = getattr(owner, name, None)
+        return self._name if owner is self else (_captured, (self.fn, self._options))
 
     @property
     def planned(self) -> Planned:
@@ -529,6 +558,7 @@ class Captured(Generic[P, R]):
     def _is_steady(self, call: TracedCall, miss: _Miss) -> bool:
         """Return whether the trace has left the signature of the call as it was. Fields that it
         rebinds count as arguments from now on."""
+        self._signatures.note_flattened(miss.signature.guards, call.flattened)
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
             self._fast_path.clear()
@@ -628,6 +658,10 @@ class Captured(Generic[P, R]):
                         plan.begin(entry, opened.numbers, values)
                     return entry
         return self._entry(call.at(values, template.flow(values)), signature)
+
+
+def _captured(fn: Any, options: Any) -> Any:
+    return Captured(fn, **options)
 
 
 @overload

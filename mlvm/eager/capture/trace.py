@@ -13,7 +13,7 @@ No lock is held: a recorder belongs to the thread that made it, and the VM runs 
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,7 +38,7 @@ from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
-from mlvm.eager.tree import flatten, items_of, replace, unflatten
+from mlvm.eager.tree import flatten, items_of, noting_flattened, replace, unflatten
 from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.lengths import Template, at, frozen, places
 
@@ -214,6 +214,7 @@ class TracedCall(NamedTuple):
     outcome: the value that it returns, and the fields that it rebinds.
     numbers: its computation on Python numbers and lengths that may differ in a later call.
     free: the places of these numbers among the signature's.
+    flattened: the ids of Modules of which the function has read all children, not some fields.
     template: in a trace with open lengths, the source of the flow.
     """
 
@@ -222,6 +223,7 @@ class TracedCall(NamedTuple):
     outcome: Outcome
     numbers: Numbers
     free: Sequence[int]
+    flattened: Set[int]
     template: Template | None = None
 
     def frozen(self) -> TracedCall:
@@ -312,6 +314,7 @@ def trace(
         snapshot.lend(signature.guards.numbers, lent)
         number_arguments = lent[len(signature.guards.numbers) :][::-1]
         del lent
+        flattened: set[int] = set()
 
         def placeholder(x: Any) -> Any:
             if isinstance(x, Tensor):
@@ -328,7 +331,8 @@ def trace(
                 for each in (args, kwargs)
             ]
             before = replace(lambda x: x, inputs)
-            tree = fn(*inputs[0], **inputs[1])
+            with noting_flattened(flattened):
+                tree = fn(*inputs[0], **inputs[1])
             _require_unchanged(before, inputs)
             results = _Results(record, signature, inputs)
             del inputs, before
@@ -345,7 +349,8 @@ def trace(
             raise
         snapshot.restore(failed=False)
         outcome = Outcome(tree, results.results, results.outputs, rebound)
-        call = TracedCall(record, Flow(record.calls, results.values), outcome, numbers, free)
+        flow = Flow(record.calls, results.values)
+        call = TracedCall(record, flow, outcome, numbers, free, flattened)
         if lengths:
             if record.outside.queues:
                 raise CaptureError("an element of a queue is taken ahead of a launch")

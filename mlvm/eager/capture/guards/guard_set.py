@@ -22,7 +22,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from inspect import get_annotations
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
@@ -59,6 +59,7 @@ _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("mod
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` is of io
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
 CACHED: Final = functools._lru_cache_wrapper
+_NAMED_FIELDS: Final = Layout("object", False, None, (), frozenset())
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
@@ -84,7 +85,8 @@ class GuardSet:
 
     The walk starts at variables around the function, its defaults and globals, and goes on from
     each of them, but not from functions of libraries. Containers and arrays are compared by their
-    contents; objects, classes and modules by identity and by the fields in `names`.
+    contents; objects, classes and modules by identity and by the fields in `names`. Of a Module,
+    children count too, unless its id is in `read_by_name`.
 
     names: the fields that any reached code may read.
     guards: one a read, in the order of the walk.
@@ -105,9 +107,10 @@ class GuardSet:
         names: frozenset[str] = CALLED,
         rebound: Mapping[int, set[str]] = types.MappingProxyType({}),
         objects: Sequence[Any] = (),
+        read_by_name: Set[int] = frozenset(),
     ) -> None:
         self.names, before = names, None
-        self._rebound = rebound
+        self._rebound, self._read_by_name = rebound, read_by_name
         while self.names != before:  # more names let more be read
             before = self.names
             self._reads_all = ALL in before
@@ -438,7 +441,7 @@ class GuardSet:
                     self._namespaces.append(value)
                     if len(self._namespaces) > 1 or "__repr__" in self.names:
                         self.names |= {name for each in self._namespaces for name in vars(each)}
-                self._fields(value, fields, shown.how, shown.open)
+                self._fields(value, fields, shown)
         if not is_library(kind):
             self._base(kind)
 
@@ -474,12 +477,11 @@ class GuardSet:
             if counts and field is not MISSING:
                 self._add_part(name, field)
 
-    def _fields(
-        self, owner: Any, fields: dict[str, Any], how: str = "object", open: bool = False
-    ) -> None:
+    def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = _NAMED_FIELDS) -> None:
         """Visit the fields that code names. Of a Module also those that are part of its tree; of
         an optimizer all but its own dicts, which hold only tensors that it updates."""
-        but = frozenset[str]()
+        but, how = frozenset[str](), shown.how
+        is_tree = how == "node" and id(owner) not in self._read_by_name
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()
         text = f"{'field' if how == 'node' else 'attribute'} {{!r}} of {type(owner).__name__}"
         if issubclass(type(owner), types.ModuleType):
@@ -488,18 +490,20 @@ class GuardSet:
         self._guard_only("keys", fields, None, tuple(fields))
         for name, field in list(fields.items()):
             kind = type(field)
-            counts = name in self.names
+            counts = name in self.names or name in shown.names
             if how == "optimizer":
                 counts = counts or kind is not dict
             elif not counts:
-                counts = self._reads_all or open
-                counts = counts or (how == "node" and (name in MARKS or holds_tensors(field)))
+                counts = self._reads_all or shown.open
+                counts = counts or (is_tree and (name in MARKS or holds_tensors(field)))
             if name in but or (not counts and how == "object"):
                 continue
             if name in rebound and kind is Tensor:
                 self._parts.append(name)
                 self._guard_only("tensor", fields, name, None)
                 self.fields.append(Field(owner, name))
+            elif not counts and how == "node" and not is_tree:
+                continue
             elif not counts and how == "node":
                 plain = kind in layout.PLAIN
                 self._guard_only(

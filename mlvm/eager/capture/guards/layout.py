@@ -61,6 +61,7 @@ _LANGUAGE: Final = tuple(
 )
 """Packages of mlvm whose objects hold what users give them: hyperparameters, rules, functions.
 Such an object is read as a user's own, and all of its fields count."""
+_LAYERS: Final = f"{_SELF}.eager.nn."
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
 _ASSUMED: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS})
 """Libraries besides Python's own. The caches and lists of those of arrays do not change what they
@@ -89,6 +90,7 @@ class Layout(NamedTuple):
     base: the builtin class whose contents the object has.
     slots: fields in slots, as the number of a class in the order of resolution, and the name.
     overrides: names of libraries' classes that the class overrides.
+    names: names of fields that code of mlvm's layers reads.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
@@ -96,6 +98,7 @@ class Layout(NamedTuple):
     base: type | None
     slots: tuple[tuple[int, str], ...]
     overrides: frozenset[str]
+    names: frozenset[str] = frozenset()
 
 
 _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
@@ -121,17 +124,48 @@ def _layout(kind: type) -> Layout:
     open = not all(c.__module__ in _MIXINS or _is_of_machine(c) for c in libraries)
     steady = _is_of_machine(kind) or (immutable and base is None)
     how: Any = "object"
+    names = frozenset[str]()
     if issubclass(kind, (Optimizer, Group)):
         how, open = "optimizer", False
     elif issubclass(kind, Node):
-        how, open = "node", not all(each in (Module, Node) for each in libraries)
+        layers = [each for each in libraries if each not in (Module, Node)]
+        how, open = "node", not all(each.__module__.startswith(_LAYERS) for each in layers)
+        if layers:  # whose modules are imported
+            modules = {name for name in [*sys.modules] if name.startswith(_LAYERS)}
+            names = _names_in(frozenset(modules - {Module.__module__}))
     elif issubclass(kind, _LOGGERS) or (steady and is_library(kind)):
         how = "identical"
     elif not immutable and _hides(kind, base or object, len(slots)):
         how = "hidden"
     overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
     open = open and kind is not types.SimpleNamespace
-    return Layout(how, open, base, tuple(slots), overrides)
+    return Layout(how, open, base, tuple(slots), overrides, names)
+
+
+@functools.cache
+def _names_in(modules: frozenset[str]) -> frozenset[str]:
+    """Return all names that code of these modules of layers may read of a layer."""
+    names: set[str] = set()
+    left = [
+        value
+        for name in modules
+        for value in vars(sys.modules[name]).values()
+        if str(getattr(value, "__module__", "")).startswith(_LAYERS)
+    ]
+    while left:
+        value = left.pop()
+        if isinstance(value, type):
+            left += [*vars(value).values()]
+        elif isinstance(value, (property, staticmethod, classmethod)):
+            left += [getattr(value, name, None) for name in ("fget", "__func__")]
+        elif isinstance(value, types.FunctionType):
+            left += [value.__code__, getattr(value, "__wrapped__", None)]
+        elif isinstance(value, types.CodeType):
+            names.update(value.co_names)
+            left += value.co_consts
+        elif isinstance(value, str) and value.isidentifier():
+            names.add(value)
+    return frozenset(names)
 
 
 def _home(kind: type) -> str:

@@ -7,7 +7,7 @@ pattern that C matches calls with is built of it (`parts_of`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -22,7 +22,7 @@ from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import items_of
+from mlvm.eager.tree import Node, items_of
 from mlvm.parallel.membership import Membership, place_of, sharding_here
 
 _MOST_GUARD_SETS: Final = 8
@@ -157,6 +157,8 @@ class Signatures:
         self._lock = new_lock()
         self._names = CALLED
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
+        self._flattened: set[int] = set()  # ids of Modules of which a trace has read all children
+        self._read_by_name: set[int] = set()  # ids of those of which traces have read some fields
         self._guard_sets: dict[tuple[int, ...], GuardSet] = {}  # by the ids of objects in arguments
 
     def of(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
@@ -167,7 +169,7 @@ class Signatures:
         values = guards.values() if guards is not None else None
         while guards is None or values is None:
             objects = [value for _, value in arguments.objects.values()]
-            guards = GuardSet(self._fn, self._names, self._rebound, objects)
+            guards = GuardSet(self._fn, self._names, self._rebound, objects, self._read_by_name)
             values = guards.values(checked=False)
             self._names = guards.names
             with self._lock:
@@ -184,9 +186,21 @@ class Signatures:
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
                 self._guard_sets.clear()
 
+    def note_flattened(self, guards: GuardSet, flattened: Set[int]) -> None:
+        """Note of which Modules a trace has read all children. Of others, later walks leave out
+        fields that no code names. A walk that did so for one of these is not valid any more."""
+        with self._lock:
+            self._flattened |= flattened
+            if not self._read_by_name.isdisjoint(flattened):
+                self._guard_sets.clear()
+            nodes = {id(each) for each in guards.keepalive if issubclass(type(each), Node)}
+            self._read_by_name = (self._read_by_name | nodes) - self._flattened
+
     def clear(self) -> None:
         with self._lock:
             self._rebound.clear()
+            self._flattened.clear()
+            self._read_by_name.clear()
             self._guard_sets.clear()
 
 
