@@ -118,7 +118,7 @@ class Captured(Generic[P, R]):
         at_most: Mapping[str, int] | None = None,
         check: int | None = None,
     ) -> None:
-        self.fn = fn
+        self._fn = fn
         self.fuse = fuse
         self.recompute = recompute
         self.hoist = hoist
@@ -148,7 +148,7 @@ class Captured(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current_capture.get() is not None:  # it is called inside another captured function
-            return self.fn(*args, **kwargs)
+            return self._fn(*args, **kwargs)
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -295,6 +295,11 @@ class Captured(Generic[P, R]):
         """Return a method of the instance, if the function is a class's: each instance has its
         programs."""
         return self if instance is None else types.MethodType(self, instance)
+
+    @property
+    def fn(self) -> Callable[P, R]:
+        """The function that was captured."""
+        return self._fn
 
     @property
     def signatures(self) -> int:

@@ -349,8 +349,9 @@ def trace(
             raise
         snapshot.restore(failed=False)
         outcome = Outcome(tree, results.results, results.outputs, rebound)
-        flow = Flow(record.calls, results.values)
-        call = TracedCall(record, flow, outcome, numbers, free, flattened)
+        call = TracedCall(
+            record, Flow(record.calls, results.values), outcome, numbers, free, flattened
+        )
         if lengths:
             if record.outside.queues:
                 raise CaptureError("an element of a queue is taken ahead of a launch")

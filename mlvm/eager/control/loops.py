@@ -12,7 +12,6 @@ Invariant: a part of the state without a cotangent gets none, not zeros (`_activ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -52,7 +51,7 @@ from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import index_of, is_free, is_length
-from mlvm.eager.tensor.positions import rewording
+from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
@@ -369,16 +368,14 @@ def _recorded_scan(
 
 def _at_most(trip_count: Tensor, total: int) -> Tensor:
     """Return the number of rows to visit, which a program looks up: beyond `total` it raises."""
-
-    def reword(error: PositionRefused) -> None:
-        n = re.search(r"-?\d+", error.reason)
-        error.op, error.operands = None, ()
-        error.reason = (
-            f"scan: expected a length of 0 to {total}, the number of rows, got {n and n[0]}"
-        )
-
-    with rewording(reword):
+    with rewording(_reword):
         return op.take(arange(total + 1), op.maximum(trip_count, 0), axis=0)
+
+
+def _reword(error: PositionRefused) -> None:
+    index, bound = numbers_in(error)
+    error.op, error.operands = None, ()
+    error.reason = f"scan: expected a length of 0 to {bound - 1}, the number of rows, got {index}"
 
 
 def _scan(

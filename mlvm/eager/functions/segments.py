@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,7 +20,7 @@ from mlvm.eager.functions.indexing import Combine
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import iinfo
-from mlvm.eager.tensor.positions import rewording
+from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -123,12 +122,14 @@ def from_front(indices: Tensor, length: int) -> Iterator[Tensor]:
     """Move negative indices out of range, so that they do not count from the end. The block gets
     them; an error in it has the indices as they were."""
     wide = astype(indices, i64)
-
-    def reword(error: PositionRefused) -> None:
-        error.reason = re.sub(r"-\d+", lambda x: str(int(x[0]) + length), error.reason, count=1)
-
-    with rewording(reword):
+    with rewording(_reword):
         yield op.where(op.less(wide, 0), wide - length, wide)
+
+
+def _reword(error: PositionRefused) -> None:
+    index, length = numbers_in(error)
+    if index < 0:
+        error.reason = error.reason.replace(str(index), str(index + length), 1)
 
 
 @contextmanager

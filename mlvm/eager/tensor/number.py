@@ -534,6 +534,12 @@ class Number(Length):
                 own.guarded[self.place] = own.pins[self.place] = user_line()
         return self._value
 
+    def keep(self) -> Any:
+        """Return the value for a place that later calls do not update, and guard it."""
+        if not self._numbers.closed:
+            self._numbers.guarded.setdefault(self.place, None)
+        return self._value
+
     __add__, __radd__ = _binary(operator.add)
     __sub__, __rsub__ = _binary(operator.sub)
     __mul__, __rmul__ = _binary(operator.mul)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +10,13 @@ from typing import Final, TypeAlias
 
 from mlvm.core.errors import PositionRefused
 from mlvm.eager.tensor.context import bound
+
+
+def numbers_in(error: PositionRefused) -> tuple[int, int]:
+    """Return the index and the length that an error names."""
+    found = [int(x) for x in re.findall(r"-?\d+", error.reason)]
+    return found[0], found[-1]
+
 
 Reword: TypeAlias = Callable[[PositionRefused], None]
 """Changes the text of an error."""

@@ -459,7 +459,7 @@ class GuardSet:
         if type(value) is types.MethodDescriptorType and value.__name__ in FORMATTERS:
             self.names |= {ALL}
         fields = dict_of(value)
-        for name in ("__wrapped__", "__origin__", "fn"):  # `fn` of a captured function
+        for name in ("__wrapped__", "__origin__"):
             if name in fields:
                 self._guard("item", fields, name, fields[name])
 

@@ -135,7 +135,7 @@ def _settled(value: Any, visited: set[int]) -> Any:
     """Return the value with numbers in the place of placeholders. Only a tuple or set of some is
     another object."""
     if type(value) is Number:
-        return value.see()
+        return value.keep()
     if type(value) in PLAIN or isinstance(value, Tensor) or id(value) in visited:
         return value
     visited.add(id(value))
