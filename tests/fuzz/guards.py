@@ -20,6 +20,7 @@ import copy
 import dataclasses
 import functools
 import operator
+import os
 import random
 import string
 import sys
@@ -79,6 +80,71 @@ class Hooked:
 
     def __call__(self) -> Any:
         return self.hidden
+
+
+class Special:
+    """Objects whose special methods read a field."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return int(self.number)
+
+    def __bool__(self) -> bool:
+        return self.number > 2.5
+
+    def __contains__(self, number: object) -> bool:
+        return number == self.number
+
+    def __eq__(self, other: object) -> bool:
+        return other == self.number
+
+    def __lt__(self, other: float) -> bool:
+        return self.number < other
+
+    def __hash__(self) -> int:
+        return int(self.number)
+
+    def __float__(self) -> float:
+        return self.number
+
+    def __index__(self) -> int:
+        return int(self.number)
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+    def __repr__(self) -> str:
+        return f"{self.number}"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.number, spec)
+
+    def __enter__(self) -> float:
+        return self.number
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __rmul__(self, other: float) -> float:
+        return other * self.number
+
+    def __reversed__(self) -> Iterator[float]:
+        yield self.number
+
+
+def _entered(c: Any) -> float:
+    with c as number:
+        return float(number)
+
+
+def _matched(c: Any) -> float:
+    match c:
+        case Rated(number=3.0):
+            return 1.0
+        case _:
+            return 2.0
 
 
 class Descriptor:
@@ -152,6 +218,12 @@ def _function(inner: Any) -> Any:
     return fn
 
 
+def _function_with(inner: Any) -> Any:
+    fn = _function(0)
+    fn.inner = inner
+    return fn
+
+
 def _custom(inner: Any) -> Any:
     fn = ml.custom_vjp(lambda x: x * 1.0)
     fn.defvjp(lambda x: (x, None), lambda _, g: (g,))
@@ -180,7 +252,7 @@ HOLDERS: Final[dict[str, Holder]] = {
     "namespace": _attribute(lambda x: types.SimpleNamespace(inner=x)),
     "Module": _attribute(Layer),
     "module": _attribute(_module),
-    "function attribute": _attribute(lambda x: (_function(0), _function(x))[1]),
+    "function attribute": _attribute(_function_with),
     "class attribute": Holder(
         lambda x: _class_of(inner=x), lambda c: c.inner,
         lambda c, value: setattr(c.__bases__[0], "inner", value)),
@@ -267,6 +339,15 @@ def _marks(c: Any, value: float) -> None:
     c.rated = value
 
 
+def _sets_environment(x: float) -> Any:
+    os.environ["FUZZED"] = str(x)
+    return types
+
+
+def _puts_environment(_: Any, x: float) -> None:
+    _sets_environment(x)
+
+
 LEAVES: Final[dict[str, Holder]] = {
     "number": Holder(float, lambda c: c, None),
     "field": Holder(Rated, lambda c: c.number, _sets_number),
@@ -280,6 +361,26 @@ LEAVES: Final[dict[str, Holder]] = {
         Rated, lambda c: float(FORMAT.replace("0", "c").format_map({"c": c})), _sets_number),
     "protocol": Holder(
         lambda x: Rated(x), lambda c: 2.0 if isinstance(c, HasRate) else 1.0, _marks),
+    "class pattern": Holder(Rated, _matched, _sets_number),
+    "getenv": Holder(
+        _sets_environment, lambda _: float(os.getenv("FUZZED", "1")), _puts_environment),
+    "expandvars": Holder(
+        _sets_environment, lambda _: float(os.path.expandvars("$FUZZED")), _puts_environment),
+    "environment": Holder(
+        _sets_environment, lambda _: float(os.environ.get("FUZZED", 1)), _puts_environment),
+    **{
+        f"special {name}": Holder(Special, read, _sets_number)
+        for name, read in {
+            "len": len, "bool": lambda c: 2.0 if c else 1.0, "in": lambda c: 1.0 + (3.0 in c),
+            "eq": lambda c: 1.0 + (c == 3.0), "lt": lambda c: 1.0 + (c < 2.5), "hash": hash,
+            "float": float, "index": lambda c: [5.0, 6.0, 7.0, 8.0, 9.0, 10.0][c],
+            "str": lambda c: float(str(c)), "repr": lambda c: float(repr(c)),
+            "format": lambda c: float(f"{c:.2f}"), "with": _entered, "rmul": lambda c: 2.0 * c,
+            "reversed": lambda c: next(reversed(c)), "ascii": lambda c: float(ascii(c)),
+            "percent": lambda c: float("%s" % c), "sorted": lambda c: 1.0 * sorted([4, c])[0],  # noqa: UP031
+            "join": lambda c: float("".join(map(str, [c]))), "set": lambda c: 1.0 + (c in {3.0}),
+        }.items()
+    },
     "array": Holder(
         lambda x: np.array([x]), lambda c: float(c[0]), lambda c, x: operator.setitem(c, 0, x)),
     "array of Python": Holder(
@@ -330,6 +431,18 @@ def _of_other_file(root: Any, read: Fn) -> tuple[Fn, tuple[Any, ...]]:
     sys.modules["fuzzed_other"] = module
     module.root, module.read = root, read
     exec("def f(x):\n    import fuzzed_other\n    return x * read(fuzzed_other.root)", vars(module))
+    return module.f, ()
+
+
+def _of_named_file(root: Any, read: Fn, name: str = "this") -> tuple[Fn, tuple[Any, ...]]:
+    top = name.partition(".")[0]
+    package: Any = types.ModuleType(top)
+    package.__file__ = f"/home/user/{top}.py"
+    sys.modules[top] = package
+    module: Any = types.ModuleType(name)
+    module.root, module.read = root, read
+    exec("class Scale:\n    def of(self, x): return x * read(root)", vars(module))
+    exec("def f(x): return Scale().of(x)", vars(module))
     return module.f, ()
 
 
@@ -385,6 +498,8 @@ PLACES: Final[dict[str, Fn]] = {
     "keyword default": lambda root, read: ((lambda x, *, c=root: x * read(c)), ()),
     "global": _of_global,
     "imported module": _of_other_file,
+    "file named as a standard module": _of_named_file,
+    "package named as a standard one": functools.partial(_of_named_file, name="test.fuzzed"),
     "argument": lambda root, read: ((lambda x, c: x * read(c)), (root,)),
     "argument in a list": lambda root, read: ((lambda x, c: x * read(c[1])), ([0, root],)),
     "argument in a dict": lambda root, read: ((lambda x, c: x * read(c["c"])), ({"c": root},)),
@@ -493,17 +608,26 @@ def results_of(program: Program, wrap: Fn) -> list[Any]:
 def try_program(program: Program) -> str:
     """Run a program eagerly and captured. Raise `Wrong` if a captured call has other results, an
     old program, or an error that no eager call has."""
+    modules = sys.modules.copy()
+    try:
+        return _try_program(program)
+    finally:
+        for name in sys.modules.keys() - modules.keys():
+            del sys.modules[name]
+
+
+def _try_program(program: Program) -> str:
     try:
         expected = results_of(program, lambda fn: fn)
     except Exception as error:
-        return f"invalid: {type(error).__name__}"
+        return f"invalid: {type(error).__name__}: {str(error)[:40]}"
     for name, wrap in CAPTURES.items():
         try:
             actual = results_of(program, wrap)
         except StaleProgramError as error:
             raise Wrong(f"{program}: {error}") from error
         except CaptureError as error:
-            if "a captured function reaches" in str(error):
+            if any(text in str(error) for text in REFUSED):
                 return "refused"
             raise Wrong(f"{program}: {name}: {error}") from error
         except MlvmError as error:
@@ -514,6 +638,9 @@ def try_program(program: Program) -> str:
             raise Wrong(f"{program}: {name}: got {actual}, expected {expected}")
     return "changed" if len({*map(str, expected)}) > 1 else "unchanged"
 
+
+REFUSED: Final = "a captured function reaches", "a value is read inside"
+"""Texts of errors of functions that are refused before they have a program."""
 
 CAPTURES: Final[dict[str, Fn]] = {
     "captured": ml.capture,
@@ -614,7 +741,6 @@ FIELDS: Final[dict[str, Fn]] = {
     "custom_jvp": _custom_tangent,
     "function": lambda: (lambda f: (f, lambda x: f(x)))(ml.function(lambda x: x * 2.0)),
     "batch": lambda: (lambda f: (f, lambda x: f(x)))(ml.batch(lambda x: x * 2.0)),
-    "captured function": lambda: (lambda f: (f, lambda x: f(x)))(ml.capture(lambda x: x * 2.0)),
     "Linear": _layer(_weights),
     "Dropout": _layer(lambda: ml.nn.Dropout(0.5).eval()),
     "LayerNorm": _layer(lambda: ml.nn.LayerNorm(2)),
@@ -643,14 +769,14 @@ def _other(value: Any) -> Any:
 
 _OTHERS: Final[dict[int, Fn]] = {
     1: lambda x: x * 5.0,
-    2: lambda a, b: (b * 7.0,),
+    2: lambda a, b: (b * 7.0,) if isinstance(b, ml.Tensor) else (a[0], b[0] * 7.0),
 }
 
 
 def fields_of(name: str) -> list[str]:
     """Return the fields of an object of the table that may have another value."""
     owner, _ = FIELDS[name]()
-    named = [each for each in vars(owner) if each[:2] != "__"]
+    named = [each for each in vars(owner) if each[:1] != "_"]
     return [each for each in named if _other(vars(owner)[each]) is not vars(owner)[each]]
 
 
@@ -658,6 +784,7 @@ def try_field(name: str, field: str) -> str:
     """Run a function of an object of mlvm, assign the field, and run it again."""
 
     def results(wrap: Fn) -> list[Any]:
+        ml.random.seed(0)
         owner, fn = FIELDS[name]()
         call, x, found = wrap(fn), ml.asarray(X), []
         for i in range(5):

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import copy
 import operator
+import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,10 @@ from mlvm.step.open_step import OpenStep
 from mlvm.step.replacement import Replaced
 
 MOST_PROGRAMS: Final = 64
+_LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinFunctionType
+"""Classes of objects that entries keep alive, whatever becomes of them: launches need tensors, and
+the others live as long as the process, or hold little."""
+
 _MOST_KEYS: Final = 4 * MOST_PROGRAMS
 """How many keys have their changed numbers remembered, also those of forgotten programs."""
 
@@ -75,7 +81,8 @@ class CacheEntry:
         self.numbers, self.free = call.numbers, call.free
         self.scalars = ScalarInputs(signature.numbers, self.numbers.values, [])
         self.vm = record.vm
-        self.keepalive = [*signature.guards.keepalive, record.vm, *record.outside.keepalive]
+        self.keepalive = [*signature.guards.identities(), record.vm, *record.outside.keepalive]
+        self._weak = [*signature.guards.weak.values()]
         self.fields = [field for field, _ in signature.fields]
         self.input_types = tuple([x.type for x in signature.inputs])
         self.aliased_inputs = {
@@ -110,11 +117,31 @@ class CacheEntry:
         """The first program, which takes hoisted values if there are any."""
         return self.variants.hoisting
 
+    def loosen(self) -> list[weakref.ref[Any]]:
+        """Keep objects alive no more. Return weak references to those that may be gone then."""
+        held, self.keepalive = self.keepalive, []
+        references = [*self._weak]
+        while held:
+            each = held.pop()
+            if isinstance(each, _LASTING) or type(each).__weakrefoffset__ == 0:
+                self.keepalive.append(each)
+            else:
+                references.append(weakref.ref(each))
+        return references
+
+    def tighten(self, references: Sequence[weakref.ref[Any]]) -> bool:
+        """Keep objects alive again; return whether all of them are."""
+        objects = [reference() for reference in references]
+        self.keepalive += objects
+        return all(each is not None for each in objects)
+
     def fits(self, signature: Signature) -> bool:
         """Return whether the program is valid for the inputs of a call. The function must reach
         just those of them that it reached in the trace. A view of a state must still be a view of
         it. Objects that the function returns must be those that it reaches now, not equal ones."""
         inputs = signature.inputs
+        if any(reference() is None for reference in self._weak):
+            return False
         if self._returned:
             reached = signature.guards.reached()
             if not all(id(each) in reached for each in self._returned):
@@ -238,6 +265,18 @@ class ProgramCache:
             self._entries[key] = (*self._entries.get(key, ()), entry)
             self._keys[entry] = key
         return dropped
+
+    def forget_lapsed(self) -> list[CacheEntry]:
+        """Forget the entries that know an object by identity which nothing else refers to: no call
+        will match them. Return them."""
+        with self.lock:
+            entries, self._entries = self._entries, {}  # meanwhile other threads find none
+            loose = [(entry, entry.loosen()) for entry in self._keys]
+            lapsed = [entry for entry, references in loose if not entry.tighten(references)]
+            self._entries = entries
+            for entry in lapsed:
+                self._forget(entry)
+        return lapsed
 
     def clear(self) -> None:
         with self.lock:

@@ -43,7 +43,7 @@ from mlvm.eager.capture.call import FastPath, as_tensors
 from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
-from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
+from mlvm.eager.capture.guards.guard_set import ASKS_CLASS, GuardSet
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
@@ -176,6 +176,7 @@ class Captured(Generic[P, R]):
             if bound is not None:
                 entry = self._last = path.entry
                 return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
+        path = bound = None  # which keep the state of a call alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
@@ -507,11 +508,21 @@ class Captured(Generic[P, R]):
         """Trace the call and compile a program, with open lengths if it has some. Later calls find
         it too, unless the function has changed its own signature: then they trace again."""
         guards = miss.signature.guards
+        self._forget_lapsed(guards)
         recording = self._changing.describe(guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
         warn_of_frozen(guards, self._name)
         self._changing.add(recording, self._name)
         return entry
+
+    def _forget_lapsed(self, guards: GuardSet) -> None:
+        """Forget programs of state that is gone. Only a call that traces does so."""
+        self._signatures.keep_only(guards)
+        self._fast_path.release()
+        lapsed = self._cache.forget_lapsed()
+        if lapsed:
+            self._signatures.forget_modules()
+            self._drop(lapsed)
 
     def _compile_closed(self, miss: _Miss) -> CacheEntry:
         """Trace the call and compile a program. Numbers that changed between calls are left

@@ -96,6 +96,7 @@ class GuardSet:
     fields: the Module's fields in `rebound` (names by the id of the Module); they are arguments.
     numbers: the fields of Modules and optimizers with a Python number; only its class counts.
     keepalive: the objects that the key has by identity.
+    weak: references to objects that the function itself reaches by a weak reference alone, by id.
     places: reached dicts, lists and cells by id, each with a text that describes a name there.
 
     Raises `CaptureError` for an object that cannot be compared, with the path to it.
@@ -119,6 +120,7 @@ class GuardSet:
             self.fields: list[Field] = []
             self.numbers: list[Field] = []
             self.keepalive: list[Any] = []
+            self.weak: dict[int, weakref.ref[Any]] = {}
             self.places: dict[int, tuple[Any, str]] = {}
             self._in_tuples: list[Field] = []
             self._needs_rescan = False
@@ -135,10 +137,23 @@ class GuardSet:
         self.key = frozenset([tuple(self._parts)])  # which computes its hash once
         self.checker = GuardChecker(self.guards)
 
+    def identities(self) -> list[Any]:
+        """Return the objects that the key has by identity and that must live as long as it."""
+        return [
+            each
+            for each in self.keepalive
+            if type(each) not in layout.BY_VALUE and id(each) not in self.weak
+        ]
+
     def reached(self) -> dict[int, Any]:
         """Return the objects that the function reaches, by id."""
         reached = {id(value): value for value in self.keepalive}
         return reached | {key: place for key, (place, _) in self.places.items()}
+
+    @property
+    def is_repeated(self) -> bool:
+        """True if each call makes another set, as no guard can compare some of the state."""
+        return self._needs_rescan
 
     @property
     def is_flat(self) -> bool:
@@ -339,7 +354,10 @@ class GuardSet:
 
     def _reference(self, reference: weakref.ref[Any]) -> None:
         self._needs_rescan = True
-        self._add_part(None, reference())
+        value = reference()
+        if value is not None and id(value) not in self._visited:
+            self.weak[id(value)] = reference
+        self._add_part(None, value)
 
     def _module(self, module: types.ModuleType) -> None:
         name, variables = module.__name__, vars(module)

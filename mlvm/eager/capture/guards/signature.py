@@ -172,6 +172,8 @@ class Signatures:
             guards = GuardSet(self._fn, self._names, self._rebound, objects, self._read_by_name)
             values = guards.values(checked=False)
             self._names = guards.names
+            if guards.is_repeated:
+                continue
             with self._lock:
                 if len(self._guard_sets) >= _MOST_GUARD_SETS:
                     self._guard_sets.clear()
@@ -195,6 +197,17 @@ class Signatures:
                 self._guard_sets.clear()
             nodes = {id(each) for each in guards.keepalive if issubclass(type(each), Node)}
             self._read_by_name = (self._read_by_name | nodes) - self._flattened
+
+    def keep_only(self, guards: GuardSet) -> None:
+        """Forget the guard sets of other objects among arguments: these may be gone."""
+        with self._lock:
+            for ids in [ids for ids, each in self._guard_sets.items() if each is not guards]:
+                del self._guard_sets[ids]
+
+    def forget_modules(self) -> None:
+        """Forget what was noted of Modules by their ids: some are gone."""
+        with self._lock:
+            self._read_by_name.clear()
 
     def clear(self) -> None:
         with self._lock:
