@@ -138,11 +138,13 @@ def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
             )
 
 
-class _Text(str):
+class _Text(NamedTuple):
     """Text that is printed as it is."""
 
+    text: str
+
     def __repr__(self) -> str:
-        return str(self)
+        return self.text
 
 
 class _Facts:
