@@ -675,9 +675,9 @@ def _updating(make: Fn) -> Fn:
     return build
 
 
-def _averaging() -> Any:
+def _averaging(kind: Any = ml.optim.EMA) -> Any:
     model = _weights()
-    average = ml.optim.EMA(model, 0.5)
+    average = kind(model, 0.5)
 
     def step(x: Any) -> Any:
         average.update()
@@ -735,6 +735,7 @@ FIELDS: Final[dict[str, Fn]] = {
     "optimizer of MultiSteps": lambda: (lambda o, f: (o.optimizer, f))(
         *_updating(lambda m: ml.optim.MultiSteps(ml.optim.SGD(m, 0.5), every=2))()),
     "EMA": _averaging,
+    "subclass of EMA": lambda: _averaging(type("Average", (ml.optim.EMA,), {})),
     "LossScale": _scaling,
     "Plateau": _falling,
     "custom_vjp": _custom_rule,

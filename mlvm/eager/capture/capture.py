@@ -538,9 +538,10 @@ class Captured(Generic[P, R]):
             call = miss.trace(self.fn, ())
         changes.specialised.update([free[i] for i in call.numbers.fixed()])
         entry = self._entry(call, miss.signature)
-        if self._is_steady(call, miss):
+        key = self._steady_key(call, miss)
+        if key is not None:
             recent = [path.entry for path in self._fast_path.entries]
-            self._drop(self._cache.add(miss.key, miss.signature, entry, recent))
+            self._drop(self._cache.add(key, miss.signature, entry, recent))
         return entry
 
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
@@ -566,20 +567,35 @@ class Captured(Generic[P, R]):
         if entry is None:
             return None
         opened.keep(opened.present, entry)
-        if self._is_steady(call, miss):
-            self._families.add(key, opened)
+        steady = self._steady_key(call, miss)
+        if steady is not None:
+            self._families.move(key, steady)
+            self._families.add(steady, opened)
         opened.warn_of_pins(self._name, {axis for each in named for axis in each.axes})
         return entry
 
-    def _is_steady(self, call: TracedCall, miss: _Miss) -> bool:
-        """Return whether the trace has left the signature of the call as it was. Fields that it
-        rebinds count as arguments from now on."""
-        self._signatures.note_flattened(miss.signature.guards, call.flattened)
+    def _steady_key(self, call: TracedCall, miss: _Miss) -> Any:
+        """Return the key of the calls that the program of a trace is for; None if the trace has
+        changed the signature of its own call. Fields that it rebinds count as arguments from now
+        on, and children of Modules that it has not read do not count any more."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
             self._fast_path.clear()
-        now, key = self._signatures.of(miss.arena.vm, miss.args, miss.kwargs)
-        return key == miss.key and all(map(is_same, now.numbers, miss.signature.numbers))
+        before = miss.signature
+        is_less = self._signatures.note_flattened(before.guards, call.flattened)
+
+        def present(*, reduced: bool) -> tuple[Any, bool]:
+            now, key = self._signatures.of(miss.arena.vm, miss.args, miss.kwargs, reduced=reduced)
+            same = len(now.numbers) == len(before.numbers)
+            same = same and all(map(is_same, now.numbers, before.numbers))
+            return key, same and list(map(id, now.inputs)) == list(map(id, before.inputs))
+
+        key, same = present(reduced=not is_less)
+        if not same or key != miss.key:
+            return None
+        if is_less:
+            key, same = present(reduced=True)
+        return key if same else None
 
     def _entry(self, call: TracedCall, signature: Signature) -> CacheEntry:
         """Compile recorded calls, with host functions in place of patterns."""

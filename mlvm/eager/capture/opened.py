@@ -401,6 +401,13 @@ class CallFamilies:
             if family is not None:
                 family.closed.update(axes)
 
+    def move(self, key: Sequence[Any], to: Sequence[Any]) -> None:
+        """Let a family have the key by which its calls are known from now on."""
+        with self._lock:
+            family = self._families.pop(without_sizes(key), None)
+            if family is not None:
+                self._families.setdefault(without_sizes(to), family)
+
     def add(self, key: Sequence[Any], trace: OpenTrace) -> None:
         """Add a trace."""
         self.close(key, trace.pinned())

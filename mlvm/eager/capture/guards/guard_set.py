@@ -571,6 +571,8 @@ def reads_environment(value: Any) -> bool:
     environment, by its own code or by that of functions that it names."""
     kind = type(value)
     fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
+    if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
+        return True  # methods of paths, which call those of other classes
     return type(fn) is types.FunctionType and _reads_environment(fn, 3)
 
 

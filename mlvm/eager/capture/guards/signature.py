@@ -159,20 +159,25 @@ class Signatures:
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._flattened: set[int] = set()  # ids of Modules of which a trace has read all children
         self._read_by_name: set[int] = set()  # ids of those of which traces have read some fields
+        self._read_by_name_before: Set[int] = frozenset()
         self._guard_sets: dict[tuple[int, ...], GuardSet] = {}  # by the ids of objects in arguments
 
-    def of(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
-        """Return a call's signature, and the key of its programs in the cache."""
+    def of(
+        self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
+    ) -> tuple[Signature, Any]:
+        """Return a call's signature, and the key of its programs in the cache. Unless it is
+        `reduced`, all children of Modules count that did before the last trace."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
         guards = self._guard_sets.get(ids)
         values = guards.values() if guards is not None else None
         while guards is None or values is None:
             objects = [value for _, value in arguments.objects.values()]
-            guards = GuardSet(self._fn, self._names, self._rebound, objects, self._read_by_name)
+            by_name = self._read_by_name if reduced else self._read_by_name_before
+            guards = GuardSet(self._fn, self._names, self._rebound, objects, by_name)
             values = guards.values(checked=False)
             self._names = guards.names
-            if guards.is_repeated:
+            if guards.is_repeated or not reduced:
                 continue
             with self._lock:
                 if len(self._guard_sets) >= _MOST_GUARD_SETS:
@@ -188,15 +193,18 @@ class Signatures:
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
                 self._guard_sets.clear()
 
-    def note_flattened(self, guards: GuardSet, flattened: Set[int]) -> None:
-        """Note of which Modules a trace has read all children. Of others, later walks leave out
-        fields that no code names. A walk that did so for one of these is not valid any more."""
+    def note_flattened(self, guards: GuardSet, flattened: Set[int]) -> bool:
+        """Note of which Modules a trace has read all children. Of others, walks leave out fields
+        that no code names from now on. Return whether that is so for more Modules than before."""
         with self._lock:
+            known = self._read_by_name
+            self._read_by_name_before = known - flattened
             self._flattened |= flattened
-            if not self._read_by_name.isdisjoint(flattened):
-                self._guard_sets.clear()
             nodes = {id(each) for each in guards.keepalive if issubclass(type(each), Node)}
-            self._read_by_name = (self._read_by_name | nodes) - self._flattened
+            self._read_by_name = (known | nodes) - self._flattened
+            if self._read_by_name != known:
+                self._guard_sets.clear()
+            return self._read_by_name != self._read_by_name_before
 
     def keep_only(self, guards: GuardSet) -> None:
         """Forget the guard sets of other objects among arguments: these may be gone."""
