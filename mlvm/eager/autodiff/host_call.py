@@ -19,8 +19,9 @@ from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import OperandVjp, Tape, taping
 from mlvm.eager.functions.creation import full
+from mlvm.eager.recording.recorder import current_capture
 from mlvm.eager.tensor.apply import Tensors, Types
-from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import has_open_lengths, plain
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array

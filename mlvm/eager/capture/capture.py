@@ -176,7 +176,7 @@ class Captured(Generic[P, R]):
             if bound is not None:
                 entry = self._last = path.entry
                 return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
-        path = bound = None  # which keep the state of a call alive
+        path = bound = None  # type: ignore[assignment]  # they keep the state of a call alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:

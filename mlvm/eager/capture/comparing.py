@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def _source_at(call: TracedCall, values: Sequence[Any]) -> Source:
     return Source(call.at(values, call.template.flow(values)), values)
 
 
-class _Constant:
+class _Bits:
     """Constant operand, which equals others of its type and bits."""
 
     def __init__(self, array: Any) -> None:
@@ -85,7 +85,7 @@ class _Constant:
         self._content = content_of(array)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Constant) and self._content == other._content
+        return isinstance(other, _Bits) and self._content == other._content
 
     def __repr__(self) -> str:
         return brief(self._array.tolist())
@@ -220,11 +220,11 @@ class _Facts:
         x: Any = self._states[home.index]
         number = self._numbers.get(id(x))
         if number is not None:
-            return _Constant(scalar_array(self._values[number[0]], number[1]))
+            return _Bits(scalar_array(self._values[number[0]], number[1]))
         if id(x) in self._constants:
-            return _Constant(values_of(x))
+            return _Bits(values_of(x))
         if x.arena.name == "constants" and x.base is None and not x.type.shape:
-            return _Constant(values_of(x))
+            return _Bits(values_of(x))
         return _Named(x, f"a tensor {x.type}")
 
 
@@ -246,7 +246,7 @@ def _parts(
     elif id(value) in above:
         yield where, _Plain("...")
     elif isinstance(value, ARRAYS):
-        yield where, _Constant(np.asarray(value))
+        yield where, _Bits(np.asarray(value))
     elif isinstance(value, (dict, list, tuple)):
         items = [*(items_of(value) if isinstance(value, dict) else enumerate(value))]
         yield f"the class of {where}", _Named(kind, kind.__name__)
@@ -257,7 +257,7 @@ def _parts(
             yield from of(each, where=f"{where}[{brief(key)}]")
     elif isinstance(value, (set, frozenset)):
         yield where, _Plain(sorted(map(repr, value)))
-    elif kind.__eq__ is not object.__eq__ and not dict_of(value):
+    elif cast("Any", kind).__eq__ is not object.__eq__ and not dict_of(value):
         yield where, _Plain(value)
     elif is_mutable(value):
         yield f"the class of {where}", _Named(kind, kind.__name__)
