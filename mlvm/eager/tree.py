@@ -257,7 +257,12 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
     if isinstance(tree, Node):
         return [(name, x) for name, x in fields(tree, buffers=buffers) if holds_tensors(x)]
-    return items_of(tree) if isinstance(tree, dict) else enumerate(tree)
+    return items_of(tree) if isinstance(tree, dict) else enumerate(members_of(tree))
+
+
+def members_of(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    """Return the items of a list or tuple in order, without calling methods of a subclass."""
+    return (list if isinstance(value, list) else tuple).__iter__(value)
 
 
 def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
@@ -409,22 +414,28 @@ def like(container: Any, items: list[Any]) -> Any:
         copied = base.__new__(kind, *([items] if base is tuple else []))
     except TypeError:  # a class in C, such as `time.struct_time`
         return kind(items)
-    if base is list:
-        list.extend(copied, items)
-    elif base is not tuple:
-        if base is defaultdict:
-            copied.default_factory = container.default_factory
-        for (key, _), item in zip(items_of(container), items, strict=True):
-            base.__setitem__(copied, key, item)
-    for each in kind.__mro__:
-        for slot in vars(each).values():
-            if isinstance(slot, MemberDescriptorType) and each not in _BASES:
-                with suppress(AttributeError):  # it has no value
-                    slot.__set__(copied, slot.__get__(container))
+    if base is not tuple:  # whose subclasses have no slots
+        _fill(copied, container, base, items)
     with suppress(AttributeError):
         fields = object.__getattribute__(container, "__dict__")
         object.__getattribute__(copied, "__dict__").update(fields)
     return copied
+
+
+def _fill(copied: Any, container: Any, base: Any, items: list[Any]) -> None:
+    """Put the items into a new list or dict, and what the container has in slots."""
+    if base is list:
+        list.extend(copied, items)
+    else:
+        if base is defaultdict:
+            copied.default_factory = container.default_factory
+        for (key, _), item in zip(items_of(container), items, strict=True):
+            base.__setitem__(copied, key, item)
+    for each in type(container).__mro__:
+        for slot in vars(each).values() if each not in _BASES else ():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # it has no value
+                    slot.__set__(copied, slot.__get__(container))
 
 
 def partners(

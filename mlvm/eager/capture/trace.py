@@ -21,7 +21,7 @@ from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
-from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot
+from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.lengths import OpenLength, open_types
 from mlvm.eager.recording import recorder
@@ -403,7 +403,7 @@ class _Results:
             return ArgumentLeaf(self._containers[id(part)])
         if id(part) in self._outside:
             return OutsideLeaf(part) if is_mutable(part) else part
-        return self._template(part) if is_mutable(part) else part
+        return self._template(part) if is_mutable(part) else settled(part, set())
 
     def _template(self, part: Any) -> ObjectTemplate:
         """Return the template of an object. Raises `CaptureError` for one that has no copies."""

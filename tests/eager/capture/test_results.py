@@ -134,11 +134,14 @@ def test_placeholders_of_lengths_stay_nowhere() -> None:
             self.last: Any = ()
             self.sizes: dict[str, Any] = {}
             self.inner = [Stats()]
+            self.others: dict[Any, Any] = {}
 
         def __call__(self, x: ml.Tensor, k: float) -> ml.Tensor:
             self.last = x.shape
             self.sizes = {"rows": x.shape[0], "all": [k, {x.shape[0]}]}
             self.inner[0].seen = collections.deque([(x.shape[0],)])
+            n = x.shape[0]
+            self.others = {n: slice(0, n), "f": lambda: n}
             return x * k
 
     counter = Counter()
@@ -147,7 +150,9 @@ def test_placeholders_of_lengths_stay_nowhere() -> None:
         step(ml.ones(n), k)
         [row] = counter.inner[0].seen
         values = [*counter.last, counter.sizes["rows"], counter.sizes["all"][0], *row]
-        assert json.dumps([*values, *counter.sizes["all"][1]]) == json.dumps([n, n, k, n, n])
+        others = next(iter(counter.others)), counter.others[n].stop, counter.others["f"]()
+        values += [*counter.sizes["all"][1], *others]
+        assert json.dumps(values) == json.dumps([n, n, k, n, n, n, n, n])
 
 
 def test_classes_of_containers_are_not_constructed() -> None:

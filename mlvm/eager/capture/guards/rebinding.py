@@ -6,6 +6,7 @@ does so too. A replay rebinds no other name, so no other name may keep a tensor 
 
 from __future__ import annotations
 
+import functools
 import gc
 import operator
 import types
@@ -56,9 +57,12 @@ class NamespaceSnapshot:
             for name, value in contents(place).items():
                 is_new = name not in before or before[name] is not value
                 if is_new and lent.get((id(place), name), MISSING) is not value:
-                    settled = _settled(value, visited)
-                    if settled is not value:
-                        _put(place, name, settled)
+                    after = settled(value, visited)
+                    if type(name) is Number:
+                        del place[name]
+                        _put(place, name.keep(), after)
+                    elif after is not value:
+                        _put(place, name, after)
 
     def restore(self, *, failed: bool) -> None:
         """Restore rebound fields, and numbers that the function has not replaced. If it has
@@ -131,31 +135,53 @@ def _put(place: Any, name: Any, value: Any) -> None:
         (list if isinstance(place, list) else dict).__setitem__(place, name, value)
 
 
-def _settled(value: Any, visited: set[int]) -> Any:
-    """Return the value with numbers in the place of placeholders. Only a tuple or set of some is
-    another object."""
-    if type(value) is Number:
+def settled(value: Any, visited: set[int]) -> Any:
+    """Return the value with numbers in the place of placeholders. Lists, dicts, variables and
+    fields are changed in place; a tuple, set or slice of some is another object."""
+    kind = type(value)
+    if kind is Number:
         return value.keep()
-    if type(value) in PLAIN or isinstance(value, Tensor) or id(value) in visited:
+    if kind in PLAIN or isinstance(value, Tensor) or id(value) in visited:
         return value
     visited.add(id(value))
+    if kind is slice:
+        parts = value.start, value.stop, value.step
+        items = [settled(each, visited) for each in parts]
+        return value if all(map(operator.is_, items, parts)) else slice(*items)
     if isinstance(value, (tuple, set, frozenset)):
-        items = [_settled(each, visited) for each in value]
+        items = [settled(each, visited) for each in value]
         if all(map(operator.is_, items, value)):
             return value
-        return like(value, items) if isinstance(value, tuple) else type(value)(items)
-    inner = value if isinstance(value, (dict, list, deque)) else dict_of(value)
-    named = items_of(inner) if isinstance(inner, dict) else enumerate(inner)
-    for name, each in list(named):
-        settled = _settled(each, visited)
-        if settled is not each:
-            inner[name] = settled
+        return like(value, items) if isinstance(value, tuple) else kind(items)
+    if kind is types.FunctionType:
+        for cell in value.__closure__ or ():
+            before = content_of_slot(cell, CELL)
+            if before is not (after := settled(before, visited)):
+                cell.cell_contents = after
+        value.__defaults__ = value.__defaults__ and settled(value.__defaults__, visited)
+        return value
+    if kind in (types.MethodType, functools.partial):
+        parts = (value.__self__,) if kind is types.MethodType else (value.func, *value.args)
+        for each in parts:
+            settled(each, visited)
+        inner: Any = {} if kind is types.MethodType else value.keywords
+    else:
+        inner = value if isinstance(value, (dict, list, deque)) else dict_of(value)
+    is_dict = isinstance(inner, dict)
+    for name, each in list(items_of(inner) if is_dict else enumerate(inner)):
+        after = settled(each, visited)
+        if after is not each:
+            inner[name] = after
+    if is_dict and any(type(name) is Number for name in inner):
+        items = [(settled(name, visited), each) for name, each in items_of(inner)]
+        inner.clear()
+        inner.update(items)
     return value
 
 
 def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
     """Yield the tensors among the arguments and results that a `functools.cache` keeps."""
-    left, visited = [each for each in gc.get_referents(fn) if type(each) is dict], {id(fn.__dict__)}
+    left, visited = gc.get_referents(fn), {id(fn.__dict__)}
     while left:
         part = left.pop()
         if isinstance(part, Tensor):

@@ -22,7 +22,7 @@ from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Node, items_of
+from mlvm.eager.tree import Node, items_of, members_of
 from mlvm.parallel.membership import Membership, place_of, sharding_here
 
 _MOST_GUARD_SETS: Final = 8
@@ -53,7 +53,7 @@ class Arguments:
         if kind in PLAIN:
             return kind, repr(value) if kind is float or kind is complex else value
         if isinstance(value, (list, tuple)):
-            items = [self._part(each, of_key=of_key) for each in value]
+            items = [self._part(each, of_key=of_key) for each in members_of(value)]
         elif isinstance(value, dict):
             items = [
                 (self._part(name, of_key=True), self._part(each, of_key=of_key))

@@ -437,11 +437,15 @@ def test_a_variable_around_is_refused_and_put_back() -> None:
 
 
 def test_what_a_cache_keeps_is_refused_and_forgotten() -> None:
-    for cached in (functools.cache, functools.lru_cache(maxsize=4)):
+    for cached in (functools.cache, functools.lru_cache(maxsize=4), functools.lru_cache):
 
-        @cached
-        def table(n: int) -> Any:
-            return {"rows": [ml.arange(n) * 2.0]}
+        class Tables:
+            @staticmethod
+            @cached
+            def table(n: int) -> Any:
+                return {"rows": [ml.arange(n) * 2.0]}
+
+        table = Tables.table
 
         for _ in range(2):
             step = ml.capture(lambda x, table=table: x + table(3)["rows"][0])
