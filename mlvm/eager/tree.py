@@ -262,7 +262,7 @@ def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
 
 def members_of(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
     """Return the items of a list or tuple in order, without calling methods of a subclass."""
-    return (list if isinstance(value, list) else tuple).__iter__(value)
+    return list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
 
 
 def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:

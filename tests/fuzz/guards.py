@@ -405,8 +405,6 @@ LEAVES: Final[dict[str, Holder]] = {
     "plateau": Holder(
         lambda x: ml.optim.Plateau(x), lambda c: c(0),
         lambda c, x: setattr(c, "rate", ml.asarray(x))),
-    "autocast": Holder(
-        Rated, lambda c: float(ml.full((), c.number).type.ndim) + c.number, _sets_number),
 }  # fmt: skip
 
 
@@ -720,6 +718,12 @@ def _custom_tangent() -> Any:
     return fn, lambda x: ml.jvp(fn, (x,), (x,))
 
 
+def _under(amp: Any, x: Any) -> Any:
+    with amp:
+        y = ml.matmul(x, x)
+    return ml.astype(y, ml.float32) + float(y.dtype is ml.bfloat16)
+
+
 def _layer(make: Fn) -> Fn:
     def build() -> Any:
         layer = make()
@@ -741,6 +745,7 @@ FIELDS: Final[dict[str, Fn]] = {
     "custom_vjp": _custom_rule,
     "custom_jvp": _custom_tangent,
     "function": lambda: (lambda f: (f, lambda x: f(x)))(ml.function(lambda x: x * 2.0)),
+    "autocast": lambda: (lambda amp: (amp, lambda x: _under(amp, x)))(ml.autocast("bfloat16")),
     "batch": lambda: (lambda f: (f, lambda x: f(x)))(ml.batch(lambda x: x * 2.0)),
     "Linear": _layer(_weights),
     "Dropout": _layer(lambda: ml.nn.Dropout(0.5).eval()),
@@ -759,6 +764,8 @@ def _other(value: Any) -> Any:
         return type(value)(value / 2) if isinstance(value, float) else value + 1
     if isinstance(value, ml.Tensor):
         return value * 0.0 + 3.0
+    if value is ml.bfloat16:
+        return None
     if isinstance(value, ml.nn.Linear):
         other = _weights()
         other.kernel *= 2.0

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import types
 import weakref
+from inspect import get_annotations
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -57,7 +58,8 @@ _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 
 _SELF: Final = __name__.partition(".")[0]
 _LANGUAGE: Final = tuple(
-    f"{_SELF}.eager.{package}." for package in ("control", "nn", "optim", "transform")
+    f"{_SELF}.eager.{part}"
+    for part in ("control.", "nn.", "optim.", "transform.", "tensor.autocast")
 )
 """Packages of mlvm whose objects hold what users give them: hyperparameters, rules, functions.
 Such an object is read as a user's own, and all of its fields count."""
@@ -155,11 +157,13 @@ def _names_in(modules: frozenset[str]) -> frozenset[str]:
     while left:
         value = left.pop()
         if isinstance(value, type):
-            left += [*vars(value).values()]
+            left += [*vars(value).values(), *vars(value), *get_annotations(value)]
         elif isinstance(value, (property, staticmethod, classmethod)):
             left += [getattr(value, name, None) for name in ("fget", "__func__")]
         elif isinstance(value, types.FunctionType):
             left += [value.__code__, getattr(value, "__wrapped__", None)]
+        elif isinstance(value, (tuple, frozenset)):
+            left += value
         elif isinstance(value, types.CodeType):
             names.update(value.co_names)
             left += value.co_consts
