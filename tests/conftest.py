@@ -93,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(leftovers)
     config.addinivalue_line("markers", "local(reason): needs a VM of this process")
     config.addinivalue_line("markers", "processor(reason): needs a VM on a processor")
+    config.addinivalue_line("markers", "freezes: reads values that a trace freezes")
     # An eighth of hypothesis' examples: the suite is to take five minutes on two cores. Elsewhere
     # the calls are to be seen once more, not all that they may be called with.
     examples = 4 if _is_elsewhere(config) else 12

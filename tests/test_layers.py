@@ -85,12 +85,12 @@ CEILING = {
     "mlvm/eager/optim": 1_500,
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 500,
-    "mlvm/eager/capture": 4_000,
+    "mlvm/eager/capture": 4_500,
     "mlvm/onnx": 6_000,
     "mlvm": 500,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 57_000,
+    "tests": 60_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
@@ -259,7 +259,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) <= 5450
+    assert sum(lines_without_examples(file.read_text()) for file in files) <= 5500
 
 
 def lines_without_examples(source: str) -> int:

@@ -41,6 +41,7 @@
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
+    │   └── StaleProgramError                 check=n finds a program that is out of date
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
     │   └── GroupTimeout        (TimeoutError) a member has waited for others as long as it may
     ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
@@ -504,6 +505,15 @@ class CaptureError(MlvmError, RuntimeError):
     >>> try: ml.capture(lambda x: float(x))(ml.ones(()))
     ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1][:42])
     a value is read inside a captured function
+    """
+
+
+class StaleProgramError(CaptureError):
+    """A program of a captured function no longer is what the function computes: `capture(check=n)`
+    has traced it again. The text names the line and the value that changed.
+
+    >>> issubclass(ml.errors.StaleProgramError, ml.errors.CaptureError)
+    True
     """
 
 

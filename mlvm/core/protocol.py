@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from mlvm.core.machine.callee import ResultRule
 from mlvm.core.machine.frame import HostFunction
+from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.store import Handle
 from mlvm.core.types import Array, TensorType
@@ -92,7 +94,11 @@ class LocalVMProtocol(VMProtocol, Protocol):
         *,
         nparams: int | None = None,
         nresults: int | None = None,
+        result: ResultRule | None = None,
     ) -> None: ...
+    def result_types(
+        self, name: str, operands: Sequence[TensorType], attributes: Attributes
+    ) -> tuple[TensorType, ...] | None: ...
     @property
     def on_host(self) -> bool: ...
     def storage_over(self, memory: Array) -> StorageHandle: ...

@@ -24,7 +24,15 @@ from mlvm.core.errors import (
 )
 from mlvm.core.locks import after_fork, is_mine, new_lock
 from mlvm.core.machine import run as machine
-from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value, is_tensor
+from mlvm.core.machine.callee import (
+    NO_KERNELS,
+    Callee,
+    Kernels,
+    ResultRule,
+    UserFunction,
+    Value,
+    is_tensor,
+)
 from mlvm.core.machine.frame import HostFunction, PythonFunction
 from mlvm.core.machine.functions import FunctionTable, Instrument
 from mlvm.core.machine.fused import Workspace
@@ -32,6 +40,7 @@ from mlvm.core.machine.link import Code, bind, link, nargs_of, recheck_calls
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
+from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program, Variant, is_whole
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
@@ -290,18 +299,52 @@ class VM(Identity):
         *,
         nparams: int | None = None,
         nresults: int | None = None,
+        result: ResultRule | None = None,
     ) -> None:
         """Make `fn` the host function of that name, in place of any that had it.
 
         It is called with a `Frame`. Where `nparams` or `nresults` are given, the verifier and
         the machine hold every call to them. Programs see the change with their next call.
+
+        `result` is its type rule: a function from the types of its operands, and its attributes as
+        keywords, to the type of its result or a tuple of types. With it `ml.call` works in captured
+        functions and transformations. Each call checks the results against it.
         """
         if not callable(fn):
             raise MachineError(f"{name}: expected a function, got {fn!r}")
         for number in (nparams, nresults):
             if number is not None and not is_whole(number):
                 raise MachineError(f"{name}: expected a number of values or None, got {number!r}")
-        self.register_callees({name: PythonFunction(name, fn, nparams, nresults)})
+        if result is not None and not callable(result):
+            raise MachineError(f"{name}: expected a function of types as result, got {result!r}")
+        callee = PythonFunction(name, fn, nparams, nresults)
+        callee.result = result
+        self.register_callees({name: callee})
+
+    def result_types(
+        self, name: str, operands: Sequence[TensorType], attributes: Attributes
+    ) -> tuple[TensorType, ...] | None:
+        """Return the types of a host function's results by its type rule; None if it has none.
+        Raises `UnknownFunction`.
+
+        Refuses:
+            vm.result_types("nothing", (), {})  # UnknownFunction
+        """
+        callee = self.functions.binding(name).callee
+        if not isinstance(callee, UserFunction) or callee.result is None:
+            return None
+        callee.check_count(len(operands))
+        types = callee.result(*operands, **attributes)
+        results = (types,) if isinstance(types, TensorType) else types
+        if not isinstance(results, (tuple, list)) or any(
+            not isinstance(each, TensorType) for each in results
+        ):
+            raise MachineError(
+                f"{name}: expected its type rule to return a TensorType or a tuple of them, got "
+                f"{brief(types)}"
+            )
+        callee.check_results(len(results))
+        return tuple(results)
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
         """Register functions of any kind under their names, as `register` does for Python's."""

@@ -70,7 +70,7 @@ AT_ONCE: Final = {
 WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
-    "mlvm.eager.autodiff.host_call": "call",
+    "mlvm.eager.transform.host": "call",
     "mlvm.eager.capture.capture": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",

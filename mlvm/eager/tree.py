@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
-from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import (
+    CellType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -84,6 +91,15 @@ _assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
 """Nodes whose fields are assigned, with their previous fields, inside of `put_back`."""
 
 
+_flattened: ContextVar[set[int] | None] = ContextVar("flattened", default=None)
+"""Ids of Nodes whose fields are read as children, inside of `noting_flattened`."""
+
+
+def noting_flattened(flattened: set[int] | None) -> AbstractContextManager[None]:
+    """Add the ids of Nodes that are flattened inside the block to a set; with None note none."""
+    return bound(_flattened, flattened)
+
+
 @contextmanager
 def put_back() -> Iterator[None]:
     """Restore fields of Nodes that are assigned inside the block after it."""
@@ -143,6 +159,8 @@ class Node:
 
     def __copy__(self) -> Self:
         """Copy the node with the same fields."""
+        if (flattened := _flattened.get()) is not None:
+            flattened.add(id(self))
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
@@ -177,6 +195,7 @@ def buffer_of(node: N) -> N:
     return copied
 
 
+_BASES: Final[tuple[Any, ...]] = (OrderedDict, defaultdict, dict, list, tuple)
 _CONTAINERS: Final = (dict, list, tuple, Node)
 _OPERANDS: Final = (Tensor, *NUMBERS)
 _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
@@ -197,6 +216,8 @@ def holds_tensors(value: object) -> bool:
 def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield a Module's fields by name, in order of assignment; lists of children item by item.
     Buffers only with `buffers`, frozen fields with `buffers` or `frozen`."""
+    if (flattened := _flattened.get()) is not None:
+        flattened.add(id(node))
     if node._buffer_of is not None and not buffers:
         return
     left_out = () if buffers or frozen else node._frozen
@@ -236,7 +257,17 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
 def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
     if isinstance(tree, Node):
         return [(name, x) for name, x in fields(tree, buffers=buffers) if holds_tensors(x)]
-    return tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return items_of(tree) if isinstance(tree, dict) else enumerate(members_of(tree))
+
+
+def members_of(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    """Return the items of a list or tuple in order, without calling methods of a subclass."""
+    return list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+
+
+def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a dict in order, without calling methods of a subclass."""
+    return (OrderedDict if isinstance(value, OrderedDict) else dict).items(value)
 
 
 # --- flatten and unflatten -----------------------------------------------------------
@@ -351,7 +382,7 @@ def _unflatten(
         parts[name] = leaves[start] if leaf else _unflatten(part, leaves, start, remade, copies)
         start += part.size
     if not is_node:
-        return _like(tree, [*parts.values()])
+        return like(tree, [*parts.values()])
     copies[key] = remade(tree, parts)
     return copies[key]
 
@@ -365,23 +396,46 @@ def _with_children(node: Node, parts: dict[str, Any]) -> Node:
         elif isinstance(field, (list, tuple)) and holds_tensors(field):
             items = {f"{name}_{i}": item for i, item in enumerate(field)}
             if not parts.keys().isdisjoint(items):
-                vars(copied)[name] = _like(field, [parts.get(each, items[each]) for each in items])
+                vars(copied)[name] = like(field, [parts.get(each, items[each]) for each in items])
         elif isinstance(field, (dict, list, tuple)) and name not in node._buffers:
             vars(copied)[name] = replace(id, field, ())
     return copied
 
 
-def _like(container: Any, items: list[Any]) -> Any:
+def like(container: Any, items: list[Any]) -> Any:
     """Return the items in a dict, list, tuple or named tuple of the given class."""
-    if type(container) is dict:
+    kind = type(container)
+    if kind is dict:
         return dict(zip(container, items, strict=True))
-    if isinstance(container, dict) or (isinstance(container, list) and type(container) is not list):
-        copied = copy.copy(container)  # which may have fields, too
-        keys = container if isinstance(container, dict) else range(len(items))
-        for key, item in zip(keys, items, strict=True):
-            copied[key] = item
-        return copied
-    return type(container)(*items) if hasattr(container, "_fields") else type(container)(items)
+    if kind is list or kind is tuple:
+        return kind(items)
+    base = next(each for each in _BASES if isinstance(container, each))
+    try:  # without a constructor or another method of the class, which may take anything
+        copied = base.__new__(kind, *([items] if base is tuple else []))
+    except TypeError:  # a class in C, such as `time.struct_time`
+        return kind(items)
+    if base is not tuple:  # whose subclasses have no slots
+        _fill(copied, container, base, items)
+    with suppress(AttributeError):
+        fields = object.__getattribute__(container, "__dict__")
+        object.__getattribute__(copied, "__dict__").update(fields)
+    return copied
+
+
+def _fill(copied: Any, container: Any, base: Any, items: list[Any]) -> None:
+    """Put the items into a new list or dict, and what the container has in slots."""
+    if base is list:
+        list.extend(copied, items)
+    else:
+        if base is defaultdict:
+            copied.default_factory = container.default_factory
+        for (key, _), item in zip(items_of(container), items, strict=True):
+            base.__setitem__(copied, key, item)
+    for each in type(container).__mro__:
+        for slot in vars(each).values() if each not in _BASES else ():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # it has no value
+                    slot.__set__(copied, slot.__get__(container))
 
 
 def partners(

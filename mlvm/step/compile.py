@@ -123,6 +123,9 @@ class Planned:
                 error.op, error.operands = call  # the op that has raised stands for it
                 if isinstance(error, PositionRefused) and (naxes := getattr(line, "naxes", 0)):
                     in_lane(error, (), naxes)
+            reword = getattr(line, "reword", None)
+            if reword is not None and isinstance(error, PositionRefused):
+                reword(error)
             layer = getattr(line, "layer", None)  # a saved step's line has none
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 

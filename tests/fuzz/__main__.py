@@ -3,7 +3,7 @@
     machines --programs 100000 --seed 0
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
-    values, graphs, saved, transformations, lengths, interrupts, templates: as these
+    values, graphs, saved, transformations, lengths, interrupts, templates, guards: as these
 
 `machines`: random programs, valid ones with instructions, text or bytes changed, each launched
 with a limit on its steps, on the reference machine and on the native one, which must do the same.
@@ -23,6 +23,7 @@ with copies.
 random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
+`guards`: state that changes between calls of a captured function, which must see it or refuse it.
 
 `templates`: random chains of public calls, with the cache of composed calls and without it, under
 tapes, autocast, captures, arena resets, a second VM, threads and interrupts. Results, errors and
@@ -50,7 +51,7 @@ from tests.fuzz.command import limit_memory, parser_of
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    *("interrupts", "templates"),
+    *("interrupts", "templates", "guards"),
 )
 OTHERS = (
     "threads",

@@ -21,6 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.autodiff.rules_batching import BATCHING
+from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
@@ -32,6 +33,7 @@ from tests.fuzz import (
     counts,
     extremes,
     graphs,
+    guards,
     interrupts,
     kinks,
     remote,
@@ -267,6 +269,17 @@ def test_random_transformations(monkeypatch: Patch) -> None:
     failures.append(transformations.fuzz(1, 0, 21, slopes=True)[1])
     for failure in failures:
         assert re.match(r"--first 21: .*; grad, vmap, vmap\n", failure or "")
+
+
+def test_changes_of_state_are_seen(monkeypatch: Patch) -> None:
+    runs, failure = guards.fuzz(with_long(40, 400), 0, 0)
+    assert failure is None
+    assert runs["changed"] > 30
+    assert runs["field"] > 50
+    monkeypatch.setattr(GuardSet, "_slots", lambda *_: None)
+    _, failure = guards.fuzz(200, 0, 1, until="slots")
+    assert failure is not None
+    assert "StaleProgram" in failure or "expected" in failure
 
 
 def test_graphs_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:

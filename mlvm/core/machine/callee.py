@@ -6,7 +6,7 @@ into z. A table of kernels may replace the reference kernels of ops, and that of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
@@ -24,6 +24,8 @@ from mlvm.core.types import Array, TensorType
 Value = Array | int | str
 Types: TypeAlias = Sequence[TensorType]
 Inferred: TypeAlias = Sequence[TensorType | None]
+ResultRule: TypeAlias = Callable[..., TensorType | tuple[TensorType, ...]]
+"""Type rule of a user's function: from the types of operands, and attributes as keywords."""
 OUT: Final = ".out"
 
 Kernels: TypeAlias = Mapping[str, Kernel]
@@ -225,6 +227,8 @@ class UserFunction:
 
     memory = HOST
     kernel: Kernel | None = None
+    result: ResultRule | None = None
+    """Its type rule for eager code: from the operands' types and the attributes to the results'."""
 
     def __init__(
         self, name: str, nparams: int | None, nresults: int | None, reads: slice | None = None

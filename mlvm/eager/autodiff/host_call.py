@@ -1,20 +1,28 @@
-"""`call`: host functions of the VM, in Python or C, as part of eager code."""
+"""Calls of host functions of the VM, in Python or C, and their gradient rules on a tape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, UnknownFunction
+from mlvm.core.errors import (
+    ArgumentError,
+    CaptureError,
+    GradientError,
+    MachineError,
+    ShapeError,
+)
+from mlvm.core.lengths import Length
 from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import OperandVjp, Tape, taping
 from mlvm.eager.functions.creation import full
+from mlvm.eager.recording.recorder import current_capture
 from mlvm.eager.tensor.apply import Tensors, Types
-from mlvm.eager.tensor.context import current_arena, current_capture
-from mlvm.eager.tensor.number import plain
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.number import has_open_lengths, plain
 from mlvm.eager.tensor.reading import launch_for_values, values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
 
@@ -24,56 +32,36 @@ _PROGRAMS_LIMIT: Final = 4096
 _programs: Final[dict[Any, Program]] = {}
 
 
-def call(
+def call_host(
     name: str,
-    /,
-    *operands: Tensor,
-    vjp: Vjp | Sequence[Vjp | None] | None = None,
-    **attributes: Any,
-) -> Any:
-    """Call the current VM's host function of that name, which `vm.register` or
-    `vm.register_library` has added.
-
-    Its results are copied into the current arena: a tensor, a tuple of several, or None. An
-    attribute is None, a bool, number or string, or nested lists of these. The function must not
-    write to its operands.
-
-    `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
-    computes that of the operand, the product of g with the Jacobian. For several operands it is a
-    tuple with a rule for each, None where there is no gradient. For several results `g` and `out`
-    are tuples; g has zeros for results that do not matter, None for those that are no floats.
-
-        ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
-
-    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is no tensor,
-    `StaleTensor`, and what the function raises; a gradient through it without a rule raises
-    `GradientError`.
-
-    The function decides their shapes.
-
-        >>> import numpy as np
-        >>> vm = ml.VM("mine")
-        >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
-        >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
-        Tensor([0., 0.], f32[2])
-
-    Refuses:
-        ml.call("doubled", v, how=object())  # ArgumentError
-        ml.call("doubled", 1.0)  # DTypeError
-        ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)  # GradientError
-        ml.call("doubled", stale)  # StaleTensor
-        ml.call("nothing")  # UnknownFunction
-    """
-    if not isinstance(name, str):
-        raise UnknownFunction(f"call: expected a function's name, a str, got {name!r}")
-    for x in operands:
-        if not isinstance(x, Tensor):
-            raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
-    rules = _rules(name, vjp, len(operands))
-    program = _program(name, len(operands), attributes)
+    operands: Sequence[Tensor],
+    vjp: Vjp | Sequence[Vjp | None] | None,
+    attributes: Attributes,
+) -> tuple[Tensor, ...]:
+    """Call a host function, and record its gradient rules on the tape; see `ml.call`."""
+    rules = rules_of(name, vjp, len(operands))
+    results = run(name, operands, attributes, result_types(name, operands, attributes))
     tape = taping()
-    before = {}
-    if tape is not None and current_capture.get() is None:
+    if tape is not None:
+        _record(tape, name, rules, tuple(operands), results)
+    return results
+
+
+def run(
+    name: str,
+    operands: Sequence[Tensor],
+    attributes: Attributes,
+    types: Types | None,
+) -> tuple[Tensor, ...]:
+    """Run a host function, or record its call, whose results have these types; with None they have
+    any."""
+    on = current_capture.get()
+    if on is not None and types is not None:
+        _key(name, [*attributes.values()])  # which refuses others
+        return tuple(on.call_user(name, _attributes(attributes), types, operands))
+    program = _program(name, len(operands), attributes)
+    tape, before = taping(), {}
+    if tape is not None and on is None:
         before = {i: values_of(x) for i, x in enumerate(operands) if x.tape is tape}
     arrays = launch_for_values(program, current_arena().vm, operands)
     for i, values in before.items():
@@ -83,11 +71,26 @@ def call(
                 f"gradient: let it push a result"
             )
     results = tuple([from_array(array) for array in arrays])
-    if tape is not None:
-        _record(tape, name, rules, operands, results)
-    if len(results) == 1:
-        return results[0]
-    return results or None
+    actual = tuple([y.type for y in results])
+    if types is not None and actual != types:
+        expected, got = [", ".join(map(str, each)) or "none" for each in (types, actual)]
+        raise MachineError(f"{name}: expected results {expected} by its type rule, got {got}")
+    return results
+
+
+def result_types(
+    name: str, operands: Sequence[Tensor], attributes: Attributes
+) -> tuple[TensorType, ...] | None:
+    """Return the types of a host function's results by its rule; None if it has none."""
+    on = current_capture.get()
+    vm = current_arena().vm if on is None else on.recorders[-1].vm
+    rule = getattr(vm, "result_types", None)  # of a VM of this process
+    if rule is None:
+        return None
+    types = [x.type for x in operands]
+    if has_open_lengths() and any(isinstance(n, Length) for type in types for n in type.shape):
+        raise CaptureError(f"{name}: a host function gets no open lengths")  # each size is traced
+    return rule(name, types, attributes)  # type: ignore[no-any-return]
 
 
 def _program(name: str, nparams: int, attributes: Attributes) -> Program:
@@ -100,8 +103,13 @@ def _program(name: str, nparams: int, attributes: Attributes) -> Program:
         raise ArgumentError(f"it writes to an operand; use ml.{name[:-4]} with out=").at(name, ())
     if len(_programs) >= _PROGRAMS_LIMIT:
         _programs.clear()
-    values = {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
+    values = _attributes(attributes)
     return _programs.setdefault(key, Program.of_op(name, nparams, values, STAR))
+
+
+def _attributes(attributes: Attributes) -> dict[str, Any]:
+    """Return attributes as a program has them."""
+    return {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
 
 
 def _key(name: str, value: object) -> Any:
@@ -120,7 +128,7 @@ def _key(name: str, value: object) -> Any:
 # --- gradients -----------------------------------------------------------------------
 
 
-def _rules(
+def rules_of(
     name: str, vjp: Vjp | Sequence[Vjp | None] | None, noperands: int
 ) -> tuple[Vjp | None, ...]:
     """Return a rule or None for each operand. Raises `GradientError` for any other `vjp`."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import copy
 import operator
+import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,10 @@ from mlvm.step.open_step import OpenStep
 from mlvm.step.replacement import Replaced
 
 MOST_PROGRAMS: Final = 64
+_LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinFunctionType
+"""Classes of objects that entries keep alive, whatever becomes of them: launches need tensors, and
+the others live as long as the process, or hold little."""
+
 _MOST_KEYS: Final = 4 * MOST_PROGRAMS
 """How many keys have their changed numbers remembered, also those of forgotten programs."""
 
@@ -55,7 +61,11 @@ class CacheEntry:
     replaced: the places of host functions, by name; see `capture(replace=)`.
     fast_paths: how many entries of the fast path it has had.
     open_part: makes the open part of its step, if that was planned at bounds of lengths.
+    sources: with `capture(check=)`, a function of a call's signature and of one that traces the
+        call again. It returns the trace of the program and the new one, to be compared.
     """
+
+    sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None
 
     def __init__(
         self,
@@ -71,13 +81,15 @@ class CacheEntry:
         self.numbers, self.free = call.numbers, call.free
         self.scalars = ScalarInputs(signature.numbers, self.numbers.values, [])
         self.vm = record.vm
-        self.keepalive = [*signature.guards.keepalive, record.vm, *record.outside.keepalive]
+        self.keepalive = [*signature.guards.identities(), record.vm, *record.outside.keepalive]
+        self._weak = [*signature.guards.weak.values()]
         self.fields = [field for field, _ in signature.fields]
         self.input_types = tuple([x.type for x in signature.inputs])
         self.aliased_inputs = {
             i: signature.inputs[i].root for i in record.placeholders.aliased_inputs
         }
         self.state_views = record.outside.state_views
+        self._returned = self.outcome.outside
         self._state_ids = {id(x) for x in record.outside.states}
         self.replaced: dict[str, list[Replaced]] = {}
         self.fast_paths = 0
@@ -105,9 +117,35 @@ class CacheEntry:
         """The first program, which takes hoisted values if there are any."""
         return self.variants.hoisting
 
-    def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Return whether the program is valid for these inputs. The function must reach just those
-        of them that it reached in the trace. A view of a state must still be a view of it."""
+    def loosen(self) -> list[weakref.ref[Any]]:
+        """Keep objects alive no more. Return weak references to those that may be gone then."""
+        held, self.keepalive = self.keepalive, []
+        references = [*self._weak]
+        while held:
+            each = held.pop()
+            if isinstance(each, _LASTING) or type(each).__weakrefoffset__ == 0:
+                self.keepalive.append(each)
+            else:
+                references.append(weakref.ref(each))
+        return references
+
+    def tighten(self, references: Sequence[weakref.ref[Any]]) -> bool:
+        """Keep objects alive again; return whether all of them are."""
+        objects = [reference() for reference in references]
+        self.keepalive += objects
+        return all(each is not None for each in objects)
+
+    def fits(self, signature: Signature) -> bool:
+        """Return whether the program is valid for the inputs of a call. The function must reach
+        just those of them that it reached in the trace. A view of a state must still be a view of
+        it. Objects that the function returns must be those that it reaches now, not equal ones."""
+        inputs = signature.inputs
+        if any(reference() is None for reference in self._weak):
+            return False
+        if self._returned:
+            reached = signature.guards.reached()
+            if not all(id(each) in reached for each in self._returned):
+                return False
         return (
             all(inputs[i].root is x for i, x in self.aliased_inputs.items())
             and not any(id(x.root) in self._state_ids for x in inputs)
@@ -140,7 +178,7 @@ class CacheEntry:
     def bind(self, signature: Signature) -> ScalarInputs | None:
         """Return the scalar inputs for a call of its key; None if the program is not valid for
         it."""
-        return self.bind_numbers(signature.numbers) if self.fits(signature.inputs) else None
+        return self.bind_numbers(signature.numbers) if self.fits(signature) else None
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
         """Give each input and state that a launch updates memory that nothing else needs. Return
@@ -227,6 +265,18 @@ class ProgramCache:
             self._entries[key] = (*self._entries.get(key, ()), entry)
             self._keys[entry] = key
         return dropped
+
+    def forget_lapsed(self) -> list[CacheEntry]:
+        """Forget the entries that know an object by identity which nothing else refers to: no call
+        will match them. Return them."""
+        with self.lock:
+            entries, self._entries = self._entries, {}  # meanwhile other threads find none
+            loose = [(entry, entry.loosen()) for entry in self._keys]
+            lapsed = [entry for entry, references in loose if not entry.tighten(references)]
+            self._entries = entries
+            for entry in lapsed:
+                self._forget(entry)
+        return lapsed
 
     def clear(self) -> None:
         with self.lock:

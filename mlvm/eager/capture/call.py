@@ -102,6 +102,7 @@ class FastPath:
             entry.aliased_inputs
             or entry.state_views
             or entry.outcome.rebound
+            or entry.outcome.returns_arguments
             or entry.launch.queues
         )
         if not is_plain or not signature.guards.is_flat or entry.fast_paths >= _MOST_ADDED:
@@ -113,6 +114,12 @@ class FastPath:
         first = FastPathEntry(entry, signature, parts, scratch)
         others = [each for each in self.entries if each.entry is not entry]
         self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
+
+    def release(self) -> None:
+        """Forget all calls, which keep what they read alive. Their programs may enter again."""
+        for each in self.entries:
+            each.entry.fast_paths -= 1
+        self.entries = []
 
     def clear(self) -> None:
         self.entries = []

@@ -16,6 +16,7 @@ Callers: users, from any thread. While a launch is prepared and sent, its scratc
 from __future__ import annotations
 
 import os
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -26,15 +27,23 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overlo
 from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import ArgumentError, CaptureError, GradientError, ShutDown, brief
+from mlvm.core.errors import (
+    ArgumentError,
+    CaptureError,
+    GradientError,
+    ShutDown,
+    StaleProgramError,
+    brief,
+)
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
 from mlvm.eager.capture.call import FastPath, as_tensors
+from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
-from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
+from mlvm.eager.capture.guards.guard_set import ASKS_CLASS, GuardSet
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemories
@@ -107,12 +116,24 @@ class Captured(Generic[P, R]):
         replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
         lengths: Mapping[str, Any] | Literal[False] | None = None,
         at_most: Mapping[str, int] | None = None,
+        check: int | None = None,
     ) -> None:
-        self.fn = fn
+        self._fn = fn
         self.fuse = fuse
         self.recompute = recompute
         self.hoist = hoist
+        self.check = check
+        self._unchecked = 0  # calls since the last one that was compared
         self._replace = check_replace(replace)
+        self._options = {
+            "fuse": fuse,
+            "recompute": recompute,
+            "hoist": hoist,
+            "replace": dict(replace),
+            "lengths": lengths,
+            "at_most": at_most,
+            "check": check,
+        }
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
         self._cache = ProgramCache()
@@ -127,7 +148,7 @@ class Captured(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current_capture.get() is not None:  # it is called inside another captured function
-            return self.fn(*args, **kwargs)
+            return self._fn(*args, **kwargs)
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -155,6 +176,7 @@ class Captured(Generic[P, R]):
             if bound is not None:
                 entry = self._last = path.entry
                 return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
+        path = bound = None  # type: ignore[assignment]  # they keep the state of a call alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
@@ -173,15 +195,21 @@ class Captured(Generic[P, R]):
                 scalars = entry.bind_numbers(signature.numbers) or entry.scalars
             else:
                 entry, scalars = match
+                if self._is_checked() and self._differs(entry, arena, args, kwargs, signature):
+                    continue
             if not (entry.launch.updates and entry.make_exclusive(signature.inputs)):
                 break
         is_repeated, self._last = self._last is entry, entry
         if loop:
-            return self._launch_in_loop(entry, arena, scalars, signature)
+            result = self._launch_in_loop(entry, arena, scalars, signature)
+            return entry.outcome.with_arguments(result, args, kwargs)
         launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
         scratch = self._scratch.of(arena.vm)
         result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
-        if EXTENSION is not None and match is not None and (is_repeated or not named):
+        if entry.outcome.returns_arguments:
+            result = entry.outcome.with_arguments(result, args, kwargs)
+        may_repeat = match is not None and (is_repeated or not named)
+        if EXTENSION is not None and may_repeat and self.check is None:
             self._fast_path.add(entry, signature, args, kwargs, scratch)
         return result
 
@@ -230,15 +258,73 @@ class Captured(Generic[P, R]):
         inputs, tensors = signature.inputs, signature.tensors
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
+    def _is_checked(self) -> bool:
+        """Return whether a call is one of those that trace the function again."""
+        if self.check is None:
+            return False
+        self._unchecked += 1
+        if self._unchecked < self.check:
+            return False
+        self._unchecked = 0
+        return True
+
+    def _differs(
+        self, entry: CacheEntry, arena: Arena, args: Any, kwargs: Any, signature: Signature
+    ) -> bool:
+        """Trace a call again, and raise `StaleProgramError` unless the entry's program is what the
+        function computes. Return True if the call may have another signature now."""
+
+        def again(free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
+            return trace(self.fn, args, kwargs, arena, signature, free, lengths)
+
+        try:
+            assert entry.sources is not None  # which each entry has
+            require_same(self.fn, self._name, *entry.sources(signature, again))
+        except recorder.RetryAfterCopy as error:
+            make_exclusive(error.x)
+            return True
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise StaleProgramError(
+                f"capture(check={self.check}): the program of {self._name!r} is out of date: the "
+                f"function now raises {type(error).__name__}: {error}"
+            ) from error
+        return False
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Return a method of the instance, if the function is a class's: each instance has its
         programs."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
+    def fn(self) -> Callable[P, R]:
+        """The function that was captured."""
+        return self._fn
+
+    @property
     def signatures(self) -> int:
         """The number of programs: one for each signature that was traced."""
         return len(self._cache) + self._families.traces
+
+    def explain(self) -> str:
+        """Return why recent calls retraced, the first retrace first: a line for each, with the line
+        of the call, and what differed from the most similar trace before.
+
+            >>> step = ml.capture(lambda x, mode: x * len(mode))
+            >>> for mode in ("a", "a", "abc"): _ = step(ml.ones(2), mode)
+            >>> print(step.explain().partition("argument")[2])
+             'mode' was 'a', and is 'abc'
+        """
+        return self._changing.explain(self._name)
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles have the function and the options. They trace it at their first
+        call."""
+        owner: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for name in self._name.split("."):
+            owner = getattr(owner, name, None)
+        return self._name if owner is self else (_captured, (self.fn, self._options))
 
     @property
     def planned(self) -> Planned:
@@ -422,11 +508,21 @@ class Captured(Generic[P, R]):
         """Trace the call and compile a program, with open lengths if it has some. Later calls find
         it too, unless the function has changed its own signature: then they trace again."""
         guards = miss.signature.guards
+        self._forget_lapsed(guards)
         recording = self._changing.describe(guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
         warn_of_frozen(guards, self._name)
         self._changing.add(recording, self._name)
         return entry
+
+    def _forget_lapsed(self, guards: GuardSet) -> None:
+        """Forget programs of state that is gone. Only a call that traces does so."""
+        self._signatures.keep_only(guards)
+        self._fast_path.release()
+        lapsed = self._cache.forget_lapsed()
+        if lapsed:
+            self._signatures.forget_modules()
+            self._drop(lapsed)
 
     def _compile_closed(self, miss: _Miss) -> CacheEntry:
         """Trace the call and compile a program. Numbers that changed between calls are left
@@ -442,9 +538,10 @@ class Captured(Generic[P, R]):
             call = miss.trace(self.fn, ())
         changes.specialised.update([free[i] for i in call.numbers.fixed()])
         entry = self._entry(call, miss.signature)
-        if self._is_steady(call, miss):
+        key = self._steady_key(call, miss)
+        if key is not None:
             recent = [path.entry for path in self._fast_path.entries]
-            self._drop(self._cache.add(miss.key, miss.signature, entry, recent))
+            self._drop(self._cache.add(key, miss.signature, entry, recent))
         return entry
 
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
@@ -470,22 +567,39 @@ class Captured(Generic[P, R]):
         if entry is None:
             return None
         opened.keep(opened.present, entry)
-        if self._is_steady(call, miss):
-            self._families.add(key, opened)
+        steady = self._steady_key(call, miss)
+        if steady is not None:
+            self._families.move(key, steady)
+            self._families.add(steady, opened)
         opened.warn_of_pins(self._name, {axis for each in named for axis in each.axes})
         return entry
 
-    def _is_steady(self, call: TracedCall, miss: _Miss) -> bool:
-        """Return whether the trace has left the signature of the call as it was. Fields that it
-        rebinds count as arguments from now on."""
+    def _steady_key(self, call: TracedCall, miss: _Miss) -> Any:
+        """Return the key of the calls that the program of a trace is for; None if the trace has
+        changed the signature of its own call. Fields that it rebinds count as arguments from now
+        on, and children of Modules that it has not read do not count any more."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
             self._fast_path.clear()
-        now, key = self._signatures.of(miss.arena.vm, miss.args, miss.kwargs)
-        return key == miss.key and all(map(is_same, now.numbers, miss.signature.numbers))
+        before = miss.signature
+        is_less = self._signatures.note_flattened(before.guards, call.flattened)
+
+        def present(*, reduced: bool) -> tuple[Any, bool]:
+            now, key = self._signatures.of(miss.arena.vm, miss.args, miss.kwargs, reduced=reduced)
+            same = len(now.numbers) == len(before.numbers)
+            same = same and all(map(is_same, now.numbers, before.numbers))
+            return key, same and list(map(id, now.inputs)) == list(map(id, before.inputs))
+
+        key, same = present(reduced=not is_less)
+        if not same or key != miss.key:
+            return None
+        if is_less:
+            key, same = present(reduced=True)
+        return key if same else None
 
     def _entry(self, call: TracedCall, signature: Signature) -> CacheEntry:
         """Compile recorded calls, with host functions in place of patterns."""
+        sources = partial(sources_of, call)
         replaced: dict[str, list[Replaced]] = {}
         if self._replace:
             states = call.record.outside.states
@@ -495,6 +609,8 @@ class Captured(Generic[P, R]):
         compiled = partial(compiler, call.flow)
         entry = CacheEntry(compiled(hoist=hoist), call, signature, self._title, compiled)
         entry.replaced = replaced
+        if self.check is not None:
+            entry.sources = partial(sources, entry)
         return entry
 
     def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
@@ -536,6 +652,14 @@ class Captured(Generic[P, R]):
         self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
     ) -> CacheEntry | None:
         """Make the entry for a call of these lengths; None where a guard does not hold."""
+        entry = self._make_entry_at(opened, signature, lengths)
+        if entry is not None and self.check is not None:
+            entry.sources = partial(open_sources_of, opened, lengths)
+        return entry
+
+    def _make_entry_at(
+        self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
+    ) -> CacheEntry | None:
         values = opened.values(signature, lengths)
         if values is None:
             return None
@@ -568,6 +692,10 @@ class Captured(Generic[P, R]):
         return self._entry(call.at(values, template.flow(values)), signature)
 
 
+def _captured(fn: Any, options: Any) -> Any:
+    return Captured(fn, **options)
+
+
 @overload
 def capture(
     fn: Callable[P, R],
@@ -579,6 +707,7 @@ def capture(
     replace: Mapping[Callable[..., Any], str] = ...,
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
+    check: int | None = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
@@ -589,6 +718,7 @@ def capture(
     replace: Mapping[Callable[..., Any], str] = ...,
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
+    check: int | None = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -601,6 +731,7 @@ def capture(
     replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
     lengths: Mapping[str, Any] | Literal[False] | None = None,
     at_most: Mapping[str, int] | None = None,
+    check: int | None = None,
 ) -> Any:
     """Compile `fn` into one program at its first call; later calls replay the program. It may be
     a whole step, with gradients and an optimizer's update.
@@ -638,6 +769,11 @@ def capture(
     guard. Where Python needs the value itself, each value has its program. `at_most` has bounds of
     lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
 
+    With `check=n`, every n-th call that has a program traces the function again, and compares it
+    with the program that is about to run. `StaleProgramError` names the line and the value that
+    changed. Use `check=1` first when results look old: it finds any read that no guard compares,
+    for the time of a trace. Without it, calls cost nothing more.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -663,7 +799,11 @@ def capture(
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most}
+    options |= {"lengths": lengths, "at_most": at_most, "check": check}
+    if check is not None and (type(check) is not int or check < 1):
+        raise ArgumentError(
+            f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
+        )
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):

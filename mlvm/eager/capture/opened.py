@@ -102,7 +102,8 @@ class OpenTrace:
 
     call: what the traced call did, with places for what depends on lengths.
     template: its flow.
-    present: the lengths of the traced call.
+    open: its open lengths.
+    present: their values in the traced call.
     args: its Python numbers.
     lock: held while a program is made.
     """
@@ -115,7 +116,7 @@ class OpenTrace:
         self.present = tuple([each.size_in(signature) for each in lengths])
         self.args = signature.numbers
         self.lock = new_lock()
-        self._open = tuple(lengths)
+        self.open = tuple(lengths)
         numbers_of_inputs = {id(x): i for i, x in enumerate(signature.inputs)}
         self._axes = [
             tuple([(numbers_of_inputs[id(signature.tensors[i])], axis) for i, axis, _ in each.axes])
@@ -139,7 +140,7 @@ class OpenTrace:
         if not all(is_same(signature.numbers[i], x) for i, x in self._closed_numbers):
             return None
         lengths = []
-        for each in self._open:
+        for each in self.open:
             n = each.size_in(signature)
             if any(axis.size_in(signature) != n for axis in each.axes):
                 return None
@@ -167,7 +168,7 @@ class OpenTrace:
         saw of lengths. Where it needs the value of one, no such plan is made."""
         if self._is_pinned or len(self._plans) >= _MOST_PLANS:
             return
-        axes = zip(self._open, lengths, self._bounds, strict=True)
+        axes = zip(self.open, lengths, self._bounds, strict=True)
         bounds = tuple([each.at_most or max(_bound_of(n), most) for each, n, most in axes])
         try:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
@@ -242,7 +243,7 @@ class OpenTrace:
         first = numbers.first_length
         lengths: list[StepLength] = []
         inputs: list[Any] = [*entry.input_types]
-        for place, (each, axes) in enumerate(zip(self._open, self._axes, strict=True), first):
+        for place, (each, axes) in enumerate(zip(self.open, self._axes, strict=True), first):
             if each.name is None:
                 i, axis = axes[0]
                 raise CaptureError(
@@ -250,7 +251,7 @@ class OpenTrace:
                     f"step with lengths needs its name in lengths=, and its bound in at_most="
                 )
             if each.at_most is None:
-                unbounded = {x.name: 512 for x in self._open if x.name and x.at_most is None}
+                unbounded = {x.name: 512 for x in self.open if x.name and x.at_most is None}
                 raise CaptureError(
                     f"a step with lengths: expected a bound of {', '.join(map(repr, unbounded))}, "
                     f"got none; capture it with at_most={unbounded}"
@@ -295,7 +296,7 @@ class OpenTrace:
     def pinned(self) -> list[Axis]:
         """Return the axes whose very size Python code has seen."""
         places = self.numbers.sources(set(self.numbers.pins))
-        opened = enumerate(self._open, self.numbers.first_length)
+        opened = enumerate(self.open, self.numbers.first_length)
         return [axis for place, each in opened if place in places for axis in each.axes]
 
     def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
@@ -307,7 +308,7 @@ class OpenTrace:
             for each in numbers.sources({place}):
                 if each < first or each >= numbers.inputs:
                     continue
-                length = self._open[each - first]
+                length = self.open[each - first]
                 if any(axis in named for axis in length.axes):
                     message = (
                         f"{name!r} sees the value of {length.name!r}, {numbers.values[each]}, "
@@ -399,6 +400,13 @@ class CallFamilies:
             family = self._families.get(without_sizes(key))
             if family is not None:
                 family.closed.update(axes)
+
+    def move(self, key: Sequence[Any], to: Sequence[Any]) -> None:
+        """Let a family have the key by which its calls are known from now on."""
+        with self._lock:
+            family = self._families.pop(without_sizes(key), None)
+            if family is not None:
+                self._families.setdefault(without_sizes(to), family)
 
     def add(self, key: Sequence[Any], trace: OpenTrace) -> None:
         """Add a trace."""

@@ -13,31 +13,34 @@ No lock is held: a recorder belongs to the thread that made it, and the VM runs 
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from typing import Any, Final, NamedTuple, NoReturn
-
-import numpy as np
+from typing import Any, NamedTuple, NoReturn
 
 from mlvm.arena.arena import STALE, Allocation, Arena
-from mlvm.core.errors import CaptureError, DTypeError, ShapeError
+from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
-from mlvm.eager.capture.guards.guard_set import Field
-from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot
+from mlvm.eager.capture.guards.guard_set import Field, is_mutable
+from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.lengths import OpenLength, open_types
 from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.copying import (
+    ArgumentLeaf,
+    Leaf,
+    LeafMemo,
+    NumberLeaf,
+    OutsideLeaf,
+    ResultLeaf,
+)
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
-from mlvm.eager.tree import flatten, replace
+from mlvm.eager.tree import flatten, items_of, noting_flattened, replace, unflatten
 from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.lengths import Template, at, frozen, places
-
-_MUTABLE: Final = np.ndarray, set, bytearray
-"""Classes of results that a caller may change in place: each call returns a copy."""
 
 
 class Result(NamedTuple):
@@ -96,27 +99,51 @@ class Output(NamedTuple):
         return out
 
 
-class _ResultLeaf(NamedTuple):
-    """Placeholder in a tree for the result of that number."""
+class ObjectTemplate:
+    """Object that the function creates and returns: each call returns a copy of it.
 
-    number: int
+    template: a copy of it with leaves.
+    numbers: the places of the call's numbers in it.
+    """
+
+    __slots__ = ("numbers", "template")
+
+    def __init__(self, template: Any, numbers: set[int]) -> None:
+        self.template, self.numbers = template, numbers
+
+    def materialize(self, leaf: Callable[[Any], Any]) -> Any:
+        """Return a new object with the values of a call at its leaves."""
+        return copy.deepcopy(self.template, LeafMemo(leaf))
 
 
-class _NumberLeaf(NamedTuple):
-    """Placeholder in a tree for the Python number at that place of a call's values."""
+class _CallValues(NamedTuple):
+    """Values of a call: its results and its Python numbers."""
 
-    place: int
+    results: Sequence[Any]
+    numbers: Sequence[Any]
+
+    def of(self, leaf: Any) -> Any:
+        """Return the value of a leaf or template; a leaf of an argument as it is."""
+        if type(leaf) is ObjectTemplate:
+            return leaf.materialize(self.of)
+        if type(leaf) is ResultLeaf:
+            return self.results[leaf.value]
+        if type(leaf) is ArgumentLeaf:
+            return leaf
+        return self.numbers[leaf.value] if type(leaf) is NumberLeaf else leaf.value
 
 
 class Outcome:
     """Outcome of a call: the value that it returns, and the fields that it rebinds.
 
-    tree: the value that it returns, with placeholders for tensors and numbers.
+    tree: the value that it returns, with leaves for all that differs from call to call.
     results: the tensors.
     outputs: those of them that a call allocates.
     rebound: the fields that it rebinds, each with the number of its result.
     types: the types of the outputs, unless one belongs to a field.
     single: the number of the output that alone is the value, if it is so.
+    returns_arguments: whether containers among the arguments are part of the value.
+    outside: containers and arrays from outside of the function that are part of the value.
     """
 
     def __init__(
@@ -129,8 +156,15 @@ class Outcome:
         self.tree, self.results, self.outputs, self.rebound = tree, results, outputs, rebound
         of_fields = any(output.field is not None for output in outputs)
         self.types = None if of_fields else tuple([output.type for output in outputs])
-        leaf = results[tree.number] if type(tree) is _ResultLeaf else None
+        leaf = results[tree.value] if type(tree) is ResultLeaf else None
         self.single = None if leaf is None or rebound else leaf.whole_output
+        leaves: list[Any] = []
+        replace(leaves.append, tree, (Leaf, ObjectTemplate))
+        self.returns_arguments = any(type(each) is ArgumentLeaf for each in leaves)
+        self.outside = [each.value for each in leaves if type(each) is OutsideLeaf]
+        self.numbers = {each.value for each in leaves if type(each) is NumberLeaf}
+        for each in leaves:
+            self.numbers |= each.numbers if type(each) is ObjectTemplate else set()
 
     def with_types(
         self,
@@ -144,8 +178,8 @@ class Outcome:
 
     def named_results(self) -> list[tuple[str, int]]:
         """Return the paths of tensors in the tree, each with the number of its result."""
-        leaves, _ = flatten(self.tree, ends=_at(_ResultLeaf))
-        return [(path, leaf.number) for path, leaf in leaves]
+        leaves, _ = flatten(self.tree, ends=_at(ResultLeaf))
+        return [(path, leaf.value) for path, leaf in leaves]
 
     def materialize(
         self,
@@ -154,17 +188,22 @@ class Outcome:
         numbers: Sequence[Any],
     ) -> Any:
         """Return the value of a call with these arguments, tensors by role, and numbers. Rebind
-        the fields."""
+        the fields. `with_arguments` adds containers among the arguments."""
         results = [result.materialize(arguments, tensors) for result in self.results]
         for field, number in self.rebound:
             field.set(results[number])
+        return replace(_CallValues(results, numbers).of, self.tree, (Leaf, ObjectTemplate))
 
-        def value_of(part: Any) -> Any:
-            if isinstance(part, _NumberLeaf):
-                return numbers[part.place]
-            return results[part.number] if isinstance(part, _ResultLeaf) else copy.copy(part)
+    def with_arguments(self, value: Any, args: Any, kwargs: Any) -> Any:
+        """Return the value of a call with the containers among its arguments at their places."""
 
-        return replace(value_of, self.tree, (_ResultLeaf, _NumberLeaf, *_MUTABLE))
+        def container_of(leaf: ArgumentLeaf) -> Any:
+            part: Any = {**dict(enumerate(args)), **kwargs}
+            for key in leaf.value:
+                part = dict(items_of(part))[key] if isinstance(part, dict) else part[key]
+            return part
+
+        return replace(container_of, value, ArgumentLeaf)
 
 
 class TracedCall(NamedTuple):
@@ -175,6 +214,7 @@ class TracedCall(NamedTuple):
     outcome: the value that it returns, and the fields that it rebinds.
     numbers: its computation on Python numbers and lengths that may differ in a later call.
     free: the places of these numbers among the signature's.
+    flattened: the ids of Modules of which the function has read all children, not some fields.
     template: in a trace with open lengths, the source of the flow.
     """
 
@@ -183,6 +223,7 @@ class TracedCall(NamedTuple):
     outcome: Outcome
     numbers: Numbers
     free: Sequence[int]
+    flattened: Set[int]
     template: Template | None = None
 
     def frozen(self) -> TracedCall:
@@ -193,9 +234,7 @@ class TracedCall(NamedTuple):
 
     def places(self) -> set[int]:
         """Return the places in the frozen types of results, and of numbers that it returns."""
-        numbers: list[_NumberLeaf] = []
-        replace(numbers.append, self.outcome.tree, _NumberLeaf)
-        return self._places_of_types() | {each.place for each in numbers}
+        return self._places_of_types() | self.outcome.numbers
 
     def _places_of_types(self) -> set[int]:
         outcome = self.outcome
@@ -275,6 +314,7 @@ def trace(
         snapshot.lend(signature.guards.numbers, lent)
         number_arguments = lent[len(signature.guards.numbers) :][::-1]
         del lent
+        flattened: set[int] = set()
 
         def placeholder(x: Any) -> Any:
             if isinstance(x, Tensor):
@@ -291,23 +331,27 @@ def trace(
                 for each in (args, kwargs)
             ]
             before = replace(lambda x: x, inputs)
-            tree = fn(*inputs[0], **inputs[1])
+            with noting_flattened(flattened):
+                tree = fn(*inputs[0], **inputs[1])
             _require_unchanged(before, inputs)
+            results = _Results(record, signature, inputs)
             del inputs, before
             replace(_refuse_deferred, tree, (Iterator, Awaitable))
             for field, x in signature.fields:
                 if field.value is placeholder(x):  # it was not rebound
                     field.set(x)
-            results = _Results(record, signature)
-            tree = replace(results.leaf, tree)
-            tree = replace(lambda x: _NumberLeaf(x.place) if x.recorded else plain(x), tree, Number)
-            rebound = [(field, results.leaf(x, field).number) for field, x in snapshot.rebound()]
+            tree = results.tree_of(tree)
+            rebound = [(field, results.leaf(x, field).value) for field, x in snapshot.rebound()]
+            snapshot.settle_numbers()
         except BaseException:
             snapshot.restore(failed=True)
+            snapshot.find(record.escaped_tensors())
             raise
         snapshot.restore(failed=False)
         outcome = Outcome(tree, results.results, results.outputs, rebound)
-        call = TracedCall(record, Flow(record.calls, results.values), outcome, numbers, free)
+        call = TracedCall(
+            record, Flow(record.calls, results.values), outcome, numbers, free, flattened
+        )
         if lengths:
             if record.outside.queues:
                 raise CaptureError("an element of a queue is taken ahead of a launch")
@@ -326,22 +370,72 @@ def trace(
 class _Results:
     """Tensors that a traced function returns, and those that it binds to fields."""
 
-    def __init__(self, record: recorder.Recorder, signature: Signature) -> None:
+    def __init__(
+        self, record: recorder.Recorder, signature: Signature, inputs: Sequence[Any]
+    ) -> None:
         self.results: list[Result] = []
         self.values: list[Value] = []
         self.outputs: list[Output] = []
         self._record = record
         self._signature = signature
         self._arguments = {id(record.placeholder(x)): i for i, x in enumerate(signature.tensors)}
-        self._leaves: dict[int, tuple[_ResultLeaf, Tensor]] = {}  # by the id of the tensor
+        self._leaves: dict[int, tuple[ResultLeaf, Tensor]] = {}  # by the id of the tensor
+        self._containers = _paths_of({**dict(enumerate(inputs[0])), **inputs[1]})
+        self._outside = signature.guards.reached()
 
-    def leaf(self, x: Tensor, field: Field | None = None) -> _ResultLeaf:
+    def tree_of(self, tree: Any) -> Any:
+        """Return what the function returned with leaves in it. Containers that it created are part
+        of the tree. Other objects that it created become templates."""
+
+        def ends(part: Any) -> bool | None:
+            is_inner = isinstance(part, (dict, list, tuple)) and id(part) not in self._outside
+            return None if is_inner and id(part) not in self._containers else True
+
+        pairs, structure = flatten(tree, None, ends=ends)
+        return unflatten(structure, [self._part(each) for _, each in pairs])
+
+    def _part(self, part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return self.leaf(part)
+        if type(part) is Number:
+            return NumberLeaf(part.place) if part.recorded else plain(part)
+        if id(part) in self._containers:
+            return ArgumentLeaf(self._containers[id(part)])
+        if id(part) in self._outside:
+            return OutsideLeaf(part) if is_mutable(part) else part
+        return self._template(part) if is_mutable(part) else settled(part, set())
+
+    def _template(self, part: Any) -> ObjectTemplate:
+        """Return the template of an object. Raises `CaptureError` for one that has no copies."""
+        numbers: set[int] = set()
+
+        def leaf(x: Any) -> Any:
+            if type(x) is OutsideLeaf:
+                return x
+            each = self._part(x)
+            if type(each) is NumberLeaf:
+                numbers.add(each.value)
+            return each
+
+        outside = {k: OutsideLeaf(x) for k, x in self._outside.items() if is_mutable(x)}
+        try:
+            return ObjectTemplate(copy.deepcopy(part, LeafMemo(leaf, outside)), numbers)
+        except CaptureError:
+            raise
+        except Exception as error:  # of the object's own code
+            raise CaptureError(
+                f"a captured function returns a {type(part).__name__} that it creates, of which no "
+                f"call can get a copy ({brief(str(error))}); return what it holds, or create it "
+                f"outside"
+            ) from error
+
+    def leaf(self, x: Tensor, field: Field | None = None) -> ResultLeaf:
         """Return the leaf for a tensor. Raises `CaptureError` for one that no launch can make."""
         if id(x) not in self._leaves:
-            self._leaves[id(x)] = _ResultLeaf(len(self.results)), x
+            self._leaves[id(x)] = ResultLeaf(len(self.results)), x
             self.results.append(self._result(x))
         leaf = self._leaves[id(x)][0]
-        home = self.results[leaf.number].home
+        home = self.results[leaf.value].home
         if field is not None and home.role == "output":
             output = self.outputs[home.index]
             self.outputs[home.index] = output._replace(field=output.field or field)
@@ -366,6 +460,20 @@ class _Results:
             self.outputs.append(Output(x.root.type, None))
         reached = x if self._signature.is_reached(x) else None
         return Result(home, x.type, x.base is not None, self._arguments.get(id(x)), reached)
+
+
+def _paths_of(named: dict[Any, Any]) -> dict[int, tuple[Any, ...]]:
+    """Return the paths of dicts and lists in these values, by id."""
+    paths: dict[int, tuple[Any, ...]] = {}
+    left: list[tuple[tuple[Any, ...], Any]] = [((name,), x) for name, x in named.items()]
+    while left:
+        path, part = left.pop()
+        if isinstance(part, (dict, list)):
+            paths.setdefault(id(part), path)
+        if isinstance(part, (dict, list, tuple)):
+            items = items_of(part) if isinstance(part, dict) else enumerate(part)
+            left += [((*path, key), each) for key, each in items]
+    return paths
 
 
 def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> None:

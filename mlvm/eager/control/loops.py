@@ -16,7 +16,14 @@ from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import CaptureError, DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.errors import (
+    CaptureError,
+    DTypeError,
+    OperandValueError,
+    PositionRefused,
+    ShapeError,
+    brief,
+)
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
@@ -44,6 +51,7 @@ from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import index_of, is_free, is_length
+from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
@@ -351,9 +359,23 @@ def _recorded_scan(
         return tensors(after), tensors(y)
 
     trip_count = as_index(length) if isinstance(length, Tensor) else total or 0
+    if total is not None and isinstance(trip_count, Tensor):
+        trip_count = _at_most(trip_count, total)
     init = tensors(state)
     final, rows = counted_loop(iterate, init, tensors(xs), trip_count, total, reverse=reverse)
     return with_leaves(state, iter(final)), with_leaves(ys[0], iter(rows))
+
+
+def _at_most(trip_count: Tensor, total: int) -> Tensor:
+    """Return the number of rows to visit, which a program looks up: beyond `total` it raises."""
+    with rewording(_reword):
+        return op.take(arange(total + 1), op.maximum(trip_count, 0), axis=0)
+
+
+def _reword(error: PositionRefused) -> None:
+    index, bound = numbers_in(error)
+    error.op, error.operands = None, ()
+    error.reason = f"scan: expected a length of 0 to {bound - 1}, the number of rows, got {index}"
 
 
 def _scan(

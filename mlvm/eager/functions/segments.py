@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from mlvm.core.errors import ShapeError
+from mlvm.core.errors import PositionRefused, ShapeError
 from mlvm.core.rules import require
 from mlvm.core.types import i64
 from mlvm.eager.functions.arguments import counts_of, integer, type_of
@@ -18,6 +20,7 @@ from mlvm.eager.functions.indexing import Combine
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import iinfo
+from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -41,8 +44,8 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
         ml.segment_sum(v, ints, -1)  # ArgumentError
         ml.segment_sum(v, ints, 1)  # PositionRefused
     """
-    length, ids = _segments(data, segment_ids, num_segments)
-    return op.scatter_add(data, ids, axis=0, length=length)
+    with _segments(data, segment_ids, num_segments) as (length, ids):
+        return op.scatter_add(data, ids, axis=0, length=length)
 
 
 @public
@@ -56,11 +59,11 @@ def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = N
         >>> ml.segment_mean(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2. , 2.5, 0. ], f32[3])
     """
-    length, ids = _segments(data, segment_ids, num_segments)
-    require("inexact", data.type)
-    total = op.scatter_add(data, ids, axis=0, length=length)
-    ones = full(ids.shape, 1.0, dtype=data.dtype.real)
-    counts = op.maximum(op.scatter_add(ones, ids, axis=0, length=length), 1.0)
+    with _segments(data, segment_ids, num_segments) as (length, ids):
+        require("inexact", data.type)
+        total = op.scatter_add(data, ids, axis=0, length=length)
+        ones = full(ids.shape, 1.0, dtype=data.dtype.real)
+        counts = op.maximum(op.scatter_add(ones, ids, axis=0, length=length), 1.0)
     return total / reshape(counts, (length, *[1] * (data.ndim - 1)))
 
 
@@ -114,14 +117,24 @@ def _limits(data: Tensor) -> tuple[int, int]:
     return info.min, info.max
 
 
-def from_front(indices: Tensor, length: int) -> Tensor:
-    """Move negative indices out of range, so that they do not count from the end."""
+@contextmanager
+def from_front(indices: Tensor, length: int) -> Iterator[Tensor]:
+    """Move negative indices out of range, so that they do not count from the end. The block gets
+    them; an error in it has the indices as they were."""
     wide = astype(indices, i64)
-    return op.where(op.less(wide, 0), wide - length, wide)
+    with rewording(_reword):
+        yield op.where(op.less(wide, 0), wide - length, wide)
 
 
-def _segments(data: Tensor, ids: Tensor, count: int | None) -> tuple[int, Tensor]:
-    """Return the number of segments, and the checked ids."""
+def _reword(error: PositionRefused) -> None:
+    index, length = numbers_in(error)
+    if index < 0:
+        error.reason = error.reason.replace(str(index), str(index + length), 1)
+
+
+@contextmanager
+def _segments(data: Tensor, ids: Tensor, count: int | None) -> Iterator[tuple[int, Tensor]]:
+    """Give the block the number of segments, and the checked ids."""
     require("numeric", type_of(data))
     require("integer", type_of(ids))
     if ids.ndim != 1 or data.shape[:1] != ids.shape:
@@ -129,10 +142,11 @@ def _segments(data: Tensor, ids: Tensor, count: int | None) -> tuple[int, Tensor
     if count is None:
         count = max(int(op.max(ids)) + 1, 0) if ids.size else 0
     [length] = counts_of(integer(count, "num_segments"), "num_segments")
-    return length, from_front(ids, length)
+    with from_front(ids, length) as places:
+        yield length, places
 
 
 def _combined(by: Combine, data: Tensor, ids: Tensor, count: int | None, start: float) -> Tensor:
-    length, ids = _segments(data, ids, count)
-    x = full((length, *data.shape[1:]), start, dtype=data.dtype)
-    return op.index_reduce(x, data, ids, by=by)
+    with _segments(data, ids, count) as (length, places):
+        x = full((length, *data.shape[1:]), start, dtype=data.dtype)
+        return op.index_reduce(x, data, places, by=by)

@@ -422,7 +422,8 @@ def bincount(
         length = max(least, int(op.max(x)) + 1 if x.size else 0)
     [bins] = counts_of(integer(length, "length"), "length")
     amounts = full(x.shape, 1, dtype=i64) if weights is None else weights
-    return op.scatter_add(amounts, from_front(x, bins), axis=0, length=bins)
+    with from_front(x, bins) as places:
+        return op.scatter_add(amounts, places, axis=0, length=bins)
 
 
 def _run(x: Tensor, first: int, end: int) -> Tensor:

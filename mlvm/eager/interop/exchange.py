@@ -33,6 +33,7 @@ from mlvm.eager.functions.creation import asarray, placed
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.context import arena_on
+from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.pickling import public_name
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
@@ -195,8 +196,10 @@ def from_dlpack(
         return asarray(np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu"))
 
 
-def _copy(x: Tensor, memo: object = None, /) -> Tensor:
-    """Copy x on its VM, into the arena that `arena_on` names."""
+def _copy(x: Tensor, memo: object = None, /) -> Any:
+    """Copy x on its VM, into the arena that `arena_on` names; in a template it is a leaf."""
+    if isinstance(memo, LeafMemo):
+        return memo.leaf(x)
     with arena_on(x.arena.vm).hosting():
         return op.copy(x)
 

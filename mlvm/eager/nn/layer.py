@@ -14,7 +14,7 @@ from mlvm.core.errors import OURS, MlvmError, user_line
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording import lines
 from mlvm.eager.recording.recorder import current_capture
-from mlvm.eager.tree import named_nodes
+from mlvm.eager.tree import named_nodes, noting_flattened
 
 Paths: TypeAlias = dict[
     tuple[int, int], tuple[tuple[weakref.ref[Any], weakref.ref[Any]], str | None]
@@ -52,7 +52,9 @@ def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
     key = id(inner), id(outer)
     modules, path = paths.get(key, (None, None))
     if modules is None or modules[0]() is not inner or modules[1]() is not outer:
-        for each, part in [(None, inner), *named_nodes(outer)]:
+        with noting_flattened(None):  # a path is no part of what is computed
+            nodes = [(None, inner), *named_nodes(outer)]
+        for each, part in nodes:
             paths[id(part), id(outer)] = (weakref.ref(part), weakref.ref(outer)), each
         path = paths[key][1]
     return path

@@ -11,6 +11,7 @@ from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.pickling import reduced
 from mlvm.eager.tensor.tensor import Tensor
@@ -223,9 +224,10 @@ class Module(Node):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the Module, with parameters and buffers in the current arena."""
-        for x in _named_tensors(self, buffers=True).values():
-            if id(x) not in memo:
-                memo[id(x)] = op.copy(x)
+        if not isinstance(memo, LeafMemo):
+            for x in _named_tensors(self, buffers=True).values():
+                if id(x) not in memo:
+                    memo[id(x)] = op.copy(x)
         copied = memo[id(self)] = copy.copy(self)
         vars(copied).update(copy.deepcopy(self._alone(vars(self)), memo))
         return copied

@@ -10,6 +10,7 @@ from typing import Final
 
 from mlvm.core import errors
 from mlvm.eager.tensor.context import bound
+from mlvm.eager.tensor.positions import Reword, current_reword
 
 
 def _no_layer() -> str | None:
@@ -23,11 +24,12 @@ layer_here: Callable[[], str | None] = _no_layer
 class Line(str):
     """Place of a call: `file:line`, the path of the running `layer`, and the operation there with
     its operands, if the op that stands for it has others. Positions in these operands begin with
-    `naxes` numbers of lanes."""
+    `naxes` numbers of lanes. `reword` changes the error of a position that is out of range."""
 
     layer: str | None
     call: tuple[str, tuple[object, ...]] | None = None
     naxes: int = 0
+    reword: Reword | None = None
 
 
 traced_line: Final[ContextVar[Line | None]] = ContextVar("traced_line", default=None)
@@ -42,7 +44,7 @@ def standing_for(name: str, operands: Sequence[object], *, has_lanes: bool) -> I
         yield
         return
     named = Line(line)
-    named.layer, named.naxes = line.layer, line.naxes + has_lanes
+    named.layer, named.naxes, named.reword = line.layer, line.naxes + has_lanes, line.reword
     named.call = line.call or (name, tuple(operands))  # the outermost one is the user's
     with bound(traced_line, named):
         yield
@@ -53,7 +55,13 @@ def user_line() -> Line | None:
     if (line := traced_line.get()) is not None:
         return line
     text = errors.user_line()
-    return None if text is None else _line(text, layer_here())
+    if text is None:
+        return None
+    line, reword = _line(text, layer_here()), current_reword.get()
+    if reword is not None:
+        line, layer = Line(line), line.layer
+        line.layer, line.reword = layer, reword
+    return line
 
 
 @lru_cache(maxsize=4096)

@@ -758,6 +758,19 @@ class Recorder:
         self.calls.append(Call(name, None, attributes, outs, ins, user_line(), orderly=True))
         return [x for x, _ in results]
 
+    def call_user(
+        self,
+        name: str,
+        attributes: Attributes,
+        types: Sequence[TensorType],
+        operands: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Call a user's host function, which pushes results of these types."""
+        results = self.host_call(name, attributes, types, [self.use(x) for x in operands])
+        call = self.calls[-1]
+        call.may_raise = call.pushes = True
+        return results
+
     def check(self, condition: Tensor, message: str) -> None:
         """Let each launch raise `CheckFailed` unless the condition holds."""
         attributes, ins = {"message": message}, [self.use(condition)]
@@ -1029,9 +1042,15 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
         if nparams not in (STAR, len(loads)):
             raise _refused("a program of several calls is launched")
         if nresults != 0:
-            hint = "keep the shape, as where(mask, x, 0)" if name in OPS else "by capture(replace=)"
-            call = f"{name}, whose results' types depend on values, is called"
-            raise _refused(call, f"; call it outside, or {hint}")
+            if name in OPS:
+                call = f"{name}, whose results' types depend on values, is called"
+                raise _refused(call, "; call it outside, or keep the shape, as where(mask, x, 0)")
+            rule = f"vm.register({name!r}, fn, result=lambda x: x)"
+            raise _refused(
+                f"{name}, a host function without a type rule, is called",
+                f"; register it with a function from its operands' types to its results', as "
+                f"{rule}, or call it outside",
+            )
         op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
         program.single = name, op, loads, rest[0] if rest else NO_ATTRIBUTES
     return program.single  # type: ignore[no-any-return]

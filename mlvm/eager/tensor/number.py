@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ from mlvm.core.errors import ShapeError, user_line
 from mlvm.core.lengths import Length
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor.context import bound
+from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.polynomials import (
     Polynomial,
@@ -452,7 +454,8 @@ def plain(tree: Any) -> Any:
         return tree if all(map(operator.is_, named.values(), tree.values())) else named
     if isinstance(tree, (list, tuple)):
         items = [plain(each) for each in tree]
-        return tree if all(map(operator.is_, items, tree)) else type(tree)(items)
+        make = list if isinstance(tree, list) else partial(tuple.__new__, type(tree))
+        return tree if all(map(operator.is_, items, tree)) else make(items)
     return tree
 
 
@@ -531,6 +534,12 @@ class Number(Length):
                 own.guarded[self.place] = own.pins[self.place] = user_line()
         return self._value
 
+    def keep(self) -> Any:
+        """Return the value for a place that later calls do not update, and guard it."""
+        if not self._numbers.closed:
+            self._numbers.guarded.setdefault(self.place, None)
+        return self._value
+
     __add__, __radd__ = _binary(operator.add)
     __sub__, __rsub__ = _binary(operator.sub)
     __mul__, __rmul__ = _binary(operator.mul)
@@ -568,5 +577,5 @@ class Number(Length):
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
+    def __deepcopy__(self, memo: object) -> Any:
+        return memo.leaf(self) if isinstance(memo, LeafMemo) else self

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, OperandValueError, brief
 from mlvm.core.types import TensorType, i64
+from mlvm.eager.autodiff.host_call import run
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
     REFUSING,
@@ -461,7 +462,8 @@ class BatchingInterpreter:
         types = tuple([use.type for use in call.outs])
         reads = call.name in (READ, READ_ROWS)
         if self.is_dry:
-            flag = reads or (call.name == ADD and any(v.is_batched for v in xs))
+            varies = call.pushes or call.name == ADD
+            flag = reads or (varies and any(v.is_batched for v in xs))
             return _dry_values([flag] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs
@@ -487,7 +489,28 @@ class BatchingInterpreter:
             flag = any(v.is_batched for v in xs)
             one, two = self._batches(xs, [flag, flag])
             return [Batched(records.summed(one, two, self._sum), flag)]
+        if call.pushes:
+            return self._call_user(call, xs, types)
         raise no_rule(call.name, call.line)
+
+    def _call_user(self, call: Call, xs: Sequence[Batched], types: Types) -> Values:
+        """Call a user's host function once for each row."""
+
+        def row(operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return run(call.name, operands, call.attributes, types)
+
+        batches = [v.x for v in xs if v.is_batched]
+        if not batches:
+            return _batched(row([v.x for v in xs]), [False] * len(types))
+        if not self.n:
+            rows = [zeros((0, *type.shape), dtype=type.dtype) for type in types]
+            return _batched(rows, [True] * len(types))
+
+        def fn(parts: list[Tensor]) -> tuple[Tensor, ...]:
+            rest = iter(parts)
+            return row([next(rest) if v.is_batched else v.x for v in xs])
+
+        return _batched(loops.map(fn, batches), [True] * len(types))
 
     def _push(self, xs: Tensors) -> Tensor:
         """Push a record of the values; return its number."""

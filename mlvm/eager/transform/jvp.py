@@ -17,6 +17,7 @@ from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import are_alike, as_pair
+from mlvm.eager.autodiff.host_call import run
 from mlvm.eager.autodiff.joint import or_zeros
 from mlvm.eager.autodiff.tape import Conditional
 from mlvm.eager.control import blocks, branches, functions, loops, records
@@ -371,6 +372,10 @@ class JvpInterpreter:
         if call.name == residuals.ADD:
             [number, other] = [x.x for x in xs]
             return [Dual(records.summed(number, other, self._sum), None)]
+        if call.pushes:  # in the body of its custom rule, which decides about tangents
+            types = tuple([use.type for use in call.outs])
+            results = run(call.name, [x.x for x in xs], call.attributes, types)
+            return [Dual(y, None) for y in results]
         raise CaptureError(
             f"{call.line or 'here'}: jvp has no rule for {call.name}; "
             f"call it outside of the function"

@@ -12,11 +12,13 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import (
     ArgumentError,
+    CaptureError,
     DTypeError,
     GradientError,
     HandleError,
     HostFunctionError,
     MachineError,
+    MlvmError,
     UnknownFunction,
 )
 from mlvm.core.machine.frame import Frame
@@ -288,3 +290,77 @@ def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
     assert [least.item(), greatest.item()] == [-2, 5]
     assert ml.call("nothing", x) is None
     refuses(HostFunctionError, "softclip: limit must be > 0", ml.call, "softclip", x, limit=-1)
+
+
+# --- with a type rule -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(vm: ml.VM) -> ml.VM:
+    """A VM with functions that have type rules."""
+
+    def spread(frame: Frame) -> None:
+        x = param(frame, 0)
+        frame.push(x.min())
+        frame.push(x + np.float32(frame.attributes["k"]))
+
+    vm.register("square", lambda f: f.push(param(f, 0) ** 2), nparams=1, result=lambda x: x)
+    vm.register("product", lambda f: f.push(param(f, 0) * param(f, 1)), result=lambda x, y: x)
+    vm.register("spread", spread, result=lambda x, k: (ml.TensorType(x.dtype), x))
+    vm.register("short", lambda f: f.push(param(f, 0)[:1]), result=lambda x: x)
+    return vm
+
+
+def squared(x: ml.Tensor) -> Any:
+    return ml.call("square", x, vjp=lambda g, x, out: 2.0 * g * x)
+
+
+def test_a_typed_function_is_captured(typed: ml.VM) -> None:
+    with ml.use(typed):
+        step = ml.capture(lambda x: ml.call("spread", squared(x), k=2), check=1)
+        for n in (2, 3, 4, 5, 3):
+            x = ml.arange(float(n))
+            least, rest = step(x)
+            assert (float(least), rest.tolist()) == (0.0, [i * i + 2.0 for i in range(n)])
+        rows = ml.reshape(ml.arange(6.0), (2, 3))
+        total = ml.capture(lambda xs: ml.scan(lambda c, x: (c + squared(x), None), ml.zeros(3), xs))
+        assert total(rows)[0].tolist() == [9.0, 17.0, 29.0]
+        either = ml.capture(lambda x: ml.cond(x[0] > 0.0, lambda: squared(x), lambda: x))
+        assert either(ml.asarray([2.0])).tolist() == [4.0]
+        assert either(ml.asarray([-2.0])).tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, ml.capture])
+def test_a_typed_function_is_transformed(typed: ml.VM, wrap: Any) -> None:
+    def loss(x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(squared(x * 1.0))
+
+    with ml.use(typed):
+        x = ml.reshape(ml.arange(6.0), (2, 3))
+        slopes = (2.0 * x).tolist()
+        assert wrap(ml.vmap(squared))(x).tolist() == (x * x).tolist()
+        assert wrap(ml.vmap(lambda r: ml.call("spread", r, k=1)[0]))(x).tolist() == [0.0, 3.0]
+        assert wrap(ml.vmap(squared))(ml.ones((0, 3))).shape == (0, 3)
+        assert wrap(ml.vmap(ml.grad(loss)))(x).tolist() == slopes
+        assert wrap(ml.grad(lambda x: ml.sum(ml.vmap(loss)(x))))(x).tolist() == slopes
+        assert wrap(ml.jacrev(ml.grad(loss)))(x[0]).tolist() == (2.0 * ml.eye(3)).tolist()
+        y, bias = x[1], ml.ones(3)
+        rules = (lambda g, x, y, out: g * y, None)
+        scaled = ml.vmap(lambda r: ml.sum(ml.call("product", r, bias, vjp=rules)))
+        assert wrap(ml.grad(lambda x: ml.sum(scaled(x))))(x).tolist() == ml.ones((2, 3)).tolist()
+        both = ml.vmap(lambda r: ml.grad(lambda b: ml.sum(ml.call("product", r, b, vjp=rules)))(y))
+        refuses(GradientError, "product has no gradient for operand 1", wrap(both), x)
+        refuses(GradientError, "square has a custom_vjp", lambda: ml.jvp(squared, (x,), (x,)))
+
+
+def test_wrong_type_rules_are_refused(typed: ml.VM) -> None:
+    typed.register("untyped", lambda f: f.push(param(f, 0)))
+    typed.register("text", lambda f: f.push(param(f, 0)), result=lambda x: "f32[2]")
+    refuses(MachineError, "a function of types as result", typed.register, "x", sine, result=3)
+    with ml.use(typed):
+        text = r"short: expected results f32\[3\] by its type rule, got f32\[1\]"
+        refuses(MachineError, text, ml.call, "short", ml.ones(3))
+        refuses(MachineError, "text: expected its type rule to return", ml.call, "text", ml.ones(2))
+        captured = ml.capture(lambda x: ml.call("untyped", x))
+        refuses(CaptureError, "without a type rule, .* result=lambda x: x", captured, ml.ones(2))
+        refuses(MlvmError, r"f32\[1\]", ml.capture(lambda x: ml.call("short", x)), ml.ones(3))

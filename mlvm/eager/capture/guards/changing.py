@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,16 @@ MANY: Final = 8
 _MOST_NAMED: Final = 3
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
 """The text of a tensor's type."""
+
+Description: TypeAlias = dict[Any, tuple[str, str]]
+"""The values that a trace is specialised on, in words: a place and the value there, by key."""
+
+_REMEDIES: Final = {
+    "type": "Open the axis by name, ml.capture(step, lengths={'x': ('n', None)}), or pad it to one "
+    "of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])",
+    "identity": "Write new values into the tensor, as in x[...] = y, or give it as an argument",
+    "value": "Give what changes as a tensor, or keep it the same",
+}
 
 Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
 """Pairs of a key, and two texts: a place, and the value there."""
@@ -43,58 +54,97 @@ class RecompilationWarning(UserWarning):
     """
 
 
+class Retrace(NamedTuple):
+    """One trace after the first: its number, the line of the call, and what differed."""
+
+    number: int
+    line: str | None
+    changes: str
+
+    def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
+        return f"trace {self.number}{where}: {self.changes}"
+
+
 class Changing:
-    """Descriptions of a function's traces, until there are `MANY`: then one warning names the
-    values that differ between them."""
+    """Descriptions of a function's traces. Each one after the first has causes: the values that
+    differ from the most similar of the last `MANY` traces. `MANY` traces issue one warning."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
         self._names = code.co_varnames[: code.co_argcount] if code is not None else ()
-        self._recordings: list[dict[Any, tuple[str, str]]] = []
-        self._warned = False
+        self._recordings: deque[Description] = deque(maxlen=MANY)
+        self._retraces: deque[Retrace] = deque(maxlen=MANY)
+        self._count = 0
 
-    def describe(self, guards: GuardSet, args: Any, kwargs: Any) -> dict[Any, tuple[str, str]]:
+    def describe(self, guards: GuardSet, args: Any, kwargs: Any) -> Description:
         """Return the values that a trace is specialised on, in words, before it changes any."""
-        if self._warned:
-            return {}
         names = [*self._names, *range(len(self._names), len(args))]
         words = dict(words_of(guards))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             words.update(_of_tree(f"argument {name!r}", value))
         return words
 
-    def add(self, description: dict[Any, tuple[str, str]], name: str) -> None:
+    def add(self, description: Description, name: str) -> None:
         """Add a trace that has led to a program. Issue `RecompilationWarning` at the user's line if
         the function of that name now has `MANY`."""
-        if not self._warned:
-            self._recordings.append(description)
-        if len(self._recordings) < MANY:
-            return
-        recordings, self._recordings, self._warned = self._recordings, [], True
-        changes = []
-        for key in dict.fromkeys(key for each in recordings for key in each):
-            wheres, whats = zip(*[each[key] for each in recordings if key in each], strict=True)
-            changes.append((wheres[0], list(dict.fromkeys(whats))))
-        changes = sorted([each for each in changes if len(each[1]) > 1], key=lambda x: -len(x[1]))
-        text = "; ".join(f"{where} was {', '.join(what)}" for where, what in changes[:_MOST_NAMED])
-        if len(changes) > _MOST_NAMED:
-            text += f"; and {len(changes) - _MOST_NAMED} more changed"
-        tensors = [all(map(_TYPE.fullmatch, what)) for _, what in changes]
-        remedies = [
-            "Open the axis by name, ml.capture(step, lengths={'x': ('n', None)}), or pad it to one "
-            "of a few lengths: ml.Pipeline(data, n, pad=0, pad_to=[64, 128])"
-            if any(tensors)
-            else "",
-            "Give what changes as a tensor, or keep it the same"
-            if not tensors or not all(tensors)
-            else "",
-        ]
+        self._count += 1
+        if self._recordings:
+            recent = [_changes([each, description]) for each in reversed(self._recordings)]
+            changes = min(recent, key=len)
+            texts = [f"{where} was {', and is '.join(whats)}" for where, whats in changes]
+            self._retraces.append(Retrace(self._count, user_line(), _joined(texts)))
+        self._recordings.append(description)
+        if self._count == MANY:
+            self._warn(name)
+
+    def explain(self, name: str) -> str:
+        """Return the causes of the last retraces of the function of that name, the first one first,
+        each in a line."""
+        if not self._retraces:
+            return f"{name!r} was traced once" if self._count else f"{name!r} was not called yet"
+        title = f"{name!r} was traced {self._count} times"
+        return "\n".join([title, *map(str, self._retraces)])
+
+    def _warn(self, name: str) -> None:
+        changes = sorted(_changes(self._recordings), key=lambda x: -len(x[1]))
+        text = _joined([f"{where} was {', '.join(whats)}" for where, whats in changes])
+        kinds = {_kind_of(whats) for _, whats in changes} or {"value"}
+        remedies = [text for kind, text in _REMEDIES.items() if kind in kinds]
         message = (
             f"{name!r} has recorded its {MANY}th program, which takes time and memory: "
-            f"{text or 'the identity of tensors, or of the memory of views, changed'}. "
-            f"{'. '.join(filter(None, remedies))}."
+            f"{text}. {'. '.join(remedies)}."
         )
         warn_at(user_line(), message, RecompilationWarning)
+
+
+def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]:
+    """Return the places whose values differ between descriptions, with their values in order."""
+    descriptions = [*descriptions]
+    changes = []
+    for key in dict.fromkeys(key for each in descriptions for key in each):
+        pairs = [each.get(key) for each in descriptions]
+        where = next(pair[0] for pair in pairs if pair is not None)
+        whats = dict.fromkeys(pair[1] for pair in pairs if pair is not None)
+        if type(key) is str and None in pairs and len(pairs) == 2:  # an argument
+            whats = dict.fromkeys(pair[1] if pair is not None else "not given" for pair in pairs)
+        if len(whats) > 1:
+            changes.append((where, [*whats]))
+    return changes
+
+
+def _kind_of(whats: Iterable[str]) -> str:
+    """Return what differs: the `type` of tensors, their `identity`, or another `value`."""
+    if all(map(_TYPE.fullmatch, whats)):
+        return "type"
+    return "identity" if all(_TYPE.match(what) and " at " in what for what in whats) else "value"
+
+
+def _joined(texts: Sequence[str]) -> str:
+    if not texts:
+        return "the identity of tensors, or of the memory of views, changed"
+    more = f"; and {len(texts) - _MOST_NAMED} more changed" if len(texts) > _MOST_NAMED else ""
+    return "; ".join(texts[:_MOST_NAMED]) + more
 
 
 def words_of(guards: GuardSet) -> Words:
@@ -103,11 +153,11 @@ def words_of(guards: GuardSet) -> Words:
     for kind, owner, name, value in guards.guards:
         place, text = guards.places.get(id(owner), ({}, ""))
         names.setdefault(id(value), text.format(name))
-        if kind in ("item", "number") and name in place:
-            yield (id(place), name), (text.format(name), _what(place[name]))
+        if kind in ("item", "number", "unread", "plain") and name in place:
+            yield (id(place), name), (text.format(name), _which(place[name]))
         elif kind in ("values", "items", "attribute") and text:
             for each, now in contents(place).items():
-                yield (id(place), each), (text.format(each), _what(now))
+                yield (id(place), each), (text.format(each), _which(now))
         elif kind == "equal" and owner is not None:
             where = names.get(id(owner)) or _what(owner)
             yield id(owner), (f"the content of {where}", _of_array(owner, value))
@@ -136,6 +186,11 @@ def _of_tree(where: str, tree: Any) -> Words:
             yield from _of_tree(f"{where}[{name!r}]", each)
     else:
         yield where, (where, _what(tree))
+
+
+def _which(value: Any) -> str:
+    """Return a value in words. Of state, tensors count by identity."""
+    return f"{_what(value)} at {id(value):#x}" if type(value) is Tensor else _what(value)
 
 
 def _what(value: Any) -> str:

@@ -33,7 +33,9 @@ _ALL_FIELDS: Final = frozenset(
     {"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"}
     | {"__copy__", "__deepcopy__", "__replace__"}
 )
-_FORMATTERS: Final = frozenset({"format", "format_map"})  # methods of strings
+FORMATTERS: Final = frozenset({"format", "format_map"})
+"""Methods of strings that read the fields that the string names."""
+
 _UNBOUNDED: Final = frozenset({"eval", "exec", "globals", "__import__", "import_module"})
 _UNBOUNDED_ATTRIBUTES: Final = frozenset(
     {"__globals__", "f_globals", "__builtins__", "__subclasses__", "import_module"}
@@ -65,12 +67,14 @@ class CodeNames(NamedTuple):
     fields: names of attributes, and all strings that may be one.
     imports: modules as (level, name).
     unbounded: the names that make the code unbounded.
+    formats: variables whose `format` the code calls, which reads the fields that their text names.
     """
 
     globals: tuple[str, ...]
     fields: frozenset[str]
     imports: tuple[tuple[int, str], ...]
     unbounded: frozenset[str]
+    formats: frozenset[str] = frozenset()
 
 
 _names: weakref.WeakKeyDictionary[types.CodeType, CodeNames] = weakref.WeakKeyDictionary()
@@ -108,7 +112,8 @@ def _names_in(code: types.CodeType) -> CodeNames:
     globals: dict[str, None] = {}
     fields = set(_strings(code.co_consts))
     imports: dict[tuple[int, str], None] = {}
-    instructions = list(dis.get_instructions(code))
+    formats: set[str] = set()
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
     for i, each in enumerate(instructions):
         if each.opname == "IMPORT_NAME":
             imports[instructions[i - 2].argval, each.argval] = None
@@ -122,8 +127,14 @@ def _names_in(code: types.CodeType) -> CodeNames:
                 fields |= TEXTS
         elif each.opcode in dis.hasname and not each.opname.startswith(("STORE_", "DELETE_")):
             fields.add(each.argval)
+            if each.argval in FORMATTERS:
+                text = instructions[i - 1]
+                if text.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+                    formats.add(text.argval)
+                elif not isinstance(text.argval, str) or text.opname != "LOAD_CONST":
+                    fields.add(ALL)
     unbounded = (_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & fields)
-    if fields & _FORMATTERS:
+    if fields & FORMATTERS:
         fields |= TEXTS
     letters = "".join(map(_letter, instructions))
     if fields & _ALL_FIELDS or letters.count("G") > len(_CONSTANT_GETTER.findall(letters)):
@@ -136,7 +147,9 @@ def _names_in(code: types.CodeType) -> CodeNames:
             fields |= of_inner.fields
             imports.update(dict.fromkeys(of_inner.imports))
             unbounded |= of_inner.unbounded
-    return CodeNames(tuple(globals), frozenset(fields), tuple(imports), frozenset(unbounded))
+            formats |= of_inner.formats
+    names = tuple(globals), frozenset(fields), tuple(imports), frozenset(unbounded)
+    return CodeNames(*names, frozenset(formats))
 
 
 def _is_raised(after: Iterable[dis.Instruction]) -> bool:
@@ -153,9 +166,14 @@ def _strings(constants: Iterable[object]) -> Iterator[str]:
     """Yield the names that strings in the code may be or contain, as the format `{0.name}`."""
     for each in constants:
         if isinstance(each, str):
-            yield from re.findall(r"\w+", each) if "{" in each else [each]
+            yield from names_of_format(each) if "{" in each else [each]
         elif isinstance(each, (tuple, frozenset)):
             yield from _strings(each)
+
+
+def names_of_format(text: object) -> Iterable[str]:
+    """Return the names that a format such as `{0.name}` may read; all of what is no text."""
+    return re.findall(r"\w+", text) if isinstance(text, str) else (ALL,)
 
 
 def _letter(instruction: dis.Instruction) -> str:

@@ -11,7 +11,7 @@ import dis
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,9 +24,26 @@ from mlvm.eager.tensor.warn import warn_at
 _CLOCKS: Final = frozenset(
     [f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")]
     + [f"time.{name}{unit}" for name in ("process_time", "thread_time") for unit in ("", "_ns")]
+    + [f"time.clock_gettime{unit}" for unit in ("", "_ns")]
+    + [f"{module}.times" for module in ("posix", "nt")]
+    + ["resource.getrusage"]
 )
+_UNLESS_GIVEN: Final = {
+    **{f"time.{name}": 0 for name in ("localtime", "gmtime", "ctime", "asctime")},
+    "time.strftime": 1,
+    "email.utils.localtime": 0,
+    "email.utils.formatdate": 0,
+}
+"""Clocks that convert a time if they are given one, with the position of that argument."""
 _NOW: Final = frozenset({"now", "utcnow", "today"})  # of `datetime`'s classes
-_ENTROPY: Final = frozenset({"posix.urandom", "nt.urandom", "uuid.uuid1", "uuid.uuid4"})
+_ENTROPY: Final = frozenset(
+    {"posix.urandom", "nt.urandom", "posix.getrandom"} | {f"uuid.uuid{i}" for i in (1, 4, 6, 7)}
+)
+_SEEDED: Final = (
+    *(np.random.default_rng, np.random.RandomState, np.random.SeedSequence),
+    *np.random.BitGenerator.__subclasses__(),
+)
+"""Functions and classes of numpy that begin with entropy unless they are given a seed."""
 _SEEDS: Final = frozenset({"seed", "get_state", "set_state"})
 
 _AS_ARGUMENT: Final = "give it as an argument"
@@ -34,6 +51,9 @@ _WITH_KEY: Final = f"{_AS_ARGUMENT}, or draw with ml.random, which has a key and
 _FUNCTIONS: Final = frozenset(
     {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(np.random.default_rng)}
 )
+_UNKNOWN: Final = object()
+"""Argument that is no constant of the code."""
+
 _LOADS: Final = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
     | {f"LOAD_FAST{how}" for how in ("", "_CHECK", "_BORROW")}
@@ -61,13 +81,13 @@ class Reading(NamedTuple):
     path: the name, and the attributes that are read of it.
     imported: the module, and a name in it, if the code imports the name itself.
     line: of the code's file.
-    bare: whether it is called without arguments.
+    args: the arguments that it is called with, if these are constants and names; else None.
     """
 
     path: tuple[str, ...]
     imported: tuple[str, ...]
     line: int
-    bare: bool
+    args: tuple[Any, ...] | None
 
 
 _by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.WeakKeyDictionary()
@@ -76,24 +96,45 @@ _by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.Wea
 def warn_of_frozen(guards: GuardSet, name: str) -> None:
     """Issue a `FrozenWarning` for each line of reached code that reads a clock, entropy or input;
     for a line once. `name` is the captured function's."""
-    for fn in guards.keepalive:
-        if type(fn) is not types.FunctionType or is_library(str(fn.__globals__.get("__name__"))):
-            continue
+    functions = [
+        each
+        for each in guards.keepalive
+        if type(each) is types.FunctionType
+        and not is_library(str(each.__globals__.get("__name__")))
+    ]
+    named: set[int] = set()  # ids of functions that a line has by name
+    for fn in functions:
         for code, reading in _readings(fn.__code__):
-            remedy = _remedy(_value_of(reading, fn), bare=reading.bare)
+            value = _value_of(reading, fn)
+            named.add(id(value))
             where, what = f"{code.co_filename}:{reading.line}", ".".join(reading.path)
-            if remedy is not None and (where, what) not in _warned:
-                warn_at(
-                    where,
-                    f"{what}() is read once, while {name!r} is recorded, and is the same in all "
-                    f"later calls; {remedy}",
-                    FrozenWarning,
-                )
-                _warned.add((where, what))
+            _warn(name, where, what, _remedy(value, reading.args))
+    for value in guards.keepalive if functions else ():  # in a field, or a partial call
+        if type(value) is types.BuiltinFunctionType and id(value) not in named:
+            code = functions[0].__code__
+            where = f"{code.co_filename}:{code.co_firstlineno}"
+            what = f"{value.__module__}.{value.__name__}"
+            _warn(name, where, what, _remedy(value, None))
 
 
-def _remedy(value: Any, *, bare: bool) -> str | None:
+def _warn(name: str, where: str, what: str, remedy: str | None) -> None:
+    if remedy is not None and (where, what) not in _warned:
+        warn_at(
+            where,
+            f"{what}() is read once, while {name!r} is recorded, and is the same in all later "
+            f"calls; {remedy}",
+            FrozenWarning,
+        )
+        _warned.add((where, what))
+
+
+def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
     """Return the remedy for a call of a function whose value a trace freezes; None for others."""
+    if value is np.datetime64:
+        return _AS_ARGUMENT if args and args[0] in ("now", "today") else None
+    if any(value is each for each in _SEEDED):
+        is_bare = args is not None and (not args or args[0] is None)
+        return f"{_WITH_KEY}; with a seed it is the same in eager calls, too" if is_bare else None
     if type(value) not in _FUNCTIONS:  # of others, to ask for a name may call code
         return None
     owner: Any = getattr(value, "__self__", None)
@@ -103,9 +144,11 @@ def _remedy(value: Any, *, bare: bool) -> str | None:
         return _AS_ARGUMENT if value.__name__ in _NOW else None
     if type(value) is types.MethodType:
         return None
-    if value is np.random.default_rng:
-        return f"{_WITH_KEY}; with a seed it is the same in eager calls, too" if bare else None
     full = f"{value.__module__}.{value.__name__}"
+    if full in _UNLESS_GIVEN:
+        position = _UNLESS_GIVEN[full]
+        is_given = args is None or (len(args) > position and args[position] is not None)
+        return None if is_given else _AS_ARGUMENT
     if full in _ENTROPY or full.startswith("secrets."):
         return _WITH_KEY
     return _AS_ARGUMENT if full in _CLOCKS or full == "builtins.input" else None
@@ -157,8 +200,22 @@ def _readings_of(code: types.CodeType) -> Iterator[Reading]:
             while end < len(steps) and steps[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 end += 1
             path = tuple([each.argval for each in steps[i:end]])
-            bare = end < len(steps) and steps[end].opname == "CALL" and steps[end].arg == 0
+            args = _arguments(steps[end : end + 4])
             line = step.positions.lineno if step.positions else None
             source = imported.get(step.argval, ())
             if source or not step.opname.startswith("LOAD_FAST"):
-                yield Reading(path, source, line or code.co_firstlineno, bare)
+                yield Reading(path, source, line or code.co_firstlineno, args)
+
+
+def _arguments(steps: Sequence[dis.Instruction]) -> tuple[Any, ...] | None:
+    """Return the arguments of the call that these instructions make; None if they make none, or
+    compute an argument."""
+    for count, step in enumerate(steps):
+        if step.opname == "CALL":
+            constants = [each.opname == "LOAD_CONST" for each in steps[:count]]
+            values = zip(steps, constants, strict=False)
+            args = tuple([each.argval if is_known else _UNKNOWN for each, is_known in values])
+            return args if step.arg == count else None
+        if not step.opname.startswith("LOAD_") or step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            return None
+    return None

@@ -22,7 +22,8 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from inspect import get_annotations
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -30,7 +31,15 @@ import numpy as np
 from mlvm.core.errors import CaptureError
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
-from mlvm.eager.capture.guards.code import ALL, CodeNames, is_implicit, names_in, names_in_builtin
+from mlvm.eager.capture.guards.code import (
+    ALL,
+    FORMATTERS,
+    CodeNames,
+    is_implicit,
+    names_in,
+    names_in_builtin,
+    names_of_format,
+)
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import MARKS, holds_tensors
@@ -48,7 +57,9 @@ _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` is of io
-_CACHED: Final = functools._lru_cache_wrapper
+_ENVIRONMENT: Final = frozenset({"environ", "environb"})
+CACHED: Final = functools._lru_cache_wrapper
+_NAMED_FIELDS: Final = Layout("object", False, None, (), frozenset())
 _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
@@ -74,7 +85,8 @@ class GuardSet:
 
     The walk starts at variables around the function, its defaults and globals, and goes on from
     each of them, but not from functions of libraries. Containers and arrays are compared by their
-    contents; objects, classes and modules by identity and by the fields in `names`.
+    contents; objects, classes and modules by identity and by the fields in `names`. Of a Module,
+    children count too, unless its id is in `read_by_name`.
 
     names: the fields that any reached code may read.
     guards: one a read, in the order of the walk.
@@ -84,6 +96,7 @@ class GuardSet:
     fields: the Module's fields in `rebound` (names by the id of the Module); they are arguments.
     numbers: the fields of Modules and optimizers with a Python number; only its class counts.
     keepalive: the objects that the key has by identity.
+    weak: references to objects that the function itself reaches by a weak reference alone, by id.
     places: reached dicts, lists and cells by id, each with a text that describes a name there.
 
     Raises `CaptureError` for an object that cannot be compared, with the path to it.
@@ -95,9 +108,10 @@ class GuardSet:
         names: frozenset[str] = CALLED,
         rebound: Mapping[int, set[str]] = types.MappingProxyType({}),
         objects: Sequence[Any] = (),
+        read_by_name: Set[int] = frozenset(),
     ) -> None:
         self.names, before = names, None
-        self._rebound = rebound
+        self._rebound, self._read_by_name = rebound, read_by_name
         while self.names != before:  # more names let more be read
             before = self.names
             self._reads_all = ALL in before
@@ -106,10 +120,12 @@ class GuardSet:
             self.fields: list[Field] = []
             self.numbers: list[Field] = []
             self.keepalive: list[Any] = []
+            self.weak: dict[int, weakref.ref[Any]] = {}
             self.places: dict[int, tuple[Any, str]] = {}
             self._in_tuples: list[Field] = []
             self._needs_rescan = False
             self._parts: list[Any] = []
+            self._parts_seen: set[str] = set()
             self._visited: dict[int, tuple[int, Any, Any]] = {}  # by id: ordinal, owner, name
             self._queue: deque[tuple[Any, _Visitor | None]] = deque()
             self._namespaces: list[Any] = []
@@ -120,6 +136,24 @@ class GuardSet:
         self.numbers += self._in_tuples
         self.key = frozenset([tuple(self._parts)])  # which computes its hash once
         self.checker = GuardChecker(self.guards)
+
+    def identities(self) -> list[Any]:
+        """Return the objects that the key has by identity and that must live as long as it."""
+        return [
+            each
+            for each in self.keepalive
+            if type(each) not in layout.BY_VALUE and id(each) not in self.weak
+        ]
+
+    def reached(self) -> dict[int, Any]:
+        """Return the objects that the function reaches, by id."""
+        reached = {id(value): value for value in self.keepalive}
+        return reached | {key: place for key, (place, _) in self.places.items()}
+
+    @property
+    def is_repeated(self) -> bool:
+        """True if each call makes another set, as no guard can compare some of the state."""
+        return self._needs_rescan
 
     @property
     def is_flat(self) -> bool:
@@ -227,6 +261,7 @@ class GuardSet:
         if is_library(home):
             if "__wrapped__" not in fn.__dict__:  # or it reads what the wrapped one does
                 self._library(home)
+            self._environment([fn])
             return
         self.keepalive.append(code)
         self._parts.append(id(code))
@@ -235,6 +270,10 @@ class GuardSet:
         self.places[id(variables)] = variables, "global {!r}"
         named = names_in(code)
         self._may_read(named)
+        for name in named.formats:
+            cells = dict(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+            text = content_of_slot(cells[name], CELL) if name in cells else variables.get(name)
+            self.names |= {*names_of_format(text)}
         for name in named.globals:
             self._global(fn, name)
         for level, name in named.imports:
@@ -268,6 +307,8 @@ class GuardSet:
             self._may_read(names_in_builtin(fn.__name__))
         if type(fn.__self__) is not types.ModuleType:
             self._attributes(fn, "__self__")
+            if fn.__name__ in FORMATTERS:
+                self.names |= {*names_of_format(fn.__self__)}
 
     def _cached(self, fn: Any) -> None:
         """Visit a function with a cache of results. These may come from values that have changed
@@ -277,10 +318,10 @@ class GuardSet:
         self._attributes(fn, "__wrapped__")
 
     def _require_steady(self, fn: Any) -> None:
-        while type(fn) is _CACHED:
+        while type(fn) is CACHED:
             fn = fn.__wrapped__
         for name, value in _variables(fn):
-            if type(value) in (types.FunctionType, _CACHED):
+            if type(value) in (types.FunctionType, CACHED):
                 self._enqueue(-id(value), name, value, GuardSet._require_steady)
             elif not _is_of_library(value):
                 self._refuse(
@@ -313,7 +354,10 @@ class GuardSet:
 
     def _reference(self, reference: weakref.ref[Any]) -> None:
         self._needs_rescan = True
-        self._add_part(None, reference())
+        value = reference()
+        if value is not None and id(value) not in self._visited:
+            self.weak[id(value)] = reference
+        self._add_part(None, value)
 
     def _module(self, module: types.ModuleType) -> None:
         name, variables = module.__name__, vars(module)
@@ -324,6 +368,19 @@ class GuardSet:
         self._library(name)
         for each in filter(self.names.__contains__, layout.stateful_names(name)):
             self._guard("item", variables, each, variables.get(each, MISSING))
+        if layout.is_standard(name):
+            named = [variables[each] for each in sorted(self.names & variables.keys())]
+            self._environment(named)
+            for each in named:
+                if type(each) is types.ModuleType and layout.is_standard(each.__name__):
+                    self._add_part(None, each)
+
+    def _environment(self, functions: Iterable[Any]) -> None:
+        """Guard the variables of the environment, if one of these functions of the standard library
+        reads them."""
+        if "environ" not in self._parts_seen and any(map(reads_environment, functions)):
+            self._parts_seen.add("environ")
+            self._guard("item", vars(os), "environ", os.environ)
 
     def _class(self, kind: type, *, may_construct: bool = True) -> None:
         """Visit a class: its fields and its bases. A constructor counts if reached code
@@ -334,7 +391,11 @@ class GuardSet:
             self._parts.append(token)
         if is_library(kind):
             self._library(kind.__module__)
+            self._environment_of(kind)
             return
+        if "_is_protocol" in vars(kind):  # `isinstance` may ask an object for its members
+            members = [{*vars(each), *get_annotations(each)} for each in kind.__mro__[:-1]]
+            self.names |= {name for each in members for name in each if name[:2] != "__"}
         names, shown, fields = self.names, layout_of(kind), vars(kind)
         self._guard_only("class", kind, None, type(kind))
         self._guard_only("keys", fields, None, tuple(fields))
@@ -398,15 +459,23 @@ class GuardSet:
                     self._namespaces.append(value)
                     if len(self._namespaces) > 1 or "__repr__" in self.names:
                         self.names |= {name for each in self._namespaces for name in vars(each)}
-                self._fields(value, fields, shown.how, shown.open)
+                self._fields(value, fields, shown)
         if not is_library(kind):
             self._base(kind)
+
+    def _environment_of(self, kind: type) -> None:
+        if layout.is_standard(kind.__module__):
+            classes = [vars(each) for each in kind.__mro__]
+            self._environment(each[name] for each in classes for name in self.names & each.keys())
 
     def _identical(self, value: Any) -> None:
         """Visit an object without state. It may wrap a function or class, or read fields."""
         if isinstance(value, np.ufunc) and value.__name__.endswith(" (vectorized)"):
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(type(value).__module__)
+        self._environment_of(type(value))
+        if type(value) is types.MethodDescriptorType and value.__name__ in FORMATTERS:
+            self.names |= {ALL}
         fields = dict_of(value)
         for name in ("__wrapped__", "__origin__"):
             if name in fields:
@@ -426,12 +495,11 @@ class GuardSet:
             if counts and field is not MISSING:
                 self._add_part(name, field)
 
-    def _fields(
-        self, owner: Any, fields: dict[str, Any], how: str = "object", open: bool = False
-    ) -> None:
+    def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = _NAMED_FIELDS) -> None:
         """Visit the fields that code names. Of a Module also those that are part of its tree; of
         an optimizer all but its own dicts, which hold only tensors that it updates."""
-        but = frozenset[str]()
+        but, how = frozenset[str](), shown.how
+        is_tree = how == "node" and id(owner) not in self._read_by_name
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()
         text = f"{'field' if how == 'node' else 'attribute'} {{!r}} of {type(owner).__name__}"
         if issubclass(type(owner), types.ModuleType):
@@ -440,18 +508,20 @@ class GuardSet:
         self._guard_only("keys", fields, None, tuple(fields))
         for name, field in list(fields.items()):
             kind = type(field)
-            counts = name in self.names
+            counts = name in self.names or name in shown.names
             if how == "optimizer":
                 counts = counts or kind is not dict
             elif not counts:
-                counts = self._reads_all or open
-                counts = counts or (how == "node" and (name in MARKS or holds_tensors(field)))
+                counts = self._reads_all or shown.open
+                counts = counts or (is_tree and (name in MARKS or holds_tensors(field)))
             if name in but or (not counts and how == "object"):
                 continue
             if name in rebound and kind is Tensor:
                 self._parts.append(name)
                 self._guard_only("tensor", fields, name, None)
                 self.fields.append(Field(owner, name))
+            elif not counts and how == "node" and not is_tree:
+                continue
             elif not counts and how == "node":
                 plain = kind in layout.PLAIN
                 self._guard_only(
@@ -471,6 +541,17 @@ class GuardSet:
                 self.numbers.append(Field(owner, name))
 
 
+def is_mutable(value: Any) -> bool:
+    """Return whether an object may be changed in place, or holds others that may."""
+    kind = type(value)
+    if kind in layout.PLAIN or kind in _VISITORS or issubclass(kind, type):
+        return kind in (dict, list, tuple, functools.partial)
+    shown = layout_of(kind)
+    if shown.how == "identical" or (shown.base in layout.PLAIN and not dict_of(value)):
+        return False
+    return shown.base is not None or shown.how == "hidden" or bool(shown.slots or dict_of(value))
+
+
 def dict_of(value: Any) -> dict[str, Any]:
     """Return an object's fields, without calling its code."""
     try:
@@ -483,6 +564,28 @@ def dict_of(value: Any) -> dict[str, Any]:
 def _builtins_of(fn: Any) -> dict[str, Any]:
     """Return the builtins of a function (mypy's FunctionType has none)."""
     return fn.__builtins__  # type: ignore[no-any-return]
+
+
+def reads_environment(value: Any) -> bool:
+    """Return whether a value is a function of the standard library that reads the variables of the
+    environment, by its own code or by that of functions that it names."""
+    kind = type(value)
+    fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
+    if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
+        return True  # methods of paths, which call those of other classes
+    return type(fn) is types.FunctionType and _reads_environment(fn, 3)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_environment(fn: types.FunctionType, depth: int) -> bool:
+    named, variables = names_in(fn.__code__), fn.__globals__
+    if not _ENVIRONMENT.isdisjoint((*named.globals, *named.fields)):
+        return True
+    called = [variables.get(name) for name in named.globals]
+    for module in [each for each in called if type(each) is types.ModuleType]:
+        called += [vars(module).get(name) for name in named.fields]
+    functions = [each for each in called if type(each) is types.FunctionType]
+    return depth > 0 and any(_reads_environment(each, depth - 1) for each in functions)
 
 
 def _registered(_: object) -> tuple[object]:
@@ -552,7 +655,7 @@ _VISITORS: Final[dict[type, _Visitor]] = {
     super: _attributes("__self__"),
     types.ModuleType: GuardSet._module,
     functools.partial: _attributes("func", "args", "keywords"),
-    _CACHED: GuardSet._cached,
+    CACHED: GuardSet._cached,
     operator.methodcaller: GuardSet._methodcaller,
     staticmethod: _attributes("__func__"),
     classmethod: _attributes("__func__"),

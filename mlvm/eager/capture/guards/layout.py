@@ -9,9 +9,12 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import sys
+import sysconfig
 import types
 import weakref
+from inspect import get_annotations
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -54,14 +57,22 @@ _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 """A step writes to these and their subclasses, and reads nothing from them."""
 
 _SELF: Final = __name__.partition(".")[0]
+_LANGUAGE: Final = tuple(
+    f"{_SELF}.eager.{part}"
+    for part in ("control.", "nn.", "optim.", "transform.", "tensor.autocast")
+)
+"""Packages of mlvm whose objects hold what users give them: hyperparameters, rules, functions.
+Such an object is read as a user's own, and all of its fields count."""
+_LAYERS: Final = f"{_SELF}.eager.nn."
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
-_LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
-"""The caches and lists of libraries of functions of arrays do not change what they compute."""
+_ASSUMED: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS})
+"""Libraries besides Python's own. The caches and lists of those of arrays do not change what they
+compute."""
 
 _SPECIAL_ONLY: Final = """
 numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
-heapq itertools logging math numbers os pathlib posix posixpath random re statistics string struct
-sys threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
+heapq itertools logging math numbers os pathlib posix posixpath random re statistics struct sys
+threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
 """Libraries besides mlvm that read no fields of their arguments, and call only special methods."""
@@ -69,6 +80,7 @@ _decimal _functools _heapq _operator _random _statistics _struct _thread _warnin
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
 """Modules besides mlvm's whose classes read no fields of their subclasses."""
+_PATHS: Final = "stdlib", "platstdlib"
 
 
 class Layout(NamedTuple):
@@ -80,6 +92,7 @@ class Layout(NamedTuple):
     base: the builtin class whose contents the object has.
     slots: fields in slots, as the number of a class in the order of resolution, and the name.
     overrides: names of libraries' classes that the class overrides.
+    names: names of fields that code of mlvm's layers reads.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
@@ -87,6 +100,7 @@ class Layout(NamedTuple):
     base: type | None
     slots: tuple[tuple[int, str], ...]
     overrides: frozenset[str]
+    names: frozenset[str] = frozenset()
 
 
 _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
@@ -109,24 +123,62 @@ def _layout(kind: type) -> Layout:
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
-    open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
-    steady = _home(kind) == _SELF or (immutable and base is None)
+    open = not all(c.__module__ in _MIXINS or _is_of_machine(c) for c in libraries)
+    steady = _is_of_machine(kind) or (immutable and base is None)
     how: Any = "object"
+    names = frozenset[str]()
     if issubclass(kind, (Optimizer, Group)):
         how, open = "optimizer", False
     elif issubclass(kind, Node):
-        how, open = "node", not all(each in (Module, Node) for each in libraries)
+        layers = [each for each in libraries if each not in (Module, Node)]
+        how, open = "node", not all(each.__module__.startswith(_LAYERS) for each in layers)
+        if layers:  # whose modules are imported
+            modules = {name for name in [*sys.modules] if name.startswith(_LAYERS)}
+            names = _names_in(frozenset(modules - {Module.__module__}))
     elif issubclass(kind, _LOGGERS) or (steady and is_library(kind)):
         how = "identical"
     elif not immutable and _hides(kind, base or object, len(slots)):
         how = "hidden"
     overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
     open = open and kind is not types.SimpleNamespace
-    return Layout(how, open, base, tuple(slots), overrides)
+    return Layout(how, open, base, tuple(slots), overrides, names)
+
+
+@functools.cache
+def _names_in(modules: frozenset[str]) -> frozenset[str]:
+    """Return all names that code of these modules of layers may read of a layer."""
+    names: set[str] = set()
+    left = [
+        value
+        for name in modules
+        for value in vars(sys.modules[name]).values()
+        if str(getattr(value, "__module__", "")).startswith(_LAYERS)
+    ]
+    while left:
+        value = left.pop()
+        if isinstance(value, type):
+            left += [*vars(value).values(), *vars(value), *get_annotations(value)]
+        elif isinstance(value, (property, staticmethod, classmethod)):
+            left += [getattr(value, name, None) for name in ("fget", "__func__")]
+        elif isinstance(value, types.FunctionType):
+            left += [value.__code__, getattr(value, "__wrapped__", None)]
+        elif isinstance(value, (tuple, frozenset)):
+            left += value
+        elif isinstance(value, types.CodeType):
+            names.update(value.co_names)
+            left += value.co_consts
+        elif isinstance(value, str) and value.isidentifier():
+            names.add(value)
+    return frozenset(names)
 
 
 def _home(kind: type) -> str:
     return kind.__module__.partition(".")[0]
+
+
+def _is_of_machine(kind: type) -> bool:
+    """Return whether a class is mlvm's own and its objects hold no state of the user's."""
+    return _home(kind) == _SELF and not kind.__module__.startswith(_LANGUAGE)
 
 
 def _is_immutable(kind: type) -> bool:
@@ -148,14 +200,38 @@ def is_library(part: str | type) -> bool:
     """Return whether a class, or the module of a name, is a library's, which is assumed not to
     change. A class that `types.new_class` makes is its caller's."""
     if isinstance(part, str):
-        return part.partition(".")[0] in _LIBRARIES
+        return part.partition(".")[0] in _ASSUMED or is_standard(part)
     is_new = part.__module__ == "types" and getattr(types, part.__name__, None) is not part
     return not is_new and is_library(part.__module__)
 
 
+def is_standard(module: str) -> bool:
+    """Return whether a module is of Python's standard library, and no user's file of that name."""
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names and _comes_with_python(sys.modules.get(top))
+
+
+_STANDARD: Final = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in _PATHS})
+_by_module: weakref.WeakKeyDictionary[types.ModuleType, bool] = weakref.WeakKeyDictionary()
+
+
+def _comes_with_python(module: Any) -> bool:
+    if type(module) is not types.ModuleType:
+        return True  # it is not imported
+    if module not in _by_module:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            file = os.path.realpath(file)
+            standard = file.startswith(_STANDARD) and "site-packages" not in file
+        else:  # a builtin module, a frozen one, or a folder
+            standard = not hasattr(module, "__path__")
+        _by_module[module] = standard
+    return _by_module[module]
+
+
 def reads_special_only(module: str) -> bool:
     """Return whether a library's module calls only special methods of its arguments."""
-    return module.partition(".")[0] in _READING_SPECIAL_ONLY
+    return module.partition(".")[0] in _READING_SPECIAL_ONLY and is_library(module)
 
 
 @functools.lru_cache(maxsize=1024)

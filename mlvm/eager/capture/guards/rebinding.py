@@ -6,15 +6,20 @@ does so too. A replay rebinds no other name, so no other name may keep a tensor 
 
 from __future__ import annotations
 
+import functools
+import gc
+import operator
 import types
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from mlvm.eager.capture.guards.checker import CELL, MISSING, content_of_slot
-from mlvm.eager.capture.guards.guard_set import Field, GuardSet, dict_of
+from mlvm.eager.capture.guards.guard_set import CACHED, Field, GuardSet, dict_of
+from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Node
+from mlvm.eager.tree import Node, items_of, like
 
 
 class NamespaceSnapshot:
@@ -26,6 +31,7 @@ class NamespaceSnapshot:
         self._fields = [(field, x) for field, x in named if isinstance(x, Tensor)]
         self._places = [(place, text, contents(place)) for place, text in guards.places.values()]
         self._lent: list[tuple[Field, Any, Any]] = []
+        self._cached = [each for each in guards.keepalive if type(each) is CACHED]
 
     def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
         """Set fields to placeholders of their numbers, until `restore`."""
@@ -41,6 +47,22 @@ class NamespaceSnapshot:
             now = field.value
             if now is not x and isinstance(now, Tensor) and now.type is x.type:
                 yield field, now
+
+    def settle_numbers(self) -> None:
+        """Put the numbers themselves in the place of their placeholders where the function has put
+        these into variables, fields and containers. Each value then has its program."""
+        visited: set[int] = set()
+        lent = {(id(dict_of(field.owner)), field.name): value for field, _, value in self._lent}
+        for place, _, before in self._places:
+            for name, value in contents(place).items():
+                is_new = name not in before or before[name] is not value
+                if is_new and lent.get((id(place), name), MISSING) is not value:
+                    after = settled(value, visited)
+                    if type(name) is Number:
+                        del place[name]
+                        _put(place, name.keep(), after)
+                    elif after is not value:
+                        _put(place, name, after)
 
     def restore(self, *, failed: bool) -> None:
         """Restore rebound fields, and numbers that the function has not replaced. If it has
@@ -58,7 +80,7 @@ class NamespaceSnapshot:
 
     def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str] | None:
         """Return one of these tensors and the name that keeps it, or None. Restore all names that
-        keep one."""
+        keep one, and clear the caches that do."""
         ids = set(map(id, escaped))
         first: tuple[Tensor, str] | None = None
         for place, text, before in self._places:
@@ -73,6 +95,13 @@ class NamespaceSnapshot:
                 first = first or (x, text.format(name))
             if keeping:
                 _restore(place, before, keeping)
+        for fn in self._cached:
+            for x in _tensors_of_cache(fn):
+                if id(x) in ids:
+                    fn.cache_clear()
+                    name = getattr(fn, "__name__", "a function")
+                    first = first or (x, f"the cache of {name!r}")
+                    break
         return first
 
 
@@ -97,6 +126,70 @@ def _restore(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> No
         place.cell_contents = before[None]
     else:
         del place.cell_contents
+
+
+def _put(place: Any, name: Any, value: Any) -> None:
+    if type(place) is types.CellType:
+        place.cell_contents = value
+    else:
+        (list if isinstance(place, list) else dict).__setitem__(place, name, value)
+
+
+def settled(value: Any, visited: set[int]) -> Any:
+    """Return the value with numbers in the place of placeholders. Lists, dicts, variables and
+    fields are changed in place; a tuple, set or slice of some is another object."""
+    kind = type(value)
+    if kind is Number:
+        return value.keep()
+    if kind in PLAIN or isinstance(value, Tensor) or id(value) in visited:
+        return value
+    visited.add(id(value))
+    if kind is slice:
+        parts = value.start, value.stop, value.step
+        items = [settled(each, visited) for each in parts]
+        return value if all(map(operator.is_, items, parts)) else slice(*items)
+    if isinstance(value, (tuple, set, frozenset)):
+        items = [settled(each, visited) for each in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return like(value, items) if isinstance(value, tuple) else kind(items)
+    if kind is types.FunctionType:
+        for cell in value.__closure__ or ():
+            before = content_of_slot(cell, CELL)
+            if before is not (after := settled(before, visited)):
+                cell.cell_contents = after
+        value.__defaults__ = value.__defaults__ and settled(value.__defaults__, visited)
+        return value
+    if kind in (types.MethodType, functools.partial):
+        parts = (value.__self__,) if kind is types.MethodType else (value.func, *value.args)
+        for each in parts:
+            settled(each, visited)
+        inner: Any = {} if kind is types.MethodType else value.keywords
+    else:
+        inner = value if isinstance(value, (dict, list, deque)) else dict_of(value)
+    is_dict = isinstance(inner, dict)
+    for name, each in list(items_of(inner) if is_dict else enumerate(inner)):
+        after = settled(each, visited)
+        if after is not each:
+            inner[name] = after
+    if is_dict and any(type(name) is Number for name in inner):
+        items = [(settled(name, visited), each) for name, each in items_of(inner)]
+        inner.clear()
+        inner.update(items)
+    return value
+
+
+def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments and results that a `functools.cache` keeps."""
+    left, visited = gc.get_referents(fn), {id(fn.__dict__)}
+    while left:
+        part = left.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif id(part) not in visited and type(part).__module__ in ("builtins", "functools"):
+            visited.add(id(part))
+            if not isinstance(part, (type, types.FunctionType, types.ModuleType, CACHED)):
+                left += gc.get_referents(part)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -6,7 +6,8 @@ pattern that C matches calls with is built of it (`parts_of`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -21,6 +22,7 @@ from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tree import Node, items_of, members_of
 from mlvm.parallel.membership import Membership, place_of, sharding_here
 
 _MOST_GUARD_SETS: Final = 8
@@ -51,17 +53,18 @@ class Arguments:
         if kind in PLAIN:
             return kind, repr(value) if kind is float or kind is complex else value
         if isinstance(value, (list, tuple)):
-            items = [self._part(each, of_key=of_key) for each in value]
+            items = [self._part(each, of_key=of_key) for each in members_of(value)]
         elif isinstance(value, dict):
             items = [
                 (self._part(name, of_key=True), self._part(each, of_key=of_key))
-                for name, each in value.items()
+                for name, each in items_of(value)
             ]
         else:
             return self._object(value)
         if kind in (list, tuple, dict):
             return kind, tuple(items)
-        besides = dict_of(value), getattr(value, "default_factory", None)
+        factory = value.default_factory if isinstance(value, defaultdict) else None
+        besides = kind, dict_of(value), factory  # the methods of the class may read anything
         return kind, tuple(items), *[self._object(each) for each in besides if each]
 
     def _object(self, value: Any) -> int:
@@ -154,19 +157,28 @@ class Signatures:
         self._lock = new_lock()
         self._names = CALLED
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
+        self._flattened: set[int] = set()  # ids of Modules of which a trace has read all children
+        self._read_by_name: set[int] = set()  # ids of those of which traces have read some fields
+        self._read_by_name_before: Set[int] = frozenset()
         self._guard_sets: dict[tuple[int, ...], GuardSet] = {}  # by the ids of objects in arguments
 
-    def of(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
-        """Return a call's signature, and the key of its programs in the cache."""
+    def of(
+        self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
+    ) -> tuple[Signature, Any]:
+        """Return a call's signature, and the key of its programs in the cache. Unless it is
+        `reduced`, all children of Modules count that did before the last trace."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
         guards = self._guard_sets.get(ids)
         values = guards.values() if guards is not None else None
         while guards is None or values is None:
             objects = [value for _, value in arguments.objects.values()]
-            guards = GuardSet(self._fn, self._names, self._rebound, objects)
+            by_name = self._read_by_name if reduced else self._read_by_name_before
+            guards = GuardSet(self._fn, self._names, self._rebound, objects, by_name)
             values = guards.values(checked=False)
             self._names = guards.names
+            if guards.is_repeated or not reduced:
+                continue
             with self._lock:
                 if len(self._guard_sets) >= _MOST_GUARD_SETS:
                     self._guard_sets.clear()
@@ -181,9 +193,35 @@ class Signatures:
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
                 self._guard_sets.clear()
 
+    def note_flattened(self, guards: GuardSet, flattened: Set[int]) -> bool:
+        """Note of which Modules a trace has read all children. Of others, walks leave out fields
+        that no code names from now on. Return whether that is so for more Modules than before."""
+        with self._lock:
+            known = self._read_by_name
+            self._read_by_name_before = known - flattened
+            self._flattened |= flattened
+            nodes = {id(each) for each in guards.keepalive if issubclass(type(each), Node)}
+            self._read_by_name = (known | nodes) - self._flattened
+            if self._read_by_name != known:
+                self._guard_sets.clear()
+            return self._read_by_name != self._read_by_name_before
+
+    def keep_only(self, guards: GuardSet) -> None:
+        """Forget the guard sets of other objects among arguments: these may be gone."""
+        with self._lock:
+            for ids in [ids for ids, each in self._guard_sets.items() if each is not guards]:
+                del self._guard_sets[ids]
+
+    def forget_modules(self) -> None:
+        """Forget what was noted of Modules by their ids: some are gone."""
+        with self._lock:
+            self._read_by_name.clear()
+
     def clear(self) -> None:
         with self._lock:
             self._rebound.clear()
+            self._flattened.clear()
+            self._read_by_name.clear()
             self._guard_sets.clear()
 
 

@@ -18,9 +18,11 @@ import json
 import numbers
 import operator
 import os
+import string
 import sys
 import textwrap
 import types
+import typing
 import unittest.mock
 import weakref
 from collections.abc import Callable
@@ -138,6 +140,7 @@ def sets_base(**fields: Any) -> Callable[[Any], None]:
 def module_of(name: str, code: str) -> Any:
     """Return a module of that code, which can be imported in the same test."""
     module = types.ModuleType(name)
+    module.__file__ = f"/home/user/{name}.py"
     sys.modules[name] = module
     exec(compile(textwrap.dedent(code), f"{name}.py", "exec"), vars(module))
     return module
@@ -165,6 +168,20 @@ def function_of_code(rate: float = 2.0, *, more: float = 1.0) -> Any:
     """Return a new function, whose code, defaults and fields may change."""
 
     return lambda by=rate, *, more=more: by * more
+
+
+FORMAT = "{0.lr}"
+
+
+@typing.runtime_checkable
+class HasRate(typing.Protocol):
+    rated: float
+
+
+def reversal(c: Any) -> Any:
+    fn = ml.custom_vjp(lambda x: x * 1.0)
+    fn.defvjp(lambda x: (x, None), lambda _, g: (g * c.lr,))
+    return fn
 
 
 def matched(point: Any) -> Fn:
@@ -243,6 +260,23 @@ OBJECTS: dict[str, Row] = {
     "a format of a field": (
         lambda: plain(lr=2.0),
         lambda c: lambda x: x * float("{0.lr}".format(c)), sets(lr=3.0)),  # noqa: UP030, UP032
+    "a format in a variable": (
+        lambda: [plain(lr=2.0), "{0.lr}"], lambda c: lambda x: x * float(c[1].format(c[0])),
+        lambda c: sets(lr=3.0)(c[0])),
+    "a format that is a global": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * float(FORMAT.format(c)), sets(lr=3.0)),
+    "a format of a class": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda formats: lambda x: x * float(formats.format(FORMAT, c)))(
+            string.Formatter()), sets(lr=3.0)),
+    "a bound format": (
+        lambda: plain(lr=2.0), lambda c: (lambda text: lambda x: x * float(text(c)))(FORMAT.format),
+        sets(lr=3.0)),
+    "the method format": (
+        lambda: plain(lr=2.0), lambda c: lambda x: x * float(str.format(FORMAT, c)), sets(lr=3.0)),
+    "a member of a protocol": (
+        lambda: plain(), lambda c: lambda x: x * (2.0 if isinstance(c, HasRate) else 1.0),
+        sets(rated=1.0)),
     "a special method of a list": (
         lambda: [1.0, 2.0], lambda c: (lambda count: lambda x: x * count())(c.__len__),
         lambda c: c.append(3.0)),
@@ -322,6 +356,18 @@ OBJECTS: dict[str, Row] = {
     "a dict of a library class": (
         lambda: collections.UserDict({"lr": 2.0}), lambda c: lambda x: x * c["lr"],
         lambda c: c.update(lr=3.0)),
+    # mlvm's objects
+    "a rule of a gradient": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda fn: lambda x: ml.grad(lambda x: ml.sum(fn(x)))(x))(reversal(c)),
+        sets(lr=3.0)),
+    "a rule that is set again": (
+        lambda: reversal(plain(lr=2.0)), lambda c: lambda x: ml.grad(lambda x: ml.sum(c(x)))(x),
+        lambda c: c.defvjp(lambda x: (x, None), lambda _, g: (g * 9.0,))),
+    "a schedule in a schedule": (
+        lambda: plain(lr=2.0),
+        lambda c: (lambda rate: lambda x: x * rate(5.0))(ml.optim.warmup(lambda n: n * c.lr, 1)),
+        sets(lr=3.0)),
     # classes
     "another class": (plain, lambda c: lambda x: x * c.rate(), sets(__class__=Other)),
     "an attribute of a base class": (
@@ -456,6 +502,17 @@ OBJECTS: dict[str, Row] = {
     "a global of a module": (
         lambda: module_of("signature_plain", "RATE = 2.0\nUNREAD = 1"),
         lambda m: lambda x: x * m.RATE, sets(RATE=3.0)),
+    "a variable that getenv reads": (
+        lambda: os.environ.update(SIGNATURE_RATE="2.0"),
+        lambda _: lambda x: x * float(os.getenv("SIGNATURE_RATE", "1")),
+        lambda _: os.environ.update(SIGNATURE_RATE="3.0")),
+    "a variable that expandvars reads": (
+        lambda: os.environ.update(SIGNATURE_RATE="2.0"),
+        lambda _: lambda x: x * float(os.path.expandvars("$SIGNATURE_RATE")),
+        lambda _: os.environ.update(SIGNATURE_RATE="3.0")),
+    "a file named as a standard module": (
+        lambda: module_of("this", "RATE = 2.0\nclass C:\n    def rate(self): return RATE"),
+        lambda m: lambda x: x * m.C().rate(), sets(RATE=3.0)),
     "a variable of the environment": (
         lambda: os.environ.update(SIGNATURE_RATE="2.0"),
         lambda _: lambda x: x * float(os.environ["SIGNATURE_RATE"]),

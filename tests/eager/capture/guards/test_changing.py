@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import mlvm.eager as ml
 from mlvm.eager import nn
 from mlvm.eager.capture.guards.changing import MANY, Changing
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from tests.brief import Fn, Patch
+from tests.brief import Fn, Patch, line_with
 
 pytestmark = pytest.mark.usefixtures("weights")
 
@@ -131,3 +132,38 @@ def test_threads_record_while_one_of_them_warns() -> None:
             return super().items()
 
     changing.add(changing.describe(look, (Warns(a=1),), {}), "f")
+
+
+def test_explain_names_causes_from_the_first_retrace() -> None:
+    options = {"rate": 1.0}
+    captured = ml.capture(lambda x, mode="a": x * options["rate"])
+    name = "'test_explain_names_causes_from_the_first_retrace.<locals>.<lambda>'"
+    assert captured.explain() == f"{name} was not called yet"
+    captured(ml.ones(2))
+    assert captured.explain() == f"{name} was traced once"
+    options["rate"] = 2.0
+    captured(ml.ones(2))  # the first retrace
+    captured(ml.ones(2), "b")
+    captured(ml.ones((2, 3)), "b")
+    title, *lines = captured.explain().splitlines()
+    assert title == f"{name} was traced 4 times"
+    first = line_with("# the first retrace", __file__)
+    assert lines[0].endswith(f"{first}): item 'rate' of a dict was 1.0, and is 2.0")
+    assert lines[1].endswith("argument 'mode' was not given, and is 'b'")
+    assert lines[2].endswith("argument 'x' was f32[2], and is f32[2,3]")
+
+
+def test_explain_tells_tensors_apart() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.w = ml.ones(2)
+
+        def __call__(self, x: ml.Tensor) -> ml.Tensor:
+            return x * self.w
+
+    model = Model()
+    captured = ml.capture(model)
+    for _ in range(3):
+        captured(ml.ones(2))
+        model.w = ml.ones(2)
+    assert re.search(r"trace 2 \(.*\): field 'w' of Model was f32\[2\] at 0x", captured.explain())

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import email.utils
 import io
 import os
 import secrets
 import sys
 import time
+import types
 import uuid
 import warnings
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +27,8 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager.capture.guards import frozen
 from tests.brief import Patch, cases, refuses
+
+pytestmark = pytest.mark.freezes
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +59,9 @@ def within(x: ml.Tensor) -> ml.Tensor:
     return x * sum(time.time_ns() for _ in range(2))
 
 
+CLOCKS = types.SimpleNamespace(now=time.perf_counter)
+
+
 def around() -> Callable[[ml.Tensor], ml.Tensor]:
     numbers = np.random
     return lambda x: x * numbers.rand()
@@ -64,6 +72,19 @@ def around() -> Callable[[ml.Tensor], ml.Tensor]:
     (lambda x: x * np.random.rand(), "np.random.rand()"),
     (lambda x: x * npr.normal(), "npr.normal()"),
     (lambda x: x * np.random.default_rng().normal(), "np.random.default_rng()"),
+    (lambda x: x * np.random.default_rng(None).normal(), "np.random.default_rng()"),
+    (lambda x: x * np.random.RandomState().rand(), "np.random.RandomState()"),
+    (lambda x: x * np.random.Generator(np.random.PCG64()).normal(), "np.random.PCG64()"),
+    (lambda x: x * time.localtime().tm_sec, "time.localtime()"),
+    (lambda x: x * time.gmtime(None).tm_sec, "time.gmtime()"),
+    (lambda x: x * len(time.ctime()), "time.ctime()"),
+    (lambda x: x * float(time.strftime("%S")), "time.strftime()"),
+    (lambda x: x * time.clock_gettime(time.CLOCK_MONOTONIC), "time.clock_gettime()"),
+    (lambda x: x * float(np.datetime64("now").astype(int)), "np.datetime64()"),
+    (lambda x: x * len(email.utils.formatdate()), "email.utils.formatdate()"),
+    (lambda x: x * (os.getrandom(1)[0] if hasattr(os, "getrandom") else 1), "os.getrandom()"),
+    (lambda x: x * CLOCKS.now(), "time.perf_counter()"),
+    (partial(lambda now, x: x * now(), time.time), "time.time()"),
     (lambda x: x * time.time(), "time.time()"),
     (lambda x: x * perf_counter(), "perf_counter()"),
     (lambda x: x * time.monotonic_ns(), "time.monotonic_ns()"),

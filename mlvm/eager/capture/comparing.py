@@ -1,0 +1,267 @@
+"""`capture(check=n)`: compare a program with what the function computes now.
+
+In: the `TracedCall` that a program was compiled from, and another trace of a call that is about to
+launch it. Out: nothing, or `StaleProgramError` with the first line and value that differ.
+A guard that is missing lets a program run on after a change of what the function reads. Both traces
+have the same signature, so that whatever differs between them is such a change. Calls are compared
+in order: functions, attributes, types, and operands. An operand is the same value of the flow, the
+same tensor from outside, or a constant of equal bits.
+Callers: `Captured` at each n-th call that has a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from mlvm.core.errors import StaleProgramError, brief
+from mlvm.eager.capture.cache import CacheEntry
+from mlvm.eager.capture.guards.guard_set import dict_of, is_mutable
+from mlvm.eager.capture.guards.layout import ARRAYS, PLAIN, content_of
+from mlvm.eager.capture.guards.signature import Signature
+from mlvm.eager.capture.opened import OpenTrace
+from mlvm.eager.capture.trace import ObjectTemplate, TracedCall
+from mlvm.eager.tensor.constants import scalar_array
+from mlvm.eager.tensor.copying import Leaf, NumberLeaf, OutsideLeaf
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tree import items_of
+from mlvm.step.flow import Block, Call, Home, Procedure, Value
+
+_REMEDY: Final = (
+    "a value that the function reads has changed, and no guard compares it. Give it as an "
+    "argument, or keep it in a field, a list or a dict that the function names"
+)
+
+Place: TypeAlias = tuple[str, str]
+"""A line of Python, and a part of a call in words."""
+
+
+class Source(NamedTuple):
+    """What a program was compiled from, or another trace of it.
+
+    call: the recorded calls.
+    values: the Python numbers and lengths of the call that is compared.
+    """
+
+    call: TracedCall
+    values: Sequence[Any]
+
+
+Again: TypeAlias = Callable[..., TracedCall]
+"""Trace a call again, with these numbers free and these lengths open."""
+
+
+def sources_of(
+    call: TracedCall, entry: CacheEntry, signature: Signature, again: Again
+) -> tuple[Source, Source]:
+    """Return the trace of an entry, for the numbers of its last call, and another trace."""
+    other = again(call.free)
+    return Source(call, entry.scalars.values), Source(other, other.numbers.values)
+
+
+def open_sources_of(
+    opened: OpenTrace, lengths: tuple[int, ...], signature: Signature, again: Again
+) -> tuple[Source, Source]:
+    """Return a trace with open lengths at those of a call, and another trace."""
+    values = opened.values(signature, lengths)
+    assert values is not None  # the entry was found for them
+    other = again(opened.call.free, opened.open)
+    return _source_at(opened.call, values), _source_at(other, other.numbers.values)
+
+
+def _source_at(call: TracedCall, values: Sequence[Any]) -> Source:
+    assert call.template is not None
+    return Source(call.at(values, call.template.flow(values)), values)
+
+
+class _Bits:
+    """Constant operand, which equals others of its type and bits."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._content = content_of(array)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bits) and self._content == other._content
+
+    def __repr__(self) -> str:
+        return brief(self._array.tolist())
+
+
+class _Plain:
+    """Value that equals others of its class and text: 1, 1.0 and True differ."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _Plain) and type(self._value) is type(other._value)
+        return same and repr(self) == repr(other)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+class _Named:
+    """Object that is the same only as itself, with a text for it."""
+
+    def __init__(self, value: object, text: str) -> None:
+        self._value, self._text = value, text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Named) and self._value is other._value
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
+    """Raise `StaleProgramError` unless both traces of a function make the same program."""
+    before, now = _Facts(ours), _Facts(present)
+    end: tuple[Place, Any] = ("", "the number of calls"), None
+    facts, others = [*before.facts(), end], [*now.facts(), end]
+    for (place, fact), (other_place, other) in zip(facts, others, strict=False):
+        if fact != other or place[1] != other_place[1]:
+            line, what = other_place[0] or place[0], other_place[1]
+            code = getattr(fn, "__code__", None)
+            if not line and code is not None:
+                line = f"{code.co_filename}:{code.co_firstlineno}"
+            where = f"{line}: " if line else ""
+            if place[1] != other_place[1]:
+                fact, other, what = _Text(place[1]), _Text(other_place[1]), "the next call"
+            raise StaleProgramError(
+                f"{where}capture(check=): the program of {title!r} is out of date: {what} was "
+                f"{brief(fact)} when it was compiled, and is {brief(other)} now; {_REMEDY}"
+            )
+
+
+class _Text(NamedTuple):
+    """Text that is printed as it is."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class _Facts:
+    """Facts of a trace, in the order of its calls: each is a place, and what is there."""
+
+    def __init__(self, source: Source) -> None:
+        self._call, self._values = source
+        record = self._call.record
+        self._states = record.outside.states
+        numbers = self._call.numbers.tensors.items()
+        self._numbers = {id(x): (place, dtype) for (place, dtype), x in numbers}
+        self._constants = {id(x) for x in record.outside.constants.values()}
+        self._ordinals: dict[Value, int] = {}
+        self._homes: dict[Home, int] = {}
+        self._procedures: dict[int, int] = {}
+
+    def facts(self) -> Iterator[tuple[Place, Any]]:
+        flow, outcome = self._call.flow, self._call.outcome
+        yield from self._calls(flow.calls)
+        for what, part in _parts(outcome.tree, self._values, "the result"):
+            yield ("", what), part
+        for i, (value, result) in enumerate(zip(flow.results, outcome.results, strict=True)):
+            yield ("", f"result {i}"), (self._operand(value), result.type, result.argument)
+        fields = [(f"{type(field.owner).__name__}.{field.name}", n) for field, n in outcome.rebound]
+        yield ("", "the fields that the function assigns"), fields
+
+    def _calls(self, calls: Sequence[Call]) -> Iterator[tuple[Place, Any]]:
+        for call in calls:
+            line, name = call.line or "", call.name.removesuffix(".out")
+            yield (line, f"the call of {name}"), len(call.ins)
+            for key, attribute in call.attributes.items():
+                for what, part in _parts(attribute, self._values, f"attribute {key!r} of {name}"):
+                    yield (line, what), part
+            for i, use in enumerate(call.ins):
+                yield (line, f"operand {i} of {name}"), self._operand(use.value)
+                yield (line, f"the type of operand {i} of {name}"), use.type
+            if call.queue is not None:
+                yield (line, f"the queue of {name}"), call.queue
+            for procedure in (*call.procedures, *([call.callee] if call.callee else ())):
+                yield from self._procedure(procedure)
+            for block in call.blocks:
+                yield from self._block(block)
+            for i, use in enumerate(call.outs):
+                yield (line, f"the type of result {i} of {name}"), use.type
+                yield (line, f"the memory of result {i} of {name}"), self._home(use.value.home)
+                self._ordinals[use.value] = len(self._ordinals)
+
+    def _block(self, block: Block) -> Iterator[tuple[Place, Any]]:
+        yield from self._calls(block.calls)
+        if block.result is not None:
+            yield ("", "the condition of a loop"), self._operand(block.result.value)
+
+    def _procedure(self, procedure: Procedure) -> Iterator[tuple[Place, Any]]:
+        is_new = id(procedure) not in self._procedures
+        number = self._procedures.setdefault(id(procedure), len(self._procedures))
+        yield ("", f"the function {procedure.name!r}"), number
+        if is_new:
+            yield from self._block(procedure.block)
+
+    def _home(self, home: Home | None) -> Any:
+        if home is None or home.role not in ("input", "state", "element"):
+            return None
+        return self._outside(home)
+
+    def _operand(self, value: Value) -> Any:
+        if value in self._ordinals or value.home is None:
+            return self._ordinals.setdefault(value, len(self._ordinals))
+        return self._outside(value.home)
+
+    def _outside(self, home: Home) -> Any:
+        if home.role != "state":
+            return home.role, self._homes.setdefault(home, len(self._homes))
+        x: Any = self._states[home.index]
+        number = self._numbers.get(id(x))
+        if number is not None:
+            return _Bits(scalar_array(self._values[number[0]], number[1]))
+        if id(x) in self._constants:
+            return _Bits(values_of(x))
+        if x.arena.name == "constants" and x.base is None and not x.type.shape:
+            return _Bits(values_of(x))
+        return _Named(x, f"a tensor {x.type}")
+
+
+def _parts(
+    value: Any, numbers: Sequence[Any], where: str, above: tuple[int, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a tree, template or attribute, each with a text for its place."""
+    kind, of = type(value), partial(_parts, numbers=numbers, above=(*above, id(value)))
+    if kind in PLAIN:
+        yield where, _Plain(value)
+    elif kind is NumberLeaf:
+        yield from _parts(numbers[value.value], numbers, where)
+    elif kind is ObjectTemplate:
+        yield from of(value.template, where=where)
+    elif kind is OutsideLeaf:
+        yield where, _Named(value.value, f"a {type(value.value).__name__}")
+    elif isinstance(value, Leaf):
+        yield where, (kind, value.value)
+    elif id(value) in above:
+        yield where, _Plain("...")
+    elif isinstance(value, ARRAYS):
+        yield where, _Bits(np.asarray(value))
+    elif isinstance(value, (dict, list, tuple)):
+        items = [*(items_of(value) if isinstance(value, dict) else enumerate(value))]
+        yield f"the class of {where}", _Named(kind, kind.__name__)
+        yield f"the number of items in {where}", _Plain(len(items))
+        for key, each in items:
+            if isinstance(value, dict):
+                yield from of(key, where=f"a key of {where}")
+            yield from of(each, where=f"{where}[{brief(key)}]")
+    elif isinstance(value, (set, frozenset)):
+        yield where, _Plain(sorted(map(repr, value)))
+    elif cast("Any", kind).__eq__ is not object.__eq__ and not dict_of(value):
+        yield where, _Plain(value)
+    elif is_mutable(value):
+        yield f"the class of {where}", _Named(kind, kind.__name__)
+        for name, each in dict_of(value).items():
+            yield from of(each, where=f"{where}.{name}")
+    else:
+        yield where, _Named(value, f"a {kind.__name__}")

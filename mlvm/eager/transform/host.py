@@ -1,0 +1,142 @@
+"""`call`: host functions of the VM, in Python or C, as part of eager code.
+
+Within a transformation a call is a function with a user-defined derivative (`custom`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
+from mlvm.core.op import Attributes
+from mlvm.core.types import TensorType
+from mlvm.eager.autodiff.host_call import (
+    Vjp,
+    call_host,
+    result_types,
+    rules_of,
+    run,
+)
+from mlvm.eager.functions.creation import zeros_like
+from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.context import current_capture
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
+from mlvm.eager.transform.trace import Tracer
+
+
+def call(
+    name: str,
+    /,
+    *operands: Tensor,
+    vjp: Vjp | Sequence[Vjp | None] | None = None,
+    **attributes: Any,
+) -> Any:
+    """Call the current VM's host function of that name, which `vm.register` or
+    `vm.register_library` has added.
+
+    Its results are copied into the current arena: a tensor, a tuple of several, or None. An
+    attribute is None, a bool, number or string, or nested lists of these. The function must not
+    write to its operands.
+
+    `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
+    computes that of the operand, the product of g with the Jacobian. For several operands it is a
+    tuple with a rule for each, None where there is no gradient. For several results `g` and `out`
+    are tuples; g has zeros for results that do not matter, None for those that are no floats.
+
+        ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
+
+    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is no tensor,
+    `StaleTensor`, and what the function raises; `MachineError` for other results than those of its
+    type rule, and `CaptureError` in a captured function without one. A gradient through a call
+    without a rule raises `GradientError`.
+
+    A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
+    called in captured functions and transformations. `vmap` calls it for each row.
+
+    The function decides their shapes.
+
+        >>> import numpy as np
+        >>> vm = ml.VM("mine")
+        >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
+        >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
+        Tensor([0., 0.], f32[2])
+
+    Refuses:
+        ml.call("doubled", v, how=object())  # ArgumentError
+        ml.call("doubled", 1.0)  # DTypeError
+        ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)  # GradientError
+        ml.call("doubled", stale)  # StaleTensor
+        ml.call("nothing")  # UnknownFunction
+    """
+    if not isinstance(name, str):
+        raise UnknownFunction(f"call: expected a function's name, a str, got {name!r}")
+    for x in operands:
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
+    types = None
+    if isinstance(current_capture.get(), Tracer):
+        types = result_types(name, operands, attributes)
+    if types is None:
+        results = call_host(name, operands, vjp, attributes)
+    else:
+        results = _call_traced(name, operands, vjp, attributes, types)
+    return results[0] if len(results) == 1 else results or None
+
+
+def _call_traced(
+    name: str,
+    operands: Sequence[Tensor],
+    vjp: Vjp | Sequence[Vjp | None] | None,
+    attributes: Attributes,
+    types: tuple[TensorType, ...],
+) -> tuple[Tensor, ...]:
+    """Call the function with its gradient rules as those of a `custom_vjp`."""
+    rules, count = rules_of(name, vjp, len(operands)), len(operands)
+
+    def fn(xs: Tensors) -> Tensors:
+        return [*run(name, xs, attributes, types)]
+
+    def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
+        results = fn(xs)
+        return results, [*xs, *results]
+
+    def bwd(saved: Tensors, gs: Maybe) -> Maybe:
+        g: Any
+        out: Any
+        xs, results = saved[:count], saved[count:]
+        if len(results) == 1:
+            [g], out = gs, results[0]
+        else:
+            g, out = tuple(gs), tuple(results)
+        parts: Maybe = []
+        for x, rule in zip(xs, rules, strict=True):
+            if not x.dtype.is_inexact:
+                parts.append(None)
+            else:  # zeros reach the node that refuses them
+                parts.append(zeros_like(x) if rule is None else rule(g, *xs, out))
+        return parts
+
+    inputs = [
+        _without_gradient(name, i, x) if rule is None and x.dtype.is_inexact else x
+        for i, (x, rule) in enumerate(zip(operands, rules, strict=True))
+    ]
+    return tuple(CustomRule(name, fn, fwd=fwd, bwd=bwd)(inputs))
+
+
+def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
+    """Return the tensor, through which a gradient raises `GradientError`."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise GradientError(
+            f"{name} has no gradient for operand {position}, a {x.type}: give ml.call a vjp; "
+            f"stop_gradient makes a constant of it"
+        )
+
+    [y] = CustomRule(name, _aliased, fwd=lambda xs: (_aliased(xs), []), bwd=refuse)([x])
+    return y
+
+
+def _aliased(xs: Tensors) -> Tensors:
+    return [alias_of(x) for x in xs]
