@@ -25,8 +25,8 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
-from tests.brief import Capsys, Patch, cases, output_of, with_long
-from tests.fuzz import graphs, interrupts, remote, saved, threads, transformations
+from tests.brief import Capsys, Patch, cases, output_of, run_python, with_long
+from tests.fuzz import graphs, interrupts, remote, saved, threads, transformations, writers
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
@@ -275,3 +275,21 @@ def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None
     monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
     _, failure = saved.fuzz(40, 0)
     assert failure is not None
+
+
+def test_a_writer_that_fails_leaves_the_older_file() -> None:
+    slow = ("mlvm build", "models.train")
+    names = [name for name in writers.WRITERS if name not in slow or with_long(False, True)]
+    if sys.platform == "win32":
+        pytest.skip("needs limits of a process's files")
+    words = ["-m", "tests.fuzz", "writers", "--cuts", "1", "--only"]
+    run = run_python(*words, *names, "--no-kills", MLVM_THREADS="1")
+    assert run.returncode == 0, run.stdout + run.stderr
+    run = run_python(*words, "save", "Captured.save", "ScalarLog", MLVM_THREADS="1")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_file_written_in_place_is_noticed(monkeypatch: Patch) -> None:
+    in_place = writers.Writer(lambda folder, n: (folder / "f").write_text("line\n" * n))
+    monkeypatch.setitem(writers.WRITERS, "write_file", in_place)
+    assert writers.main(["--only", "write_file", "--cuts", "2", "--no-kills"]) == 1
