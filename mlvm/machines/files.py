@@ -40,9 +40,7 @@ def write_file(file: Name, content: str | bytes) -> None:
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
     """Replace several files. None is replaced before the contents of all are on the disk."""
     with contextlib.ExitStack() as stack:
-        for path, content in reversed(
-            [*contents.items()]
-        ):  # the stack replaces the first one first
+        for path, content in reversed([*contents.items()]):  # a stack ends with its first entry
             data = content.encode() if isinstance(content, str) else content
             stream = stack.enter_context(replacing(path))
             stream.write(data)

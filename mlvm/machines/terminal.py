@@ -24,9 +24,11 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
     stream is discarded.
     """
     open_streams()
-    status = 0
+    status, leaving = 0, None
     try:
         status = work() or 0
+    except SystemExit as exit:  # of --help, or for bad usage
+        leaving = exit
     except (MlvmError, OSError, MemoryError) as error:
         if not is_reader_gone(error):
             say(f"{program}error: {one_line(error)}")
@@ -34,13 +36,14 @@ def run_command(work: Callable[[], int | None], program: str = "") -> int:
     except KeyboardInterrupt:
         say(f"{program}interrupted")
         status = INTERRUPTED
-    finally:  # also after the `SystemExit` of --help
-        failed = _flushed()
-        if failed is not None:  # discard what is left, or the flush at exit fails as well
-            _discard(sys.stdout.fileno())
-    if failed is not None and not isinstance(failed, BrokenPipeError):
-        say(f"{program}error: {one_line(failed)}")
-        return status or 1
+    failed = _flushed()
+    if failed is not None:  # discard what is left, or the flush at exit fails as well
+        _discard(sys.stdout.fileno())
+        if not isinstance(failed, BrokenPipeError):
+            say(f"{program}error: {one_line(failed)}")
+            return status or 1
+    if leaving is not None:
+        raise leaving
     return status
 
 

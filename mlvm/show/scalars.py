@@ -81,19 +81,16 @@ class ScalarLog(Closing):
         number = _step(step)
         if not scalars:
             raise ArgumentError(f"add: {group!r} has no scalars in step {number}")
+        values = {name: _number(name, scalar) for name, scalar in scalars.items()}
         names = self._names.get(group) or self._header(group, list(scalars))
         if names != list(scalars) and sorted(names) != sorted(scalars):
             raise ArgumentError(
                 f"add: the rows of {group!r} have {', '.join(names)}; got {', '.join(scalars)}"
             )
-        values = [float(scalars[name]) for name in names]
-        parts = [
-            _bytes(1, _text(1, f"{group}/{name}") + _float(2, value))
-            for name, value in zip(names, values, strict=True)
-        ]
+        parts = [_bytes(1, _text(1, f"{group}/{name}") + _float(2, values[name])) for name in names]
         self._write(_integer(2, number) + _bytes(5, b"".join(parts)))
         with self._file(group).open("ab", buffering=0) as file:
-            _append(file, _lines([number, *map(repr, values)]))
+            _append(file, _lines([number, *[repr(values[name]) for name in names]]))
 
     def close(self) -> None:
         """End the event file. Idempotent."""
@@ -124,6 +121,15 @@ def _step(step: object) -> int:
     if isinstance(step, SupportsIndex) and not isinstance(step, bool) and step.__index__() >= 0:
         return step.__index__()
     raise ArgumentError(f"a step is an int from 0 on, not {brief(step)}")
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"add: {name}: expected a number, got {brief(value)}: {error}"
+        ) from None
 
 
 # --- CSV -----------------------------------------------------------------------------

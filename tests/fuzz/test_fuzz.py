@@ -278,14 +278,14 @@ def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None
 
 
 def test_a_writer_that_fails_leaves_the_older_file() -> None:
-    slow = ("mlvm build", "models.train")
-    names = [name for name in writers.WRITERS if name not in slow or with_long(False, True)]
+    few = ["save", "onnx.save external", "Captured.save", "ScalarLog", "VM.trace", "mlvm run"]
+    names = with_long(few, [*writers.WRITERS])
     if sys.platform == "win32":
         pytest.skip("needs limits of a process's files")
     words = ["-m", "tests.fuzz", "writers", "--cuts", "1", "--only"]
     run = run_python(*words, *names, "--no-kills", MLVM_THREADS="1")
     assert run.returncode == 0, run.stdout + run.stderr
-    run = run_python(*words, "save", "Captured.save", "ScalarLog", MLVM_THREADS="1")
+    run = run_python(*words, *with_long(["save"], names), MLVM_THREADS="1")
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -103,7 +103,7 @@ def test_the_temporary_file_of_a_killed_process_is_removed_later(tmp_path: Path)
 # --- all code -----------------------------------------------------------------------------
 
 
-_WRITING = {"write_text", "write_bytes", "copyfile", "savez", "dump", "tofile", "mkstemp"}
+_WRITING = {"write_text", "write_bytes", "copyfile", "savez", "tofile", "mkstemp"}
 _ELSEWHERE = {
     "mlvm/machines/files.py": "is what writes files",
     "mlvm/show/scalars.py": "appends rows",
@@ -118,12 +118,13 @@ def writing(source: str) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         function = node.func
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        of_numpy = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "np"
+        is_method = isinstance(function, ast.Attribute)
+        name = function.attr if is_method else getattr(function, "id", "")
+        of_numpy = is_method and getattr(function.value, "id", "") == "np"
         mode = [x.value for x in node.args if isinstance(x, ast.Constant)]
         mode += [x.value.value for x in node.keywords if isinstance(x.value, ast.Constant)]
         opens = name == "open" and any(str(x)[:1] in "wax" for x in mode if str(x).strip("bt+"))
-        if name in _WRITING or opens or (of_numpy and name == "save"):
+        if (is_method and name in _WRITING) or opens or (of_numpy and name == "save"):
             yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
