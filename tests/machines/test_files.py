@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,9 +55,12 @@ def test_of_several_files_none_is_replaced_before_all_are_complete(
     assert a.read_text() == "1"
     replaced: list[str] = []
     replace = Path.replace
-    monkeypatch.setattr(
-        Path, "replace", lambda self, target: (replaced.append(target.name), replace(self, target))
-    )
+
+    def replace_and_note(self: Path, target: Path) -> Path:
+        replaced.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_and_note)
     write_files({a: "5", b: "6"})
     assert replaced == ["a", "b"]
 
@@ -117,7 +121,7 @@ def writing(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        function = node.func
+        function: Any = node.func
         is_method = isinstance(function, ast.Attribute)
         name = function.attr if is_method else getattr(function, "id", "")
         of_numpy = is_method and getattr(function.value, "id", "") == "np"

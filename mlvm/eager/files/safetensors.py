@@ -87,7 +87,7 @@ class WeightsFile:
         if start > _MOST_HEADER:
             raise WeightsError(f"its header has more than {_MOST_HEADER} bytes")
         header = _parsed(content[8:start])
-        metadata = header.pop(METADATA, {})
+        metadata = header.pop(METADATA, None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
             raise WeightsError("its header is no object with texts as metadata")
         self.data: Final = memoryview(content)[start:]
