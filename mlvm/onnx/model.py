@@ -204,7 +204,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
         path = Path(os.fspath(file))
     except TypeError:
         raise ArgumentError("load takes the name of a file, or its bytes").at("load", ()) from None
-    files = Files(path.parent)
+    files = Files(path)
     return _loaded(files.mapped(path), files, str(path))
 
 

@@ -316,8 +316,11 @@ def sequence_at(at: Call, xs: Value, position: Any) -> Value:
 
 @op("SequenceInsert", "raw", host=[2])
 def sequence_insert(at: Call, xs: Value, x: Value, position: Any = None) -> Value:
+    at_ = len(xs) if position is None else int(position.reshape(-1)[0])
+    if not -len(xs) <= at_ <= len(xs):
+        raise ModelError(f"expected a position of {len(xs)} elements, got {at_}")
     items = [*xs]
-    items.insert(len(xs) if position is None else int(position.reshape(-1)[0]), x)
+    items.insert(at_, x)
     return (items,)
 
 
