@@ -15,6 +15,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.elementwise import activation
+from mlvm.onnx.ops.reductions import widened
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, ordered, permuted, tensor
 
@@ -214,9 +215,11 @@ def averaged(at: Call, x: Any) -> Any:
 def lp_pool(at: Call, x: Value) -> Value:
     x, p = channels_last(x), at.get("p", 2)
     window, strides, dilation, padding = _windows(at, x)
-    powers = ml.square(x) if p == 2 else ml.pow(ml.abs(x), float(p))
+    y = widened(ml, x)
+    powers = ml.square(y) if p == 2 else ml.pow(ml.abs(y), float(p))
     total = pooled(powers, "avg", window, strides, dilation, padding) * float(math.prod(window))
-    return channels_second(ml.sqrt(total) if p == 2 else ml.pow(total, 1.0 / p))
+    y = ml.sqrt(total) if p == 2 else ml.pow(total, 1.0 / p)
+    return channels_second(ml.astype(y, x.dtype))
 
 
 @op("GlobalAveragePool GlobalMaxPool GlobalLpPool", "raw")
@@ -228,7 +231,9 @@ def global_pool(at: Call, x: Value) -> Value:
     if name == "GlobalMaxPool":
         return channels_second(ml.max(x, axis=axes, keepdims=True))
     p = float(at.get("p", 2))
-    return channels_second(ml.pow(ml.sum(ml.pow(ml.abs(x), p), axis=axes, keepdims=True), 1.0 / p))
+    powers = ml.pow(ml.abs(widened(ml, x)), p)
+    y = ml.pow(ml.sum(powers, axis=axes, keepdims=True), 1.0 / p)
+    return channels_second(ml.astype(y, x.dtype))
 
 
 @op("MaxUnpool", "tensors", host=[2])
@@ -283,7 +288,8 @@ def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
     groups = at.get("num_groups", c)
     if groups < 1 or c % groups:
         raise ModelError(f"expected a number of groups that divides {c} channels, got {groups}")
-    inner = ml.astype(ml.reshape(x, (n, groups, -1)), ml.float32)
+    inner = ml.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups))
+    inner = inner if x.dtype == ml.float64 else ml.astype(inner, ml.float32)
     y = primitives.layer_norm_normalize(inner, eps=at.get("epsilon", 1e-5))
     if scale.shape[0] != c:  # one for each group, before opset 21
         scale, bias = (ml.reshape(v, (1, groups, 1)) for v in (scale, bias))
@@ -341,7 +347,9 @@ def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any
     total = total if bias is None else total + bias
     eps = at.get("epsilon", 1e-5)
     if is_simple:
-        y = total * ml.rsqrt(ml.mean(total * total, axis=-1, keepdims=True) + eps) * scale
+        wide = widened(ml, total)
+        normal = wide * ml.rsqrt(ml.mean(wide * wide, axis=-1, keepdims=True) + eps)
+        y = ml.astype(normal, x.dtype) * scale
     else:
         y = normalized(total, scale, beta, x.ndim - 1, eps)
     return y, None, None, total
@@ -350,12 +358,12 @@ def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any
 @op("LRN", "raw")
 def lrn(at: Call, x: Value) -> Value:
     x, size = channels_last(x), at["size"]
-    low = (size - 1) // 2
-    squares = ml.pad(x * x, [*[(0, 0)] * (x.ndim - 1), (low, size - 1 - low)])
+    low, y = (size - 1) // 2, widened(ml, x)
+    squares = ml.pad(y * y, [*[(0, 0)] * (x.ndim - 1), (low, size - 1 - low)])
     c = x.shape[-1]
     total = sum(squares[..., i : i + c] for i in range(size))
     by = at.get("bias", 1.0) + total * (at.get("alpha", 1e-4) / size)
-    return channels_second(x / ml.pow(by, at.get("beta", 0.75)))
+    return channels_second(ml.astype(y / ml.pow(by, at.get("beta", 0.75)), x.dtype))
 
 
 # --- training -----------------------------------------------------------------------------

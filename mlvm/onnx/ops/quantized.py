@@ -357,7 +357,7 @@ def qlinear_softmax(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None)
     axis, wide = at.get("axis", -1) % x.ndim, _floats(x, sx, zx)
     if at.get("opset", 13) >= 13:
         return _quantized(ml.softmax(wide, axis=axis), sy, zy, x.dtype)
-    flat = ml.reshape(wide, (math.prod(x.shape[:axis]), -1))
+    flat = ml.reshape(wide, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
     return _quantized(ml.reshape(ml.softmax(flat), x.shape), sy, zy, x.dtype)
 
 

@@ -118,7 +118,8 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
             else ml.zeros((n, hidden), dtype=x.dtype)
             for s in starts
         )
-        rows = ml.reshape(ml.matmul(ml.reshape(x, (count * n, -1)), w[d]), (count, n, -1))
+        rows = ml.matmul(ml.reshape(x, (count * n, x.shape[2])), w[d])
+        rows = ml.reshape(rows, (count, n, rows.shape[-1]))
         kind = _kind(at, d, peep)
         if kind is None:
             rows = rows if own is None else rows + own
@@ -261,7 +262,7 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         )
         # Their sums are a row beside a row: one chain.
         inner = inner._replace(sums=ml.expand_dims(inner.sums, axis=0))
-        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), outer, wscale[d])
+        rows = dynamic_matmul(ml.reshape(x, (count * n, x.shape[2])), outer, wscale[d])
         if b is not None:
             bias = tensor(b)[d]
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]

@@ -64,7 +64,7 @@ def stft(at: Call, x: Any, step: Any, window: Any = None, length: Any = None) ->
     count = 1 + (x.shape[1] - size) // hop
     places = np.arange(count)[:, None] * hop + np.arange(size)[None, :]
     frames = ml.take(x, ml.asarray(places.reshape(-1)), axis=1)
-    frames = ml.reshape(frames, (x.shape[0], count, size, -1))
+    frames = ml.reshape(frames, (x.shape[0], count, size, x.shape[2] if x.ndim > 2 else 1))
     real, imaginary = _complex(frames)
     if window is not None:
         real, imaginary = real * window, imaginary * window
