@@ -325,11 +325,21 @@ class Builder:
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
+            for i, name in enumerate(message.input[op.most :] if op.most is not None else ()):
+                if name:
+                    number = (op.most or 0) + i
+                    raise ModelError(f"{what}: operand {number}, {name!r}, is not supported")
             values = {
                 name: self._value(attribute, constants, defined, what, within)
                 for name, attribute in _resolved(message, within.attributes).items()
             }
-            node = Node(message.name, type, op, version, [*message.input], [*message.output], values)
+            for name, value in op.only.items():
+                if values.get(name, value) != value:
+                    got = values[name]
+                    raise ModelError(f"{what}: expected {name}={value!r}, got {got!r}")
+            node = Node(
+                message.name, type, op, version, [*message.input], [*message.output], values
+            )
             node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
             node.numbers = [n if n in FLOATS or n in INTEGERS else 0 for n in node.numbers]
             if number := self._number(node, message):

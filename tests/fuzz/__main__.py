@@ -27,7 +27,7 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
 `built` (the loop in C and built steps, under libFuzzer or sanitizers), `writers` (files, with a
-full disk, in a read-only folder, killed).
+full disk, in a read-only folder, killed), `attributes` (of ONNX's ops, which no code reads).
 
 Prints outcomes. The first program that does anything else is printed with the numbers that make it
 again, one in the eager language cut down to what is needed, and the exit status is 1.
@@ -46,7 +46,7 @@ PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     "interrupts",
 )
-OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built", "writers")
+OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built", "writers", "attributes")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,7 +26,16 @@ from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import Capsys, Patch, cases, output_of, run_python, with_long
-from tests.fuzz import graphs, interrupts, remote, saved, threads, transformations, writers
+from tests.fuzz import (
+    attributes,
+    graphs,
+    interrupts,
+    remote,
+    saved,
+    threads,
+    transformations,
+    writers,
+)
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
@@ -293,3 +302,27 @@ def test_a_file_written_in_place_is_noticed(monkeypatch: Patch) -> None:
     in_place = writers.Writer(lambda folder, n: (folder / "f").write_text("line\n" * n))
     monkeypatch.setitem(writers.WRITERS, "write_file", in_place)
     assert writers.main(["--only", "write_file", "--cuts", "2", "--no-kills"]) == 1
+
+
+def test_every_attribute_of_an_onnx_op_is_read_refused_or_harmless(monkeypatch: Patch) -> None:
+    assert attributes.unread() == []
+    for name in attributes.HARMLESS:
+        if not name.startswith("*."):
+            assert any(f"{op}.{x}" == name for op, xs, _ in attributes.frozen() for x in xs)
+    assert len([*attributes.frozen()]) > 200
+
+    def blind(at: Any, x: Any, axes: Any = None) -> Any:
+        return x if at.get("keepdims") else None
+
+    monkeypatch.setitem(TABLE, "ReduceMax", TABLE["ReduceMax"]._replace(run=blind))
+    expected = ["ReduceMax.axes", "ReduceMax.noop_with_empty_axes", "ReduceMax(axes)"]
+    assert attributes.unread() == expected
+
+
+def test_the_table_of_attributes_has_those_of_the_schemas() -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    known = {name: ({*xs}, {*operands}) for name, xs, operands in attributes.frozen()}
+    for name, (xs, operands) in attributes.schemas().items():
+        assert {*xs} <= known[name][0], name
+        assert {*operands} <= known[name][1], name

@@ -205,7 +205,7 @@ def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
-@op("com.microsoft.RotaryEmbedding", "tensors")
+@op("com.microsoft.RotaryEmbedding", "tensors", is_packed_batching=0, scale=1.0)
 def rotary_of_microsoft(at: Call, x: Any, places: Any, cos: Any, sin: Any) -> Any:
     full = cos.shape[-1] * 2
     width = at.get("rotary_embedding_dim", 0) or full
@@ -236,8 +236,9 @@ def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: A
     if mask is not None:
         if mask.ndim != 2:
             raise ModelError(f"expected a mask of keys [N, T], got {mask.ndim} axes")
-        hidden = ml.equal(mask, 0)
-        scores = scores + ml.expand_dims(_bias(ml.logical_not(hidden), q.dtype), axis=(1, 2))
+        least = ml.full((), at.get("mask_filter_value", -1e4), dtype=q.dtype)
+        hidden = ml.where(ml.equal(mask, 0), least, ml.zeros((), dtype=q.dtype))
+        scores = scores + ml.expand_dims(hidden, axis=(1, 2))
     if at.get("unidirectional", 0):
         t, s = q.shape[2], k.shape[2]
         allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)
@@ -245,7 +246,8 @@ def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: A
     return joined(ml.matmul(ml.softmax(scores, axis=-1), v)), k, v
 
 
-@op("com.microsoft.GroupQueryAttention", "tensors", host=[6])
+@op("com.microsoft.GroupQueryAttention", "tensors", host=[6], causal=1, k_quant_type="NONE",
+    v_quant_type="NONE", kv_cache_bit_width=0, qk_output=0, sliding_window_cache=0)  # fmt: skip
 def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k: Any = None,
                           past_v: Any = None, ends: Any = None, total: Any = None, cos: Any = None,
                           sin: Any = None, places: Any = None, added: Any = None,
@@ -308,7 +310,7 @@ def _put(past: Any, x: Any, before: Any, room: int) -> Any:
     return ml.where(ml.reshape(is_new, (x.shape[0], 1, room, 1)), new, old)
 
 
-@op("com.microsoft.EmbedLayerNormalization", "tensors")
+@op("com.microsoft.EmbedLayerNormalization", "tensors", mask_index_type=1)
 def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, places: Any,
                               kinds: Any = None, scale: Any = None, bias: Any = None,
                               mask: Any = None) -> Any:  # fmt: skip

@@ -62,7 +62,9 @@ def _enter(function: str) -> Callable[..., Any]:
 
 
 for _each in PAIRS:
-    TABLE[_each.name] = Op(_enter(_each.function), "elementwise", (), {}, _each.least)
+    TABLE[_each.name] = Op(
+        _enter(_each.function), "elementwise", (), {}, _each.least, _each.least, {}
+    )
 
 
 def is_float(x: Any) -> bool:

@@ -83,7 +83,7 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
 
 
 def _wide(dtype: DType) -> DType:
-    """Return the dtype in which elements are weighted; the result is rounded to the own one once."""
+    """Return the dtype in which elements are weighted; the result is rounded to its own once."""
     is_wide = dtype == ml.float64 or (dtype.is_integer and dtype.itemsize > 2)
     return ml.float64 if is_wide else ml.float32
 

@@ -31,7 +31,7 @@ from mlvm.onnx.values import (
 enter_all(
     "raw",
     {
-        "Identity com.microsoft.nchwc.ReorderInput": lambda at, x: x,
+        "Identity": lambda at, x: x,
         "Size": lambda at, x: np.asarray(math.prod(x.shape), np.int64),
         "SequenceConstruct": lambda at, *xs: ([*xs],),
         "SequenceEmpty": lambda at: ([],),
@@ -41,6 +41,11 @@ enter_all(
         "OptionalGetElement": lambda at, x: (x,),
     },
 )
+
+
+@op("com.microsoft.nchwc.ReorderInput", "raw", channels_last=0)
+def reorder_input(at: Call, x: Value) -> Value:
+    return x
 
 
 @op("Constant", "raw")

@@ -256,7 +256,7 @@ def max_unpool(at: Call, x: Any, places: Any, shape: Any = None) -> Any:
 # --- norms --------------------------------------------------------------------------------
 
 
-@op("BatchNormalization", "raw")
+@op("BatchNormalization", "raw", is_test=1, spatial=1)
 def batch_normalization(
     at: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value
 ) -> Value:
@@ -369,7 +369,7 @@ def lrn(at: Call, x: Value) -> Value:
 # --- training -----------------------------------------------------------------------------
 
 
-@op("Dropout", "raw", host=[1, 2])
+@op("Dropout", "raw", host=[1, 2], is_test=1)
 def dropout(at: Call, x: Value, ratio: Any = None, training: Any = None) -> Value:
     rate = at.get("ratio", 0.5) if ratio is None else float(ratio.reshape(-1)[0])
     is_training = training is not None and bool(training.reshape(-1)[0])

@@ -412,7 +412,7 @@ def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
     return rows.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
 
 
-@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits})
+@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits}, weight_prepacked=0)
 def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = None,
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)

@@ -229,13 +229,16 @@ def _zeros_of(zero: Value, direction: int) -> Value:
     return np.asarray(zero[direction]) if isinstance(zero, np.ndarray) else tensor(zero)[direction]
 
 
-@op("com.microsoft.DynamicQuantizeLSTM", "raw")
+@op("com.microsoft.DynamicQuantizeLSTM", "raw", input_forget=0)
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip
     from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of
 
+    if p is not None:
+        raise ModelError("peepholes (P) are not supported")
     cut = _clipped(at)
+    lengths = lengths if lengths is None else ml.astype(tensor(lengths), ml.int64)
     wq, wscale, rq, rscale = (tensor(each) for each in (w, ws, r, rs))
     x, hidden = tensor(x), at["hidden_size"]
     count, n, _ = x.shape
@@ -268,7 +271,7 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
         rows = ml.reshape(rows, (count, n, 4 * hidden))
         reverse = at.get("direction", "forward") == "reverse" or d == 1
-        last, states = _steps(cell(d, inner, rscale[d]), start, rows, None, reverse)
+        last, states = _steps(cell(d, inner, rscale[d]), start, rows, lengths, reverse)
         outs.append(states)
         lasts.append(last)
     ends = [ml.stack([last[i] for last in lasts]) for i in range(2)]

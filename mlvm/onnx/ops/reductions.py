@@ -87,7 +87,7 @@ _WIDENED: Final = (*_IN_FLOATS, "ReduceL1", "ReduceSumSquare", "ReduceSum", "Red
 
 
 def _reduced(name: str, xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    """Reduce x by the op of that name; halves in f32, and integers in f64 if the op is of floats."""
+    """Reduce x by an op: halves in f32, and integers in f64 if the op is of floats."""
     wide = widened(xp, x) if name in _WIDENED else x
     if name in _IN_FLOATS and not DType.of(x.dtype).is_float:
         wide = xp.astype(x, xp.float64)
@@ -182,7 +182,7 @@ def lp_normalization(at: Call, x: Any) -> Any:
     return ml.astype(y, x.dtype)
 
 
-@op("MeanVarianceNormalization", "tensors")
+@op("MeanVarianceNormalization", "tensors", across_channels=0, normalize_variance=1)
 def mean_variance_normalization(at: Call, x: Any) -> Any:
     axes = tuple(at.get("axes", [0, 2, 3]))
     wide = widened(ml, x)
