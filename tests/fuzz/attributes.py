@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx import table
 from mlvm.onnx.table import TABLE, Op
 from tests.fuzz.command import parser_of
 
+Row: TypeAlias = tuple[str, list[str], list[str]]
+"""Name, attributes and operands of an op."""
 FILE: Final = Path(__file__).with_suffix(".txt")
 HARMLESS: Final = {
     "*.consumed_inputs": "a hint of opset 1 for in-place updates",
@@ -78,7 +81,7 @@ def freeze() -> None:
     FILE.write_text("\n".join([*lines, ""]))
 
 
-def frozen() -> Iterator[tuple[str, list[str], list[str]]]:
+def frozen() -> Iterator[Row]:
     """Yield each op's name, attributes and operands of the table."""
     for line in FILE.read_text().splitlines():
         head, _, attributes = line.partition("):")
@@ -123,7 +126,9 @@ def texts_read(function: Any) -> set[str]:
         for name in code.co_names:
             look_at(names.get(name))
 
-    look_at(function)
+    for cell in function.__closure__ or ():
+        look_at(cell.cell_contents)
+    look_in(function.__code__, function.__globals__)
     return texts
 
 
@@ -141,10 +146,10 @@ def used_parameters(function: Any) -> set[str]:
     return {*read(function.__code__)}
 
 
-def unread() -> list[str]:
+def unread(rows: Iterable[Row] | None = None) -> list[str]:
     """Return what is neither read, nor refused, nor harmless: "Op.attribute" and "Op(operand)"."""
     found = []
-    for name, attributes, operands in frozen():
+    for name, attributes, operands in frozen() if rows is None else rows:
         op: Op = TABLE[name]
         texts = texts_read(op.run)
         texts |= {text for pack in op.packed.values() for text in texts_read(pack)}
@@ -163,8 +168,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of(__name__, __doc__)
     parser.add_argument("--freeze", action="store_true", help="write the table")
     options = parser.parse_args(argv)
+    left = unread()
     if options.freeze:
         freeze()
-    left = unread()
+    with suppress(ImportError):  # else those of the table
+        left = unread([(name, *row) for name, row in schemas().items()])
     print("\n".join(left) or "all attributes and operands are read, refused or harmless")
     return int(bool(left))
