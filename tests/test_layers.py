@@ -65,7 +65,7 @@ Others (`__init__`, `stub`) import from all."""
 
 CEILING = {
     "mlvm/core": 7_000,
-    "mlvm/machines": 2_000,
+    "mlvm/machines": 2_500,
     "mlvm/machines/native": 3_000,
     "mlvm/machines/gpu": 3_500,
     "mlvm/machines/standalone": 2_000,
@@ -92,7 +92,7 @@ CEILING = {
     "mlvm": 500,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 56_000,
+    "tests": 57_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

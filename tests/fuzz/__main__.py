@@ -27,7 +27,8 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
 `built` (the loop in C and built steps, under libFuzzer or sanitizers), `writers` (files, with a
-full disk, in a read-only folder, killed), `attributes` (of ONNX's ops, which no code reads).
+full disk, in a read-only folder, killed), `attributes` (of ONNX's ops, which no code reads),
+`variants` (ONNX's tests of ops in other sizes and dtypes, beside ONNX Runtime).
 
 Prints outcomes. The first program that does anything else is printed with the numbers that make it
 again, one in the eager language cut down to what is needed, and the exit status is 1.
@@ -46,7 +47,17 @@ PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     "interrupts",
 )
-OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built", "writers", "attributes")
+OTHERS = (
+    "threads",
+    "remote",
+    "groups",
+    "neighbours",
+    "races",
+    "built",
+    "writers",
+    "attributes",
+    "variants",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

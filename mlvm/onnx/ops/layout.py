@@ -280,7 +280,10 @@ def space_to_depth(at: Call, x: Value) -> Value:
 
 @op("CenterCropPad", host=[1])
 def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
-    for axis, target in zip(at.get("axes") or range(x.ndim), shape, strict=True):
+    axes = at.get("axes") or range(x.ndim)
+    if len(axes) != len(shape):
+        raise ModelError(f"expected a length for each of {len(axes)} axes, got {len(shape)}")
+    for axis, target in zip(axes, shape, strict=True):
         n, k = x.shape[axis], int(target)
         index, widths = [slice(None)] * x.ndim, [(0, 0)] * x.ndim
         if k < n:

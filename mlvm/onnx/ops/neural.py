@@ -141,6 +141,11 @@ def pooled(
     """Pool x, channels last, by "max" or "avg". The padding is the smallest value, or zeros."""
     if len(window) > 3:
         raise ModelError(f"expected 1 to 3 spatial axes, got {len(window)}")
+    span = span_of(tuple(window), tuple(dilation))
+    room = [n + sum(p) - m for n, p, m in zip(x.shape[1:-1], padding, span, strict=True)]
+    if any(-by <= n < 0 for n, by in zip(room, strides, strict=True)):  # no window fits
+        counts = [max(n // by + 1, 0) for n, by in zip(room, strides, strict=True)]
+        return ml.zeros((x.shape[0], *counts, x.shape[-1]), dtype=x.dtype)
     return getattr(ml, f"{how}_pool{len(window)}d")(
         x, **_options(window=window, stride=strides, padding=padding, dilation=dilation)
     )
@@ -324,9 +329,9 @@ def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
     y = normalized(x, scale, bias, axis, eps)
     if not any(at.node.outputs[1:]):
         return y
-    axes = tuple(range(axis, x.ndim))
-    middle = ml.mean(x, axis=axes, keepdims=True)
-    return y, middle, ml.rsqrt(ml.var(x, axis=axes, keepdims=True) + eps)
+    axes, wide = tuple(range(axis, x.ndim)), widened(ml, x)
+    spread = ml.rsqrt(ml.var(wide, axis=axes, keepdims=True) + eps)
+    return y, *(ml.astype(v, ml.float32) for v in (ml.mean(wide, axis=axes, keepdims=True), spread))
 
 
 @op("RMSNormalization SimplifiedLayerNormalization", "tensors")

@@ -148,6 +148,8 @@ def softmax(at: Call, x: Value) -> Value:
 
 
 def _hardmax(x: Any, axis: int) -> Any:
+    if not x.size:
+        return x
     best = ml.argmax(x, axis=axis, keepdims=True)
     shape = [1] * x.ndim
     shape[axis] = x.shape[axis]
