@@ -34,11 +34,13 @@ from tests.fuzz import (
     saved,
     threads,
     transformations,
+    variants,
     writers,
 )
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
+from tests.onnx import backend
 
 KINDS = ("attributes", "program", "text", "bytes")
 Run = Callable[..., str]
@@ -317,3 +319,13 @@ def test_every_attribute_of_an_onnx_op_is_read_refused_or_harmless(monkeypatch: 
     monkeypatch.setitem(TABLE, "ReduceMax", TABLE["ReduceMax"]._replace(run=blind))
     expected = ["ReduceMax.axes", "ReduceMax.noop_with_empty_axes", "ReduceMax(axes)"]
     assert attributes.unread() == expected
+
+
+def test_a_variant_of_an_onnx_test_that_differs_is_noticed(monkeypatch: Patch) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    case = backend.frozen()["test_reduce_l1_do_not_keepdims_example"]
+    assert variants.differences("ReduceL1", case) == []
+    wrong = TABLE["ReduceL1"]._replace(run=TABLE["ReduceL2"].run)
+    monkeypatch.setitem(TABLE, "ReduceL1", wrong)
+    assert variants.differences("ReduceL1", case)
