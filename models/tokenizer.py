@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import heapq
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -69,6 +70,8 @@ class Tokenizer:
             if type(entries) is not list or not {*map(type, entries)} <= kinds:
                 expected = " or ".join(sorted(kind.__name__ for kind in kinds))
                 raise ml.errors.WeightsError(f"the tokenizer's {name} must be a list of {expected}")
+        if any(math.isnan(score) for score in value("scores", [])):
+            raise ml.errors.WeightsError("the tokenizer's scores must be numbers, not nan")
         self.kinds: Sequence[int] = value("token_type", [_NORMAL] * count)
         self.bos, self.eos = value("bos_token_id"), value("eos_token_id")
         for token in (self.bos, self.eos):

@@ -85,6 +85,7 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
     ({"merges": [3]}, "merges must be a list of str"),
     ({"scores": None}, "scores must be a list of float or int"),
     ({"scores": ["x", "y"]}, "scores must be"),
+    ({"scores": [0.0, math.nan]}, "scores must be numbers"),
     ({"scores": [1.0], "token_type": [1]}, "contradict"),
     ({"token_type": 3}, "token_type must be a list of int"),
     ({"bos_token_id": 2}, "no token 2 among 2"),
