@@ -29,7 +29,6 @@ from mlvm.core.errors import (
     MlvmError,
     OpError,
     UnknownFunction,
-    notes_of,
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
@@ -46,16 +45,18 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.capture.building import lengths_of, planned_of
+from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
+from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show.memory import plan_of, show_plan, show_script
-from mlvm.show.page import Step, check_writable, session_page, step_page, write_page
-from mlvm.show.script import INTERRUPTED, ScriptFailed, run_script
+from mlvm.show.page import Step, session_page, step_page
+from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
 from mlvm.show.trace import trace
 from mlvm.step.compile import Planned, on_planned
@@ -77,35 +78,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
+    return run_command(partial(_run, sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int | None:
     parser = _parser()
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(argv)
     arguments: list[str] = []
-    if words[:1] == ["show"] and "--" in words:
+    if words[:1] in (["show"], ["memory"]) and "--" in words:
         words, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     options, unknown = parser.parse_known_args(words)
     if unknown:
         hint = ""
-        if options.command == "show":
-            hint = f"; those of a script follow --: show {options.file} -- {shlex.join(unknown)}"
+        if options.command in ("show", "memory"):
+            call = f"{options.command} {options.file} -- {shlex.join(unknown)}"
+            hint = f"; those of a script follow --: {call}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.command in ("launch", "mpirun") and not (options.script or options.module):
         parser.error(f"{options.command}: expected a script, or -m and a module")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
-    try:
-        options.arguments = arguments
-        status = _COMMANDS[options.command](options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        status = 0
-    except (MlvmError, OSError, MemoryError) as error:
-        print(f"error: {_on_one_line(error)}", file=sys.stderr)
-        return error.status if isinstance(error, ScriptFailed) else 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return status or 0
+    options.arguments = arguments
+    return _COMMANDS[options.command](options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,8 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("disasm", help="print a program as assembly").add_argument
     add("file", metavar="FILE")
 
-    text = "report and draw the arenas of a script, or the plan for a program"
-    add = commands.add_parser("memory", help=text).add_argument
+    add = commands.add_parser(
+        "memory",
+        help="report and draw the arenas of a script, or the plan for a program",
+        usage="python -m mlvm memory [-h] [--arg X] [--out DIR] FILE [-- ARGUMENT ...]",
+        epilog="What follows `--` are a script's arguments: memory train.py -- --epochs 1",
+    ).add_argument
     add("file", metavar="FILE", help="a .py file, which is run, or a program")
     argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
@@ -228,15 +224,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text!r}")
     return int(text)
-
-
-def _on_one_line(error: Exception) -> str:
-    """Return the error's text and the notes that the machine added to it."""
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{os.fspath(error.filename)}: {error.strerror}"
-    else:
-        text = str(error) or "out of memory"
-    return " ".join("; ".join([text, *notes_of(error)]).splitlines())
 
 
 # --- programs and arguments ------------------------------------------------------------
@@ -371,7 +358,7 @@ def run(options: argparse.Namespace) -> None:
             outputs = vm.launch(loaded, handles, max_steps=options.max_steps)
     for number, output in enumerate(outputs):
         if options.out is not None:
-            np.save(options.out / f"{number}.npy", output)
+            write_array(options.out / f"{number}.npy", output)
         text = format_constant(output) if options.print else TensorType.of(output)
         print(f"output {number}: {text}")
 
@@ -440,8 +427,10 @@ def memory(options: argparse.Namespace) -> None:
         if not file.is_file():
             raise BadInput(f"{file}: there is no such file")
         out.mkdir(parents=True, exist_ok=True)
-        show_script(file, out)
+        show_script(file, out, options.arguments)
         return
+    if options.arguments:
+        raise BadInput("a program takes no arguments after --; it has --arg")
     loaded = read_file(options.file)
     program = program_of(loaded)
     verify(program, LocalVM().functions)
@@ -474,7 +463,7 @@ def show(options: argparse.Namespace) -> int:
     if file.suffix == ".py":
         if not file.is_file():
             raise BadInput(f"{file}: there is no such file")
-        check_writable(page)
+        require_writable(page)
         planned: list[Planned] = []
         on_planned.append(planned.append)
         try:
@@ -498,7 +487,7 @@ def show(options: argparse.Namespace) -> int:
         html = step_page(_as_step(step.planned), title, before=file.stat().st_mtime)
         if step.open is not None:
             print(f"lengths  {step.open}: {', '.join(step.open.input_types())}")
-    write_page(page, html)
+    write_file(page, html)
     print(f"page  {page}" + (", of what the script did until it failed" if failed else ""))
     if options.open:
         webbrowser.open(page.resolve().as_uri())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import mlvm.eager as ml
-from mlvm.eager.files.safetensors import escaped
+from mlvm.machines.terminal import escaped, run_command
 
 
 class OptionError(ml.errors.MlvmError, ValueError):
@@ -17,34 +15,17 @@ class OptionError(ml.errors.MlvmError, ValueError):
 
 def run(
     parser: argparse.ArgumentParser,
-    work: Callable[[argparse.Namespace], None],
+    work: Callable[[argparse.Namespace], int | None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Do the work with the options parsed; the exit status is 0, 1 for an error, 130 for an
-    interrupt. Bad usage, `OptionError` included, ends the program with 2."""
-    options = parser.parse_args(arguments)
-    try:
-        work(options)
-    except OptionError as error:
-        parser.error(escaped(str(error)))
-    except (ml.errors.MlvmError, OSError) as error:
-        say(f"{parser.prog}: error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        say(f"{parser.prog}: interrupted")
-        return 130
-    return 0
+    """Do the work with the options parsed; return the exit status of `run_command`. Bad usage,
+    `OptionError` included, ends the program with 2."""
 
+    def parsed() -> int | None:
+        options = parser.parse_args(arguments)
+        try:
+            return work(options)
+        except OptionError as error:
+            parser.error(escaped(str(error)))
 
-def say(line: str) -> None:
-    """Write a line beside the output, on stderr; what might be a command to a terminal, escaped."""
-    print(escaped(line), file=sys.stderr, flush=True)
-
-
-def require_writable(file: Path) -> None:
-    """Raise `OSError` unless the file can be written; what it holds, if anything, is kept."""
-    is_new = not file.exists()
-    with file.open("a"):
-        pass
-    if is_new:
-        file.unlink()
+    return run_command(parsed, f"{parser.prog}: ")

@@ -19,8 +19,8 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from mlvm.eager.files.safetensors import escaped
-from models.command import OptionError, run, say
+from mlvm.machines.terminal import escaped, say
+from models.command import OptionError, run
 from models.data.text import LENGTH, NUM_BYTES
 from models.llama_text import LlamaText
 from models.training import checkpoint

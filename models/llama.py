@@ -40,7 +40,9 @@ class LlamaConfig(NamedTuple):
         kind = metadata.get("general.architecture")
         if kind != "llama":
             raise ml.errors.WeightsError(f"the model is {kind!r}; models.llama reads 'llama'")
-        if metadata.get("llama.rope.scaling.type", "none") != "none":
+        older = (metadata.get(f"llama.rope.{key}", 1) for key in ("scale_linear", "scaling.factor"))
+        kind = metadata.get("llama.rope.scaling.type")
+        if kind not in (None, "none") or (kind is None and any(x not in (0, 1) for x in older)):
             raise ml.errors.WeightsError("positions that are scaled are not read")
 
         def size(name: str, default: int | None = None) -> int:
@@ -48,6 +50,13 @@ class LlamaConfig(NamedTuple):
             if type(value) is not int or not 0 < value < 1 << 31:
                 raise ml.errors.WeightsError(f"llama.{name} must be an int above 0, not {value!r}")
             return value
+
+        def number(name: str, default: float) -> float:
+            value = metadata.get(f"llama.{name}", default)
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                reason = f"llama.{name} must be a number above 0, not {value!r}"
+                raise ml.errors.WeightsError(reason)
+            return float(value)
 
         width, heads = size("embedding_length"), size("attention.head_count")
         kv_heads = size("attention.head_count_kv", heads)
@@ -65,8 +74,8 @@ class LlamaConfig(NamedTuple):
             size("feed_forward_length"),
             head_dim,
             rope_dim,
-            float(metadata.get("llama.rope.freq_base", 10000.0)),
-            float(metadata.get("llama.attention.layer_norm_rms_epsilon", 1e-5)),
+            number("rope.freq_base", 10000.0),
+            number("attention.layer_norm_rms_epsilon", 1e-5),
             size("context_length", 2048),
         )
 

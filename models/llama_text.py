@@ -77,6 +77,8 @@ class LlamaText:
             raise OptionError(f"temperature must be 0 or more, not {temperature}")
         if top_k is not None and top_k < 1:
             raise OptionError(f"top_k must be 1 or more, not {top_k}")
+        if length is not None and length < 0:
+            raise OptionError(f"length must be 0 or more, not {length}")
         most = config.context - len(prompt)
         last = most if length is None else min(length, most)
         end = self.tokenizer.eos if until_end else None

@@ -3,8 +3,11 @@ official checkpoints. `python -m models.mlp_mixer` prints the paper's variants."
 
 from __future__ import annotations
 
+import sys
+
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
+from mlvm.machines.terminal import run_command
 
 HEADER = "variant patch_size hidden_dim num_blocks tokens_mlp_dim channels_mlp_dim  parameters"
 VARIANTS = {
@@ -109,9 +112,13 @@ class MlpMixer(nn.Module):
         return self.head(ml.mean(self.pre_head_layer_norm(x), axis=1))
 
 
-if __name__ == "__main__":
+def _print_variants() -> None:
     print(HEADER)
     with ml.Arena(ml.DryVM(), "weights").allocating():  # knows types, holds no bytes
         for name, variant in VARIANTS.items():
             count = MlpMixer((224, 224, 3), 1000, *variant).num_parameters()
             print("{:7}{:11}{:11}{:11}{:15}{:17}{:12,}".format(name, *variant, count))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(_print_variants))

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from mlvm.eager.files.safetensors import escaped
+from mlvm.machines.files import require_writable, write_file
+from mlvm.machines.terminal import escaped, say
 from mlvm.show.svg import document, fitted, text
 from models import weights
-from models.command import OptionError, require_writable, run, say
+from models.command import OptionError, run
 from models.data.files import parsing
 from models.data.folder import FORMATS, pillow_image, pixels
 from models.weights import Pretrained
@@ -223,7 +224,7 @@ def _run(options: argparse.Namespace) -> None:
             print(f"{100 * guess.probability:7.2f} %  {escaped(guess.name)}", flush=True)
         rows.append((str(file), image, guesses))
     if options.plot is not None:
-        options.plot.write_text(drawn(rows), "utf-8")
+        write_file(options.plot, drawn(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import codecs
 import heapq
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import mlvm.eager as ml
 
-_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3  # kinds of tokens
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # kinds of tokens
 _BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 _KEY: Final = "tokenizer.ggml."
 _SPACE: Final = "\u2581"
@@ -25,8 +26,13 @@ _LLAMA3: Final = (
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|(?:(?![\r\n]){_OTHER}|(?![\r\n])\s)?{_LETTER}+|\d{{1,3}}|"
     rf" ?{_OTHER}+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_WORDS: Final = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3}
-"""Pieces within which byte-pair encoding merges, by the name of the split."""
+_QWEN2: Final = _LLAMA3.replace(r"\d{1,3}", r"\d")
+_WORDS: Final = {
+    **dict.fromkeys(("", "gpt-2", "phi-2", "mpt", "olmo"), _GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+}
+"""Pieces within which byte-pair encoding merges, by the name of the split. llama.cpp has others."""
 _LISTS: Final[Mapping[str, set[type]]] = {
     "tokens": {str},
     "token_type": {int},
@@ -64,15 +70,26 @@ class Tokenizer:
             if type(entries) is not list or not {*map(type, entries)} <= kinds:
                 expected = " or ".join(sorted(kind.__name__ for kind in kinds))
                 raise ml.errors.WeightsError(f"the tokenizer's {name} must be a list of {expected}")
+        if any(math.isnan(score) for score in value("scores", [])):
+            raise ml.errors.WeightsError("the tokenizer's scores must be numbers, not nan")
         self.kinds: Sequence[int] = value("token_type", [_NORMAL] * count)
         self.bos, self.eos = value("bos_token_id"), value("eos_token_id")
         for token in (self.bos, self.eos):
             if token is not None and not (type(token) is int and 0 <= token < count):
                 raise ml.errors.WeightsError(f"there is no token {token!r} among {count}")
-        self.adds_bos = value("add_bos_token", self.kind == "llama") and self.bos is not None
+        split = value("pre", "") if self.kind == "gpt2" else ""
+        if not isinstance(split, str) or split not in _WORDS:
+            known = ", ".join(filter(None, _WORDS))
+            raise ml.errors.WeightsError(
+                f"the tokenizer splits texts as {split!r}; those that are read are {known}"
+            )
+        self._words = re.compile(_WORDS[split])
+        self._takes_words = _WORDS[split] is _LLAMA3
+        """Whether a word of the vocabulary is one token, whatever the merges are."""
+        adds_bos = self.kind == "llama" or self._takes_words
+        self.adds_bos = value("add_bos_token", adds_bos) and self.bos is not None
         self._adds_space = value("add_space_prefix", True)
         self._ids = {token: i for i, token in enumerate(self.tokens)}
-        self._words = re.compile(_WORDS.get(str(value("pre", "")), _GPT2))
         if self.kind == "llama":
             self._ranks = dict(zip(self.tokens, value("scores", [0.0] * count), strict=False))
             named = [(i, x) for i, x in enumerate(self.tokens) if _BYTE.fullmatch(x)]
@@ -87,21 +104,42 @@ class Tokenizer:
         sizes = len(self.kinds), rest
         if not count or set(sizes) != {count}:
             raise ml.errors.WeightsError(f"the tokenizer's lists contradict each other: {sizes}")
+        defined = [i for i, kind in enumerate(self.kinds) if kind == _USER_DEFINED]
+        self._user_defined = sorted(defined, key=lambda i: -len(self.tokens[i]))
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, after the token of a text's beginning if the file has the option."""
-        begin = [self.bos] if self.adds_bos else []
-        if self.kind == "llama":
-            prefix = _SPACE if self._adds_space and text else ""
-            pieces = self._merged([*(prefix + text.replace(" ", _SPACE))])
-            return [*begin, *(i for piece in pieces for i in self._of_piece(piece))]
-        ids = list(begin)
+        """Encode a text, after the token of a text's beginning if the file has the option. Tokens
+        that the user of the file defined are found first, the longest ones before the others."""
+        encode = self._of_text if self.kind == "llama" else self._of_words
+        ids = [self.bos] if self.adds_bos else []
+        for part in self._parts(text):
+            ids += encode(part) if isinstance(part, str) else [part]
+        return ids
+
+    def _parts(self, text: str) -> list[str | int]:
+        """Split a text at user-defined tokens."""
+        parts: list[str | int] = [text]
+        for token in self._user_defined:
+            before, parts = parts, []
+            for part in before:
+                first, *rest = part.split(self.tokens[token]) if isinstance(part, str) else [part]
+                parts += [first, *(x for piece in rest for x in (token, piece))]
+        return [part for part in parts if part != ""]
+
+    def _of_text(self, text: str) -> Iterator[int]:
+        prefix = _SPACE if self._adds_space and text else ""
+        for piece in self._merged([*(prefix + text.replace(" ", _SPACE))]):
+            yield from self._of_piece(piece)
+
+    def _of_words(self, text: str) -> Iterator[int]:
         for word in self._words.findall(text):
             letters = [self._letters[byte] for byte in word.encode("utf-8", "surrogatepass")]
+            if self._takes_words and "".join(letters) in self._ids:
+                yield self._ids["".join(letters)]
+                continue
             for piece in self._merged(letters):
                 parts = [piece] if piece in self._ids else piece
-                ids += [self._ids[part] for part in parts if part in self._ids]
-        return ids
+                yield from (self._ids[part] for part in parts if part in self._ids)
 
     def data(self, token: int) -> bytes:
         """Return the bytes of a token; control tokens have none."""

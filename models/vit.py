@@ -4,9 +4,11 @@ of its official checkpoints. `python -m models.vit` prints the published variant
 from __future__ import annotations
 
 import math
+import sys
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
+from mlvm.machines.terminal import run_command
 from models.mlp_mixer import MlpBlock
 
 HEADER = "variant patch_size hidden_size num_layers mlp_dim num_heads     parameters"
@@ -186,9 +188,13 @@ class VisionTransformer(nn.Module):
         return self.head(x)
 
 
-if __name__ == "__main__":
+def _print_variants() -> None:
     print(HEADER)
     with ml.Arena(ml.DryVM(), "weights").allocating():  # knows types, holds no bytes
         for name, variant in VARIANTS.items():
             count = VisionTransformer((224, 224, 3), 1000, *variant).num_parameters()
             print("{:7}{:11}{:12}{:11}{:8}{:10}{:15,}".format(name, *variant, count))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(_print_variants))

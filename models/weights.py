@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
-from mlvm.eager.files.safetensors import WeightsFile, escaped
+from mlvm.eager.files.safetensors import WeightsFile
+from mlvm.machines.terminal import escaped
 from models import mlp_mixer, vit
 from models.data.dataset import DataError
 from models.data.files import MOST_UNPACKED, opened, parsing

@@ -40,6 +40,8 @@ MAY_IMPORT = {
     for room in floor
 }
 MAY_IMPORT["models"] = {"models", "mlvm.eager", "mlvm.show"}  # as a reader's own models would
+SHARED = ("mlvm.machines.files.", "mlvm.machines.terminal.")
+"""Output files and standard streams, which all commands treat alike: `models` imports them, too."""
 
 
 ROOMS = [
@@ -63,7 +65,7 @@ Others (`__init__`, `stub`) import from all."""
 
 CEILING = {
     "mlvm/core": 7_000,
-    "mlvm/machines": 2_000,
+    "mlvm/machines": 2_500,
     "mlvm/machines/native": 3_000,
     "mlvm/machines/gpu": 3_500,
     "mlvm/machines/standalone": 2_000,
@@ -164,7 +166,8 @@ def violations(source: str, package: str) -> list[str]:
     for entry in imports(source, package):
         top = entry.module.split(".")[0]
         if top in ("mlvm", "models"):
-            if layer(entry.module) not in MAY_IMPORT[here]:
+            is_shared = here == "models" and entry.module.startswith(SHARED)
+            if layer(entry.module) not in MAY_IMPORT[here] and not is_shared:
                 wrong.append(f"line {entry.line}: {here} may not import {entry.module}")
             other = eager_room(entry.module)
             if own and other and ROOMS.index(other) > ROOMS.index(own):

@@ -480,6 +480,15 @@ def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Capsys) -> 
         assert part in text
 
 
+def test_memory_runs_a_script_with_its_arguments(folder: Path, capsys: Capsys) -> None:
+    Path("script.py").write_text("import sys\nprint('got', sys.argv[1:])\n")
+    assert main(["memory", "script.py", "--", "--epochs", "2"]) == 0
+    assert capsys.readouterr().out.startswith("got ['--epochs', '2']\n")
+    Path("add.mlasm").write_text(ADD)
+    assert main(["memory", "add.mlasm", "--", "x"]) == 1
+    assert "--arg" in capsys.readouterr().err
+
+
 def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)

@@ -19,6 +19,7 @@ from mlvm.eager.functions.methods import METHODS, PROPERTIES
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.operators import OPERATORS
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.machines.files import write_file
 
 _INDENT: Final = "    "
 _SENTENCE: Final = re.compile(r".*?[^.]\.(?= |$)|.*")
@@ -86,7 +87,7 @@ def write(folder: Path) -> None:
     for name, text in texts.items():
         file = folder / "mlvm" / "eager" / f"{name}.pyi"
         if not file.exists() or file.read_text("utf-8") != text:
-            file.write_text(text, "utf-8")
+            write_file(file, text)
 
 
 if __name__ == "__main__":

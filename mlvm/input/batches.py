@@ -138,7 +138,11 @@ class Recipe:
 
     def types(self) -> tuple[TensorType, ...]:
         """Build the batch of sample 0, and return its types under the names of its columns."""
-        arrays = self._build(0, np.zeros(1, np.int64), self._longest())
+        try:
+            arrays = self._build(0, np.zeros(1, np.int64), self._longest())
+        except PipelineError as error:
+            error.add_note("at sample 0")
+            raise
         types = []
         for name, x in zip(getattr(arrays, "_fields", range(len(arrays))), arrays, strict=True):
             try:

@@ -105,16 +105,29 @@ class Padding:
         rests = list(dict.fromkeys(x.shape[1:] for x in column))
         if len(rests) > 1:
             raise PipelineError(f"samples differ: behind their first axis they are {brief(rests)}")
-        if length is None:
-            length = self.rounded(longest_of(column))
+        longest = longest_of(column)
+        if length is None or longest > length:
+            length = self.rounded(longest)
         dtype = np.result_type(*{x.dtype for x in column})
+        if not _fits(value, dtype):
+            raise PipelineError(f"pad: expected a value that {dtype} can hold, got {value}")
+        shape = (len(column), length, *rests[0])
         try:
-            batch = np.full((len(column), length, *rests[0]), value, dtype)
-        except (OverflowError, ValueError):
-            raise PipelineError(f"pad value {value} does not fit {dtype}") from None
+            batch = np.full(shape, value, dtype)
+        except (ValueError, MemoryError):
+            raise PipelineError(f"pad_to: a batch of shape {brief(shape)} exceeds memory") from None
         for row, sample in zip(batch, column, strict=True):
             row[: len(sample)] = sample
         return batch
+
+
+def _fits(value: float, dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype holds the value; floats may round it."""
+    if dtype.kind not in "biu":
+        return dtype.kind in "fcV"
+    with np.errstate(all="ignore"), suppress(OverflowError, ValueError):
+        return bool(np.array(value).astype(dtype) == value)
+    return False
 
 
 def longest_of(column: Array | list[Array]) -> int:

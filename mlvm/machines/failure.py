@@ -25,7 +25,9 @@ class Failure(NamedTuple):
             pickled = pickle.dumps(error)
         except Exception:  # of somebody's own __reduce__
             pickled = None
-        [*_, text] = traceback.format_exception_only(error)
+        described = traceback.TracebackException.from_exception(error)
+        described.__notes__ = None  # which follow the message; the traceback has them
+        [*_, text] = described.format_exception_only()
         return Failure(pickled, text.strip(), "".join(traceback.format_exception(error)))
 
     def error(self, where: str, instead: Callable[[str], Exception]) -> Exception:

@@ -92,10 +92,11 @@ _OFTEN: Final = 1 << 22  # bytes
 
 
 class Files:
-    """External data of a model: files in its folder, mapped into memory."""
+    """External data of a model: files in its folder, mapped into memory. If the file of the model
+    is a link, they may be in the folder of the file that it leads to, or be links into it."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, model: Path | None) -> None:
+        self.model = model
         self._opened: dict[Path, memoryview] = {}
         self._maps: list[mmap.mmap] = []
         self._copied = 0
@@ -103,15 +104,18 @@ class Files:
     def read(self, tensor: Message, size: int) -> memoryview:
         """Return the bytes of a tensor with external data. Raises `ModelError`."""
         places = {pair.key: pair.value for pair in tensor.external_data}
-        name, root = places.get("location", ""), self.folder
-        if root is None:
+        name = places.get("location", "")
+        if self.model is None:
             raise ModelError(
                 f"{tensor.name} has external data in {name!r}; load the model from its file"
             )
         if "\0" in name:
             raise ModelError(f"{tensor.name}: expected a file of external data, got {name!r}")
-        path = Path(os.path.realpath(root / name))
-        if not name or not path.is_relative_to(os.path.realpath(root)):
+        roots = self.model.parent, Path(os.path.realpath(self.model)).parent
+        paths = [Path(os.path.realpath(root / name)) for root in roots]
+        inside = [x for x in paths if any(x.is_relative_to(os.path.realpath(y)) for y in roots)]
+        path = next((x for x in inside if x.exists()), inside[0] if inside else None)
+        if not name or path is None:
             raise ModelError(
                 f"{tensor.name} has external data outside of the model's folder: {name!r}"
             )
@@ -120,7 +124,7 @@ class Files:
             if data is None:
                 data = self._opened[path] = self.mapped(path)
             start = int(places.get("offset", 0))
-            length = int(places.get("length", size))
+            length = int(places.get("length", 0)) or (len(data) - start if size else 0)
         except (OSError, ValueError) as error:
             raise ModelError(f"cannot read {tensor.name} from {name!r}: {error}") from None
         if start < 0 or length != size or start + length > len(data):

@@ -16,6 +16,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.tensor.operands import as_operand, widest_of
 from mlvm.eager.tree import flatten, named_tensors
+from mlvm.machines.files import write_array
 from mlvm.onnx.model import Model, load
 from mlvm.show.memory import show_plan
 from mlvm.show.report import table
@@ -55,7 +56,7 @@ def run(
     for number, (path, x) in enumerate(flatten(captured(*arrays))[0]):
         print(f"result {number}: {x.type}" if not path else f"result {path}: {x.type}")
         if out is not None:
-            np.save(out / f"{number}.npy", np.asarray(x))
+            write_array(out / f"{number}.npy", np.asarray(x))
     if times:
         _print_times(captured, arrays)
     if plan:

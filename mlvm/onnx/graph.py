@@ -116,6 +116,10 @@ class Graph:
     def __repr__(self) -> str:
         return f"Graph({len(self.nodes)} nodes)"
 
+    def names_read(self) -> list[str]:
+        """Return the names that the nodes and the outputs read, without those of subgraphs."""
+        return [*self.outputs, *(x for node in self.nodes for x in node.inputs if type(x) is str)]
+
     def all(self) -> list[Graph]:
         """Return the subgraphs, the innermost first, and then this graph."""
         inner = [graph for node in self.nodes for graph in node.graphs]
@@ -187,6 +191,19 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
     return results if isinstance(results, tuple) else (results,)
 
 
+class Scope(NamedTuple):
+    """Context of the nodes of a graph: that of the model, or that of a call of a function.
+
+    opsets: versions of the domains
+    attributes: those of the function's call, which attributes of its nodes may refer to
+    depth: number of functions around
+    """
+
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, Message]
+    depth: int
+
+
 # --- built from messages ------------------------------------------------------------------
 
 
@@ -199,7 +216,7 @@ class Builder:
     def __init__(self, model: Message, files: Files) -> None:
         self.files = files
         self.opsets = _opsets(model.opset_import)
-        self.functions = {(f.domain, f.name): f for f in model.functions}
+        self.functions = {(f.domain, f.name, f.overload or ""): f for f in model.functions}
         self.labels: dict[int, tuple[Array, str]] = {}
         self._numbers: dict[str, int] = {}
         self._packed: dict[tuple[str, DType], Array] = {}
@@ -209,9 +226,14 @@ class Builder:
                 raise ModelError(f"expected an opset from 1 to {_NEWEST - 1}, got {version}")
 
     def graph(
-        self, message: Message, constants: Mapping[str, Array], names: frozenset[str]
+        self,
+        message: Message,
+        constants: Mapping[str, Array],
+        names: frozenset[str],
+        within: Scope | None = None,
     ) -> Graph:
-        """Build a graph, given the constants and the names of the graph around it."""
+        """Build a graph, given the constants, the names and the scope of the graph around it."""
+        within = Scope(self.opsets, {}, 0) if within is None else within
         own: dict[str, Array] = {}
         for each in message.initializer:
             if each.name in own:
@@ -231,13 +253,14 @@ class Builder:
         self._numbers |= {name: kind.number for name, kind in kinds.items()}
         here = {name: x for name, x in constants.items() if name not in inputs} | own
         renamed: dict[str, str] = {}
-        for node in self._nodes(message.node, self.opsets, here, defined, 0, {}):
+        for node in self._nodes(message.node, here, defined, within):
             node.inputs = [
                 here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
             ]
             plain = node.type == "Identity" and len(node.outputs) == 1
             if plain and type(node.inputs[0]) is str and node.inputs[0]:
                 renamed[node.outputs[0]] = node.inputs[0]
+                graph.nodes.append(node)
                 continue
             arrays = _computed(node)
             if arrays is None:
@@ -246,10 +269,9 @@ class Builder:
                 here.update(zip(node.outputs, arrays, strict=False))
                 if node.type == "DequantizeLinear":
                     graph.quantized[id(arrays[0])] = arrays[0], node
-        for inner in graph.all()[:-1] if renamed else ():
-            inner.outputs = [renamed.get(x, x) for x in inner.outputs]
-            for node in inner.nodes:
-                node.inputs = [renamed.get(x, x) if type(x) is str else x for x in node.inputs]
+        inside = {x for inner in graph.all()[:-1] for x in inner.names_read()}
+        unread = renamed.keys() - inside
+        graph.nodes = [x for x in graph.nodes if x.type != "Identity" or x.outputs[0] not in unread]
         graph.outputs = [renamed.get(name, name) for name in outputs]
         graph.constants = {name: here[name] for name in graph.outputs if name in here}
         missing = [x for x in outputs if x not in defined]
@@ -260,11 +282,9 @@ class Builder:
     def _nodes(
         self,
         messages: Iterable[Message],
-        opsets: Mapping[str, int],
         constants: dict[str, Array],
         defined: set[str],
-        depth: int,
-        attributes: Mapping[str, Message],
+        within: Scope,
     ) -> Any:
         """Yield the nodes of a graph, with the body of each function in place of its call."""
         for message in messages:
@@ -286,28 +306,40 @@ class Builder:
                 type, outputs = f"{DOMAIN}.{message.op_type}", list(message.output)
                 yield Node(message.name, type, known_op, 1, inputs, outputs, {})
                 continue
-            body = self.functions.get((message.domain, message.op_type))
+            key = message.domain, message.op_type, message.overload or ""
+            body = self.functions.get(key)
             if body is not None:
-                if depth > 50:
+                if within.depth > 50:
                     raise ModelError(f"the function {message.op_type} calls itself")
-                yield from self._called(body, message, constants, defined, depth, attributes)
+                yield from self._called(body, message, constants, defined, within)
                 continue
+            opsets = within.opsets
             version = opsets.get(message.domain, opsets.get("", opsets.get("ai.onnx", 1)))
             prefix = "" if message.domain in _OURS else f"{message.domain}."
-            key = f"{prefix}{message.op_type}"
-            op = TABLE.get(key) or (
-                TABLE.get(message.op_type) if key.startswith("com.microsoft.nchwc") else None
+            type = f"{prefix}{message.op_type}"
+            op = TABLE.get(type) or (
+                TABLE.get(message.op_type) if type.startswith("com.microsoft.nchwc") else None
             )
             if op is None:
-                raise ModelError(f"the node {message.name!r}: the op {key} is not supported")
+                raise ModelError(f"the node {message.name!r}: the op {type} is not supported")
             if len(message.input) < op.least:
                 count = len(message.input)
                 raise ModelError(f"{what}: expected at least {op.least} operands, got {count}")
+            for i, name in enumerate(message.input[op.most :] if op.most is not None else ()):
+                if name:
+                    number = (op.most or 0) + i
+                    raise ModelError(f"{what}: operand {number}, {name!r}, is not supported")
             values = {
-                name: self._value(attribute, constants, defined, what)
-                for name, attribute in _resolved(message, attributes).items()
+                name: self._value(attribute, constants, defined, what, within)
+                for name, attribute in _resolved(message, within.attributes).items()
             }
-            node = Node(message.name, key, op, version, [*message.input], [*message.output], values)
+            for name, value in op.only.items():
+                if values.get(name, value) != value:
+                    got = values[name]
+                    raise ModelError(f"{what}: expected {name}={value!r}, got {got!r}")
+            node = Node(
+                message.name, type, op, version, [*message.input], [*message.output], values
+            )
             node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
             node.numbers = [n if n in FLOATS or n in INTEGERS else 0 for n in node.numbers]
             if number := self._number(node, message):
@@ -343,8 +375,7 @@ class Builder:
         node: Message,
         constants: dict[str, Array],
         defined: set[str],
-        depth: int,
-        outer: Mapping[str, Message],
+        within: Scope,
     ) -> Any:
         """Yield the nodes of a function, renamed for one call."""
         prefix = f"{node.name or node.op_type}:{self._count}:"
@@ -352,14 +383,19 @@ class Builder:
         results = [x or f"{prefix}{i}" for i, x in enumerate(node.output)]
         names |= zip(body.output, results, strict=False)
         defined.difference_update(node.output)
-        attributes = {each.name: each for each in body.attribute_proto} | _resolved(node, outer)
+        attributes = {each.name: each for each in body.attribute_proto}
+        attributes |= _resolved(node, within.attributes)
         inner = [_renamed(each, names, prefix) for each in body.node]
-        yield from self._nodes(
-            inner, _opsets(body.opset_import), constants, defined, depth + 1, attributes
-        )
+        own = Scope(_opsets(body.opset_import), attributes, within.depth + 1)
+        yield from self._nodes(inner, constants, defined, own)
 
     def _value(
-        self, attribute: Message, constants: dict[str, Array], defined: set[str], what: str
+        self,
+        attribute: Message,
+        constants: dict[str, Array],
+        defined: set[str],
+        what: str,
+        within: Scope,
     ) -> Any:
         """Return the value of an attribute."""
         kind = attribute.type
@@ -370,7 +406,7 @@ class Builder:
         if kind == 4 and attribute.t is not None:
             return array_of(attribute.t, self.files)
         if kind == 5 and attribute.g is not None:
-            return self.graph(attribute.g, constants, frozenset(defined))
+            return self.graph(attribute.g, constants, frozenset(defined), within)
         if kind == 6:
             return [float(x) for x in attribute.floats]
         if kind == 7:

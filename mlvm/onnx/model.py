@@ -23,12 +23,12 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array, DType, bf16, f64
 from mlvm.eager import Tensor
-from mlvm.eager.files.safetensors import escaped
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
 from mlvm.eager.tensor.tensor import from_array
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.eager.tree import Tree
+from mlvm.machines.terminal import escaped
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx.arrays import NAMES, Files, dtype_of, is_array
 from mlvm.onnx.fold import folded
@@ -204,7 +204,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
         path = Path(os.fspath(file))
     except TypeError:
         raise ArgumentError("load takes the name of a file, or its bytes").at("load", ()) from None
-    files = Files(path.parent)
+    files = Files(path)
     return _loaded(files.mapped(path), files, str(path))
 
 

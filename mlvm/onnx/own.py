@@ -43,7 +43,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
                 one_op(name, **attributes)  # which refuses those that it does not have
-                op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0)
+                op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0, None, {})
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in fields.get("dtypes", [""] * len(inputs))]
                 return op, list(zip(inputs, dtypes, strict=True))

@@ -32,6 +32,8 @@ class Op(NamedTuple):
     packed: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
         the weight: when a model is loaded, or in each call that computes the weight
     least: smallest number of operands
+    most: largest number of operands; None if there is none
+    only: attributes that have a single supported value
     """
 
     run: Function
@@ -39,6 +41,8 @@ class Op(NamedTuple):
     host: Collection[int]
     packed: dict[int, Pack]
     least: int
+    most: int | None
+    only: Mapping[str, Any]
 
 
 TABLE: Final[dict[str, Op]] = {}
@@ -51,14 +55,17 @@ def op(
     *,
     host: Collection[int] = (),
     packed: dict[int, Pack] | None = None,
+    **only: Any,
 ) -> Callable[[Function], Function]:
-    """Enter a function under these names."""
+    """Enter a function under these names. `only` has attributes and their only supported value."""
 
     def enter(run: Function) -> Function:
-        kinds = [p for p in signature(run).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        every = signature(run).parameters.values()
+        kinds = [p for p in every if p.kind is not p.VAR_POSITIONAL]
         least = sum(p.default is p.empty for p in kinds) - 1
+        most = len(kinds) - 1 if len(kinds) == len(every) else None
         for name in names.split():
-            TABLE[name] = Op(run, kind, host, packed or {}, least)
+            TABLE[name] = Op(run, kind, host, packed or {}, least, most, only)
         return run
 
     return enter

@@ -41,7 +41,7 @@ MapType: 1 key_type int, 2 value_type Type
 Shape: 1 dim Dimension*
 Dimension: 1 dim_value int?, 2 dim_param str
 Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node*, 8 doc_string
-    str, 9 opset_import OperatorSet*, 10 domain str, 11 attribute_proto Attribute*
+    str, 9 opset_import OperatorSet*, 10 domain str, 11 attribute_proto Attribute*, 13 overload str
 """
 """Number, name and kind of each field of a message. `*` marks a repeated field. An absent field is
 None if its kind is a message or ends with `?`, else 0 or empty."""

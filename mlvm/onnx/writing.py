@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +25,13 @@ from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
 from mlvm.eager.capture.lengths import Axis, OpenLength
 from mlvm.eager.capture.trace import Output, TracedCall, code_for_type, trace_once
-from mlvm.eager.files.safetensors import destination, replacing
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.context import bound, current_arena
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_nodes, named_tensors, unflatten
+from mlvm.machines.files import destination, replacing
 from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
@@ -132,9 +132,12 @@ def save(
                 if model.parts(False, "") != other.parts(False, ""):
                     raise model.lengths.refused(decided)
     parts, data = model.parts(external, f"{target.name}.data")
-    if data:
-        _write(target.with_name(f"{target.name}.data"), data)
-    _write(target, parts)
+    with ExitStack() as stack:  # the data replace an earlier file before the model does
+        for file, content in ((target, parts), (target.with_name(f"{target.name}.data"), data)):
+            if content:
+                stream = stack.enter_context(replacing(file))
+                stream.writelines(content)
+                stream.flush()
 
 
 def _refused_arguments(args: Any) -> ArgumentError:
@@ -145,13 +148,6 @@ def _refused_arguments(args: Any) -> ArgumentError:
     elif isinstance(args, (Tensor, TensorType, np.ndarray)):
         message += ", [x] for one"
     return ArgumentError(message).at("save", ())
-
-
-def _write(path: Path, parts: Parts) -> None:
-    """Write a temporary file, then move it to `path`. Raises `OSError`."""
-    with replacing(path) as file:
-        for part in parts:
-            file.write(part)
 
 
 def _is_input(part: Any) -> bool | None:

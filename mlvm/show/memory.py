@@ -22,6 +22,7 @@ from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, root
 from mlvm.core.vm import VM
+from mlvm.machines.files import write_file
 from mlvm.show.picture import MOST_RECTANGLES, timeline
 from mlvm.show.record import record_all
 from mlvm.show.report import report_of, table
@@ -31,7 +32,7 @@ _LARGEST: Final = 8  # intermediates that are listed
 _MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
 
 
-def show_script(file: Path, out: Path) -> None:
+def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
     """Run a Python script, print a report of each arena that had tensors, and write its picture to
     `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
 
@@ -40,7 +41,7 @@ def show_script(file: Path, out: Path) -> None:
     recordings: list[Recording] = []
     try:
         with record_all(most=MOST_RECTANGLES // 2) as recordings:
-            run_script(file)
+            run_script(file, arguments)
     finally:
         nonempty = [each for each in recordings if each.lifetimes]
         _show_arenas(merged_if_many(nonempty, _MOST_ALIKE), file, out)
@@ -53,7 +54,7 @@ def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None
         names[name] = number = names.get(name, 0) + 1
         path = out / f"{file.stem}.{name}{f'-{number}' if number > 1 else ''}.svg"
         title = f"Arena {each.arena} of {file.name}"
-        path.write_text(timeline(each, title=title), encoding="utf-8")
+        write_file(path, timeline(each, title=title))
         print(f"{report_of(each)}\n\npicture  {path}\n")
 
 
@@ -149,5 +150,5 @@ def show_plan(memory_plan: Plan, recording: Recording, file: Path, out: Path) ->
     if largest:
         print("", *table(cells, right=2), sep="\n")
     path = out / f"{file.stem}.plan.svg"
-    path.write_text(timeline(recording, title=f"Memory plan of {file.name}"), encoding="utf-8")
+    write_file(path, timeline(recording, title=f"Memory plan of {file.name}"))
     print(f"\npicture  {path}")

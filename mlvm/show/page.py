@@ -6,9 +6,7 @@ list.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -276,7 +274,9 @@ class _Content:
         arguments: Sequence[str] = (),
     ) -> int:
         """Return the program's number; list the program at its first use."""
-        number = self._number_of_id.get(id(program), self._numbers.get(program))
+        number = self._number_of_id.get(id(program))
+        if number is None:  # else do not compare whole programs
+            number = self._numbers.get(program)
         if number is not None:
             self._number_of_id[id(program)] = number
             return number
@@ -379,41 +379,6 @@ class _Spans:
         """Return the lane; `forgotten` spans of its VM or queue before `since` are missing."""
         history = {"forgotten": forgotten, "since": since if forgotten else 0}
         return {"name": name, "rows": len(self._ends), "spans": self.columns, **history}
-
-
-def check_writable(path: Path) -> None:
-    """Raise `OSError` unless a page can be written there."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if path.is_file() and not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
-    if path.is_file() or not path.exists():
-        temporary = _temporary(path)
-        try:
-            temporary.open("x").close()
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
-        temporary.unlink()
-
-
-def write_page(path: Path, html: str) -> None:
-    """Write a page; replace an existing file only with a complete one. Lone surrogates, as in names
-    of files, are escaped. Raises `OSError`."""
-    if path.exists() and not path.is_file():  # a pipe
-        path.write_text(html, encoding="utf-8", errors="backslashreplace")
-        return
-    check_writable(path)
-    temporary = _temporary(path)
-    try:
-        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(os.path.realpath(path))
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _temporary(path: Path) -> Path:
-    return Path(os.path.realpath(path)).with_name(f".{os.getpid()}.mlvm-page")
 
 
 def in_script(data: object) -> str:

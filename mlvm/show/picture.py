@@ -11,6 +11,7 @@ from typing import Final
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Lifetime, Recording
+from mlvm.machines.files import write_file
 from mlvm.show import html
 from mlvm.show.record import snapshot
 from mlvm.show.report import forgotten_of, report, short
@@ -221,7 +222,7 @@ def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
     Raises `OSError`.
     """
     recording = arena.recording.so_far() if arena.recording is not None else snapshot(arena)
-    Path(path).write_text(timeline(recording, title=title), encoding="utf-8")
+    write_file(path, timeline(recording, title=title))
 
 
 def _arena_html(arena: Arena) -> str:

@@ -8,11 +8,14 @@ written here: TensorBoard itself is a hundred times as large.
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterable
+from io import FileIO
 from itertools import count
 from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
@@ -20,6 +23,7 @@ from typing import Final, SupportsFloat, SupportsIndex
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.program.encoding import varint
 from mlvm.machines.closing import Closing
+from mlvm.machines.files import write_file
 
 _numbers = count()
 
@@ -59,7 +63,7 @@ class ScalarLog(Closing):
                 _purge(file, purged)
         host = socket.gethostname()
         name = f"events.out.tfevents.{int(time.time()):010d}.{host}.{os.getpid()}.{next(_numbers)}"
-        self._events = (self.folder / name).open("xb")
+        self._events = (self.folder / name).open("xb", buffering=0)
         self._write(_text(3, "brain.Event:2"))
         if purged is not None:  # the beginning of a session, from this step on
             self._write(_integer(2, purged) + _bytes(7, _integer(1, 1)))
@@ -77,18 +81,16 @@ class ScalarLog(Closing):
         number = _step(step)
         if not scalars:
             raise ArgumentError(f"add: {group!r} has no scalars in step {number}")
+        values = {name: _number(name, scalar) for name, scalar in scalars.items()}
         names = self._names.get(group) or self._header(group, list(scalars))
         if names != list(scalars) and sorted(names) != sorted(scalars):
             raise ArgumentError(
                 f"add: the rows of {group!r} have {', '.join(names)}; got {', '.join(scalars)}"
             )
-        values = [float(scalars[name]) for name in names]
-        parts = [
-            _bytes(1, _text(1, f"{group}/{name}") + _float(2, value))
-            for name, value in zip(names, values, strict=True)
-        ]
+        parts = [_bytes(1, _text(1, f"{group}/{name}") + _float(2, values[name])) for name in names]
         self._write(_integer(2, number) + _bytes(5, b"".join(parts)))
-        _append(self._file(group), [number, *map(repr, values)])
+        with self._file(group).open("ab", buffering=0) as file:
+            _append(file, _lines([number, *[repr(values[name]) for name in names]]))
 
     def close(self) -> None:
         """End the event file. Idempotent."""
@@ -104,7 +106,7 @@ class ScalarLog(Closing):
         file = self._file(group)
         rows = _rows(file) if file.exists() else []
         if not rows:
-            _append(file, ["step", *names])
+            write_file(file, _lines(["step", *names]))
         self._names[group] = rows[0][1:] if rows else names
         return self._names[group]
 
@@ -112,8 +114,7 @@ class ScalarLog(Closing):
         """Write an `Event` with the time and these fields."""
         data = _key(1, 1) + struct.pack("<d", time.time()) + event
         length = struct.pack("<Q", len(data))
-        self._events.write(length + _checksum(length) + data + _checksum(data))
-        self._events.flush()
+        _append(self._events, length + _checksum(length) + data + _checksum(data))
 
 
 def _step(step: object) -> int:
@@ -122,17 +123,43 @@ def _step(step: object) -> int:
     raise ArgumentError(f"a step is an int from 0 on, not {brief(step)}")
 
 
+def _number(name: str, value: SupportsFloat) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"add: {name}: expected a number, got {brief(value)}: {error}"
+        ) from None
+
+
 # --- CSV -----------------------------------------------------------------------------
 
 
 def _rows(file: Path) -> list[list[str]]:
-    with file.open(encoding="utf-8", newline="") as text:
-        return [row for row in csv.reader(text) if row]
+    """Return the rows of a file. The start of a row that a killed process was writing is deleted
+    from the file."""
+    whole, _, rest = file.read_bytes().rpartition(b"\n")
+    if rest and whole:
+        write_file(file, whole + b"\n")
+    text = io.StringIO((whole or rest).decode("utf-8"), newline="")
+    return [row for row in csv.reader(text) if row]
 
 
-def _append(file: Path, *rows: Iterable[object]) -> None:
-    with file.open("a", encoding="utf-8", newline="") as text:
-        csv.writer(text, lineterminator="\n").writerows(rows)
+def _lines(*rows: Iterable[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8")
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    """Append to an open file: all of the data or, if the disk is full, nothing."""
+    before = os.fstat(file.fileno()).st_size
+    try:
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.name))
+    except BaseException:
+        file.truncate(before)
+        raise
 
 
 def _purge(file: Path, step: int) -> None:
@@ -141,10 +168,7 @@ def _purge(file: Path, step: int) -> None:
     if header[:1] == ["step"]:
         earlier = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
         if earlier:
-            temporary = file.with_name(f"{file.name}.{os.getpid()}")
-            temporary.unlink(missing_ok=True)
-            _append(temporary, header, *earlier)
-            temporary.replace(file)  # a process that ends before has lost nothing
+            write_file(file, _lines(header, *earlier))
         else:
             file.unlink()
 

@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final
 
 from mlvm.core.errors import MlvmError
-
-INTERRUPTED: Final = 130
-"""The exit status after Ctrl-C, as shells set it."""
+from mlvm.machines.terminal import INTERRUPTED, is_reader_gone
 
 
 class ScriptFailed(MlvmError):
@@ -46,6 +43,8 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
         output = _traceback(file, error)
         raise ScriptFailed(f"{file}: it was interrupted", output, INTERRUPTED) from error
     except Exception as error:
+        if is_reader_gone(error):
+            raise
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
         sys.argv, sys.path = before, path

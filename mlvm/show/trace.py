@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Generic, NamedTuple, TextIO, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
+from mlvm.machines.files import require_writable, write_file
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import ProgramCache, calls_in, is_straight
 
@@ -174,8 +175,8 @@ class Trace:
         self.rows[row] = thread.name if thread.name.startswith(f"{self.vm}_") else self.vm
         self.spans.add(Span(name, row, began, ended, about, *origin))
 
-    def write(self, file: TextIO) -> None:
-        """Write all events, with the names of the rows first."""
+    def to_json(self) -> str:
+        """Return all events, with the names of the rows first."""
         names = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": self.vm}}]
         names += [
             {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
@@ -193,7 +194,7 @@ class Trace:
             }
             for span in self.spans
         ]
-        json.dump({"traceEvents": [*names, *spans], "displayTimeUnit": "ns"}, file, default=repr)
+        return json.dumps({"traceEvents": [*names, *spans], "displayTimeUnit": "ns"}, default=repr)
 
 
 def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
@@ -232,14 +233,14 @@ def _traced(vm: VMProtocol, path: str | os.PathLike[str]) -> Iterator[None]:
         if name == vm.name:
             tracer.waited(what, round(began * 1e9))
 
-    with open(path, "w", encoding="utf-8") as file:
-        on_wait.append(waited)
-        try:
-            with vm.instrumented(tracer) if isinstance(vm, VM) else observed(vm, **tracer.layers()):
-                yield
-        finally:
-            on_wait.remove(waited)
-            tracer.write(file)
+    require_writable(path)
+    on_wait.append(waited)
+    try:
+        with vm.instrumented(tracer) if isinstance(vm, VM) else observed(vm, **tracer.layers()):
+            yield
+    finally:
+        on_wait.remove(waited)
+        write_file(path, tracer.to_json())
 
 
 LocalVM.trace = trace

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from models.command import say
+from mlvm.machines.terminal import say
 
 
 class Progress:

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
-from mlvm.eager.files.safetensors import destination, escaped
+from mlvm.machines.files import require_writable, write_file
 from models import weights
 from models.command import OptionError as OptionError
-from models.command import require_writable, say
+from models.command import run
 from models.data import SPECS, DataError, load, parse
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
@@ -248,7 +248,7 @@ def train(
     train_loss = [_mean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     if plot is not None and is_first:
         title = f"Training {model} on {data}"
-        (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss, tests), "utf-8")
+        write_file(plot / LOSS_FILE, loss_curve(title, losses, train_loss, tests))
     return Result(
         model=model,
         data=data,
@@ -482,9 +482,13 @@ def _vms(text: str) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, 1 for an error, 130 for an interrupt."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
+    """Run the command; see `models.command.run`."""
+    return run(_parser(), _run, arguments)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    """Train, and return the exit status. In a group only the first member prints errors."""
+    options = vars(parsed)
     json_file: Path | None = options.pop("json", None)
     plot: Path | None = options.get("plot")
     progress = Progress(quiet=options.pop("quiet", False))
@@ -505,27 +509,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if json_file is not None and is_first:
                 require_writable(json_file)
             if "save" in options and is_first:
-                destination(options["save"])
-                require_writable(options["save"])
+                require_writable(options["save"], is_stream_allowed=False)
             if plot is not None and is_first:
                 plot.mkdir(parents=True, exist_ok=True)
                 for name in (LOSS_FILE, STEP_FILE):
                     require_writable(plot / name)
             result = train(**options, vm=vm, group=group, progress=progress)
         if json_file is not None and is_first:
-            json_file.write_text(json.dumps(result) + "\n")
-    except OptionError as error:
-        if not is_first:
-            return 2
-        parser.error(escaped(str(error)))
-    except (ml.errors.MlvmError, OSError) as error:
-        if is_first or not isinstance(error, Diverged):  # of which the first one tells
-            say(f"{parser.prog}: error: {error}")
-        return 1
-    except KeyboardInterrupt:
+            write_file(json_file, json.dumps(result) + "\n")
+    except (OptionError, Diverged, KeyboardInterrupt) as error:
         if is_first:
-            say(f"{parser.prog}: interrupted")
-        return 130
+            raise
+        return 2 if isinstance(error, OptionError) else 1 if isinstance(error, Diverged) else 130
     if not is_first:
         return 0
     pace = result["step_ms_median"]

@@ -34,7 +34,9 @@ elements in half precision, and in the tails of distributions. They take names o
 
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
-`built` (the loop in C and built steps, under libFuzzer or sanitizers).
+`built` (the loop in C and built steps, under libFuzzer or sanitizers), `writers` (files, with a
+full disk, in a read-only folder, killed), `attributes` (of ONNX's ops, which no code reads),
+`variants` (ONNX's tests of ops in other sizes and dtypes, beside ONNX Runtime).
 
 Prints outcomes. The first program that does anything else is printed with the numbers that make it
 again, one in the eager language cut down to what is needed, and the exit status is 1.
@@ -63,7 +65,7 @@ OTHERS = (
     "extremes",
     "tails",
     "counts",
-    "kinks",
+    *("kinks", "writers", "attributes", "variants"),
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
 from itertools import filterfalse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
-from tests.brief import Capsys, Patch, cases, output_of, with_long
+from tests.brief import Capsys, Patch, cases, output_of, run_python, with_long
 from tests.fuzz import (
+    attributes,
     counts,
     extremes,
     graphs,
@@ -42,10 +44,13 @@ from tests.fuzz import (
     templates,
     threads,
     transformations,
+    variants,
+    writers,
 )
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
+from tests.onnx import backend
 
 KINDS = ("attributes", "program", "text", "bytes")
 Run = Callable[..., str]
@@ -344,6 +349,8 @@ def test_a_wrong_cache_is_found_and_its_chain_cut_down(monkeypatch: Patch) -> No
     assert number is not None
     monkeypatch.undo()
     assert templates.fuzz(1, 0, int(number[1]))[1] is None
+
+
 # --- values -----------------------------------------------------------------------------------
 
 
@@ -388,3 +395,49 @@ def test_tails_of_distributions(name: str) -> None:
 def test_the_rarest_draws_are_there() -> None:
     """A uniform number of 24 bits near 1 makes no Gumbel number above 16.64."""
     assert ml.max(ml.random.gumbel(1 << 21, key=ml.random.key(34))).item() > 16.7
+
+
+def test_a_writer_that_fails_leaves_the_older_file() -> None:
+    few = ["save", "onnx.save external", "Captured.save", "ScalarLog", "VM.trace", "mlvm run"]
+    names = with_long(few, [*writers.WRITERS])
+    if sys.platform == "win32":
+        pytest.skip("needs limits of a process's files")
+    words = ["-m", "tests.fuzz", "writers", "--cuts", "1", "--only"]
+    run = run_python(*words, *names, "--no-kills", MLVM_THREADS="1")
+    assert run.returncode == 0, run.stdout + run.stderr
+    run = run_python(*words, *with_long(["save"], names), MLVM_THREADS="1")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_file_written_in_place_is_noticed(monkeypatch: Patch) -> None:
+    in_place = writers.Writer(lambda folder, n: (folder / "f").write_text("line\n" * n))
+    monkeypatch.setitem(writers.WRITERS, "write_file", in_place)
+    assert writers.main(["--only", "write_file", "--cuts", "2", "--no-kills"]) == 1
+
+
+def test_every_attribute_of_an_onnx_op_is_read_refused_or_harmless(monkeypatch: Patch) -> None:
+    assert attributes.unread() == []
+    for name in attributes.HARMLESS:
+        if not name.startswith("*."):
+            assert any(f"{op}.{x}" == name for op, xs, _ in attributes.frozen() for x in xs)
+    assert len([*attributes.frozen()]) > 200
+
+    def blind(at: Any, x: Any, axes: Any = None) -> Any:
+        return x if at.get("keepdims") else None
+
+    monkeypatch.setitem(TABLE, "ReduceMax", TABLE["ReduceMax"]._replace(run=blind))
+    expected = ["ReduceMax.axes", "ReduceMax.noop_with_empty_axes", "ReduceMax(axes)"]
+    assert attributes.unread() == expected
+
+
+def test_a_variant_of_an_onnx_test_that_differs_is_noticed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where onnxruntime leaves a file
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    case = backend.frozen()["test_reduce_l1_do_not_keepdims_example"]
+    assert variants.differences("ReduceL1", case) == []
+    wrong = TABLE["ReduceL1"]._replace(run=lambda at, x, axes=None: x)
+    monkeypatch.setitem(TABLE, "ReduceL1", wrong)
+    assert variants.differences("ReduceL1", case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from bench.gguf_file import LlamaSize, llama, write
 from models import generate
+from models.llama import LlamaConfig
 from models.llama_text import LlamaText
 from models.tokenizer import Decoder, Tokenizer
 from tests.brief import Capsys, cases, refuses
@@ -83,6 +85,7 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
     ({"merges": [3]}, "merges must be a list of str"),
     ({"scores": None}, "scores must be a list of float or int"),
     ({"scores": ["x", "y"]}, "scores must be"),
+    ({"scores": [0.0, math.nan]}, "scores must be numbers"),
     ({"scores": [1.0], "token_type": [1]}, "contradict"),
     ({"token_type": 3}, "token_type must be a list of int"),
     ({"bos_token_id": 2}, "no token 2 among 2"),
@@ -92,9 +95,75 @@ def test_the_command(file: Path, capsys: Capsys) -> None:
 def test_tokenizers_that_contradict_themselves_are_refused(
     kind: str, change: dict[str, Any], reason: str
 ) -> None:
-    fields = {"model": kind, "tokens": ["a", "b"], "pre": []} | change
+    fields = {"model": kind, "tokens": ["a", "b"]} | change
     metadata = {f"tokenizer.ggml.{name}": x for name, x in fields.items()}
     refuses(ml.errors.WeightsError, reason, Tokenizer, metadata)
+
+
+@cases("pre", "tekken", "default", [], 3)
+def test_a_split_of_another_kind_is_refused(pre: Any) -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+    Tokenizer(metadata)
+    other = {**metadata, "tokenizer.ggml.pre": pre}
+    refuses(ml.errors.WeightsError, "splits texts as", Tokenizer, other)
+
+
+def _with_defined(kind: str, pre: str, **more: Any) -> Tokenizer:
+    """A tokenizer of single letters, digits, a word without merges, and three tokens of a user."""
+    letters = [chr(i) for i in range(33, 127)] + ["\u0120", "\u2581"]
+    tokens = ["<unk>", *letters, "12", "\u0120zebra", "<|a|>", "<|a|>b", "\u2581q"]
+    return Tokenizer(
+        {
+            "tokenizer.ggml.model": kind,
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [-9.0] * len(tokens),
+            "tokenizer.ggml.merges": ["1 2"],
+            "tokenizer.ggml.token_type": [2] + [1] * (len(tokens) - 4) + [4, 4, 1],
+            "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.ggml.add_bos_token": False,
+            **{f"tokenizer.ggml.{name}": x for name, x in more.items()},
+        }
+    )
+
+
+@cases(
+    "kind, pre, text, pieces",
+    ("gpt2", "gpt-2", "x<|a|>12", ["x", "<|a|>", "12"]),
+    ("gpt2", "gpt-2", "<|a|>b<|a|>", ["<|a|>b", "<|a|>"]),
+    ("gpt2", "gpt-2", " zebra", ["\u0120", *"zebra"]),
+    ("gpt2", "llama-bpe", " zebra", ["\u0120zebra"]),
+    ("gpt2", "qwen2", "12", ["1", "2"]),
+    ("llama", "", "q<|a|>q", ["\u2581q", "<|a|>", "\u2581q"]),
+    ("llama", "", "<|a|>", ["<|a|>"]),
+)
+def test_tokens_as_in_llama_cpp(kind: str, pre: str, text: str, pieces: list[str]) -> None:
+    tokenizer = _with_defined(kind, pre)
+    assert [tokenizer.tokens[i] for i in tokenizer.encode(text)] == pieces
+
+
+def test_a_text_of_llama_bpe_begins_with_a_token() -> None:
+    begins = [_with_defined("gpt2", pre, add_bos_token=None) for pre in ("llama-bpe", "gpt-2")]
+    assert [bool(each.adds_bos) for each in begins] == [False, False]
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+    metadata |= {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 0}
+    assert Tokenizer(metadata).adds_bos
+
+
+@cases(
+    "key, value",
+    ("rope.scaling.type", "yarn"),
+    ("rope.scale_linear", 4.0),
+    ("rope.scaling.factor", 4.0),
+    ("rope.freq_base", math.nan),
+    ("rope.freq_base", "x"),
+    ("attention.layer_norm_rms_epsilon", math.inf),
+    ("attention.layer_norm_rms_epsilon", 0.0),
+)
+def test_a_configuration_that_is_not_read_is_refused(file: Path, key: str, value: Any) -> None:
+    plain = ml.load(file).plain
+    LlamaConfig.of(plain | {"llama.rope.scaling.factor": 1.0})
+    refuses(ml.errors.WeightsError, "", LlamaConfig.of, {**plain, f"llama.{key}": value})
 
 
 def _spm() -> Tokenizer:

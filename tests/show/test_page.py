@@ -23,18 +23,16 @@ from mlvm.machines.wire import WireVM
 from mlvm.show.page import (
     MOST_ALIKE,
     Step,
-    check_writable,
     in_script,
     session_page,
     step_page,
-    write_page,
 )
 from mlvm.show.report import short
 from mlvm.show.session import Session, all_recorded
 from mlvm.show.trace import Span, Trace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import SavedStep
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases
 
 HERE = Path(__file__)
 NASTY = "</script><script>alert('1')</script><!-- &amp; \u2028 \ud800 \""
@@ -315,26 +313,6 @@ def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
     assert [span.name for span in trace.spans] == ["full.out", "add.out", "multiply.out"]
     assert not {"launch", "write", "instrumented"} & set(vars(vm))
     assert vm.functions.instrument is None
-
-
-def test_a_page_replaces_another_only_when_it_is_whole(tmp_path: Path, monkeypatch: Patch) -> None:
-    page, link = tmp_path / "page.html", tmp_path / "link.html"
-    page.write_text("old")
-    link.symlink_to(page)
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", fails)
-        refuses(MemoryError, "", write_page, page, "new")
-    assert page.read_text() == "old"
-    write_page(link, "new \udcff")
-    assert page.read_text("utf-8") == "new \\udcff"
-    assert link.is_symlink()
-    assert sorted(tmp_path.iterdir()) == [link, page]
-    check_writable(tmp_path / "another.html")
-    refuses(FileNotFoundError, r"x\.html", check_writable, tmp_path / "no" / "x.html")
 
 
 # --- in a browser ------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import struct
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mlvm.eager as ml
@@ -191,6 +193,24 @@ def test_a_log_that_ends_while_it_purges_has_lost_no_row(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scalars, "_append", killed)
+    monkeypatch.setattr(os, "fsync", killed)
     refuses(KeyboardInterrupt, "", ml.ScalarLog, tmp_path, purge_step=2)
     assert rows(tmp_path / "train.csv") == before
+
+
+def test_half_a_row_of_a_killed_process_is_deleted(tmp_path: Path) -> None:
+    with ml.ScalarLog(tmp_path) as log:
+        log.add("train", 1, loss=0.25)
+    file = tmp_path / "train.csv"
+    with file.open("a") as stream:
+        stream.write("2,0.1")
+    with ml.ScalarLog(tmp_path) as log:
+        log.add("train", 2, loss=0.125)
+    assert file.read_text() == "step,loss\n1,0.25\n2,0.125\n"
+
+
+@cases("value", np.ones(2), "text", None, 1j)
+def test_add_takes_single_numbers(value: Any, tmp_path: Path) -> None:
+    with ml.ScalarLog(tmp_path) as log:
+        refuses(ArgumentError, "add: x: expected a number", log.add, "train", 1, x=value)
+    assert not [*tmp_path.glob("*.csv")]

@@ -65,6 +65,7 @@ from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
+from mlvm.machines.files import write_file
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
 from mlvm.show.picture import timeline
@@ -397,7 +398,7 @@ class Captured(Generic[P, R]):
             opened = self._open_part(self._last_entry(), planned)
             planned = opened.planned_at(opened.values_of(lengths))
             title += f" at {', '.join(f'{name} = {n}' for name, n in lengths.items())}"
-        Path(path).write_text(timeline(planned.recording(), title=title), encoding="utf-8")
+        write_file(path, timeline(planned.recording(), title=title))
 
     def _repr_html_(self) -> str:
         """Return the plan of the last call's program, and its picture, for notebooks."""
@@ -446,7 +447,7 @@ class Captured(Generic[P, R]):
         values = tuple(map(values_of, states))
         opened = self._open_part(entry, planned, states) if self._spec.names else None
         step = SavedStep(planned, entry.input_types, outputs, tuple(results), values, opened)
-        Path(path).write_bytes(step.to_bytes())
+        write_file(path, step.to_bytes())
 
     def _open_part(
         self, entry: CacheEntry, planned: Planned, states: Sequence[Allocation] = ()

@@ -14,7 +14,7 @@ import numpy as np
 from mlvm.core.errors import ArgumentError, DTypeError, PathError, ShapeError, WeightsError, brief
 from mlvm.core.types import Array
 from mlvm.eager.files.gguf import MAGIC, GgufFile
-from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
+from mlvm.eager.files.safetensors import WeightsFile, type_of, write
 from mlvm.eager.files.structure import Structure, Values, loader_of
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
@@ -31,6 +31,7 @@ from mlvm.eager.tree import (
     require_live,
     warn_of_hidden,
 )
+from mlvm.machines.terminal import escaped
 
 T = TypeVar("T")
 File: TypeAlias = str | os.PathLike[str]

@@ -161,9 +161,10 @@ _FORMATS: Final = {
 
 
 class Entry(NamedTuple):
-    """A tensor's format, its type, and where its bytes begin in the file."""
+    """A tensor's format, its type, and where its bytes begin in the file. A tensor in another
+    format, of which `format` is the number, can be skipped, but not read."""
 
-    format: Format
+    format: Format | int
     type: TensorType
     start: int
     stop: int
@@ -175,7 +176,7 @@ class GgufFile:
     The file is mapped into memory: nothing but the header is read before a tensor is asked for.
 
     Raises `OSError` for a file that cannot be read; `WeightsError`, whose text does not name the
-    file, for one that is no such file, is damaged, or has tensors in other formats.
+    file, for one that is no such file, is damaged, or is one part of several.
     """
 
     def __init__(self, file: Path) -> None:
@@ -194,6 +195,13 @@ class GgufFile:
             if name in self.plain:
                 raise WeightsError(f"its metadata has {name} twice")
             self.plain[name] = self._value(self._number("I"))
+        parts = self.plain.get("split.count", 1)
+        if parts != 1:
+            number = self.plain.get("split.no", 0)
+            raise WeightsError(
+                f"it is part {number + 1 if type(number) is int else number} of {parts}; write one "
+                "file with `llama-gguf-split --merge FIRST_PART MERGED.gguf`"
+            )
         entries = [self._entry() for _ in range(self._count(tensors, 24))]
         alignment = self.plain.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
@@ -205,7 +213,8 @@ class GgufFile:
             entry = entry._replace(start=start + entry.start, stop=start + entry.stop)
             if entry.stop > size:
                 raise WeightsError(f"{name} ends at byte {entry.stop}, and the file at {size}")
-            own = [name, name + SCALE] if entry.format.unpack else [name]
+            form = entry.format
+            own = [name, name + SCALE] if isinstance(form, Format) and form.unpack else [name]
             for each in own:
                 if each in self.entries:
                     raise WeightsError(f"it has {each} twice")
@@ -215,12 +224,16 @@ class GgufFile:
     metadata: Final[dict[str, str]] = {}
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
-        """Read a tensor, or its scales; f16 and bf16 are converted to f32 unless `keep_halves`."""
+        """Read a tensor, or its scales; f16 and bf16 are converted to f32 unless `keep_halves`.
+        Raises `WeightsError` if its format is not supported."""
         entry = self._stored.get(name)
         is_scale = entry is None
         if entry is None:
             entry = self._stored[name.removesuffix(SCALE)]
         form, type = entry.format, entry.type
+        if isinstance(form, int):
+            formats = ", ".join(each.name for each in _FORMATS.values())
+            raise WeightsError(f"{name} is of format {form}; those that are read are {formats}")
         data = np.frombuffer(self._content[entry.start : entry.stop], np.uint8)
         if form.unpack is None:
             array = data.view(form.dtype.numpy).reshape(type.shape)
@@ -247,19 +260,21 @@ class GgufFile:
         shape = [self._number("Q") for _ in range(ndim)][::-1]
         code, start = self._number("I"), self._number("Q")
         form = _FORMATS.get(code)
-        if form is None:
-            formats = ", ".join(each.name for each in _FORMATS.values())
-            raise WeightsError(f"{name} is of format {code}; those that are read are {formats}")
         size = math.prod(shape)
+        if form is None:
+            return name, Entry(code, self._type(name, u8, shape), start, start)
         if size * form.nbytes > form.elements * self._size or start > self._size:
             raise WeightsError(f"{name} does not lie in the file: {form.name} of shape {shape}")
         if form.unpack and (not shape or shape[-1] % form.elements):
             raise WeightsError(f"{name}: rows are blocks of {form.elements}, its shape is {shape}")
+        type = self._type(name, form.dtype, shape)
+        return name, Entry(form, type, start, start + size // form.elements * form.nbytes)
+
+    def _type(self, name: str, dtype: DType, shape: list[int]) -> TensorType:
         try:
-            type = TensorType(form.dtype, shape)
+            return TensorType(dtype, shape)
         except ShapeError as error:
             raise WeightsError(f"{name}: {error}") from None
-        return name, Entry(form, type, start, start + size // form.elements * form.nbytes)
 
     def _take(self, nbytes: int) -> memoryview:
         if nbytes > self._size - self._at:

@@ -7,24 +7,20 @@ row-major and little-endian, without gaps (https://github.com/huggingface/safete
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import mmap
 import os
-import secrets
-import stat
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.errors import ShapeError, WeightsError
 from mlvm.core.ops.half import widened
 from mlvm.core.types import Array, DType, TensorType, f32
+from mlvm.machines.files import mode_of, replacing
 
 METADATA: Final = "__metadata__"
 _MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
@@ -79,7 +75,7 @@ class WeightsFile:
     """
 
     def __init__(self, file: Path) -> None:
-        _mode(file)  # a pipe or a device, which may have no end, is an `OSError`
+        mode_of(file)  # a pipe or a device, which may have no end, is an `OSError`
         with file.open("rb") as stream:
             number = stream.fileno()
             size = os.fstat(number).st_size
@@ -91,7 +87,7 @@ class WeightsFile:
         if start > _MOST_HEADER:
             raise WeightsError(f"its header has more than {_MOST_HEADER} bytes")
         header = _parsed(content[8:start])
-        metadata = header.pop(METADATA, {})
+        metadata = header.pop(METADATA, None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
             raise WeightsError("its header is no object with texts as metadata")
         self.data: Final = memoryview(content)[start:]
@@ -183,86 +179,6 @@ def _place(name: str, type: TensorType) -> int:
             f"{name}: the format has no {type.dtype}; there are {', '.join(map(str, _NAMES))}"
         )
     return [*_DTYPES].index(_NAMES[type.dtype])
-
-
-def escaped(text: str) -> str:
-    """Escape characters that a terminal might interpret, such as a line's end as `\\n`."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _mode(file: Path) -> int:
-    """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
-    try:
-        mode = file.stat().st_mode
-    except ValueError as error:  # a name that no file can have
-        raise OSError(errno.EINVAL, str(error), str(file)) from None
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(file))
-    return stat.S_IMODE(mode)
-
-
-def destination(file: Path) -> tuple[Path, int | None]:
-    """Resolve the path of a file to write, links included, and the mode of a file there. Raises
-    `OSError` if it is not a regular file, such as a folder or a pipe."""
-    try:
-        mode = _mode(file)
-    except FileNotFoundError:
-        mode = None
-    return Path(os.path.realpath(file)), mode
-
-
-_DRAFT: Final = ".mlvm-"
-_JUST_BEGUN: Final = 10.0  # seconds
-
-
-@contextlib.contextmanager
-def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces the target when all is on the disk. Raises `OSError` with
-    the target's name."""
-    target, mode = destination(file)
-    _remove_drafts(target.parent)
-    draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
-    try:
-        stream = draft.open("xb")
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(file)) from None
-    try:
-        with stream:
-            _is_free(stream.fileno())  # from now on it is not
-            yield stream
-            stream.flush()
-            if mode is not None:
-                draft.chmod(mode)
-            os.fsync(stream.fileno())
-        draft.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _remove_drafts(folder: Path) -> None:
-    """Remove temporary files of killed processes: those that are neither locked nor new."""
-    with contextlib.suppress(OSError):
-        for draft in folder.glob(f"{_DRAFT}{'[0-9a-f]' * 16}"):
-            with contextlib.suppress(OSError):
-                status = draft.lstat()
-                if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < _JUST_BEGUN:
-                    continue
-                with draft.open("rb") as stream:
-                    if _is_free(stream.fileno()):
-                        draft.unlink()
-
-
-def _is_free(descriptor: int) -> bool:
-    """Lock the file; return False if another process has locked it, or the system has no locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 # --- the header ----------------------------------------------------------------------

@@ -8,7 +8,6 @@ of the user's cache, and all VMs of a process share it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ import numpy as np
 from mlvm.core.errors import MachineError
 from mlvm.core.extras import extra
 from mlvm.core.types import ALIGNMENT, Array
+from mlvm.machines.files import write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.kernels import Call, Facts
 from mlvm.machines.gpu.memory import Lost
@@ -46,9 +46,7 @@ def _module(text: str, number: int) -> Any:
         code = _compile(nvrtc, text, options)
         with suppress(OSError):  # a read-only home: the next process compiles again
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_bytes(code)
-            part.replace(path)
+            write_file(path, code)
     else:
         code = path.read_bytes()
     module = cupy.cuda.function.Module()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.types import DType
+from mlvm.machines.files import write_file
 from mlvm.machines.gpu.kernels import Facts
 
 
@@ -106,7 +107,5 @@ def keep(device: Facts, dtype: DType, best: Tile) -> None:
     changed = {name: dict(tiles) for name, tiles in table().items()}
     changed.setdefault(device.name, {})[dtype.name] = list(best)
     path().parent.mkdir(parents=True, exist_ok=True)
-    temporary = path().with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(changed, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path())
+    write_file(path(), json.dumps(changed, indent=1) + "\n")
     table.cache_clear()

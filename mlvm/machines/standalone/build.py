@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
 from mlvm.core.types import Array, TensorType, aligned_array, f32, f64, i32, i64, u8
 from mlvm.machines import native
+from mlvm.machines.files import write_files
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
@@ -77,23 +77,24 @@ def build(
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted({FILE_OF[name] for name in tables.kernels})
     files += ["elementwise"] * bool(tables.rows)
-    _copy_sources(folder, files, threads, source is not None)
+    contents = _sources(folder, files, threads, source is not None)
     used = [("kernel", name) for name in sorted(tables.kernels)]
     used += [("row", name) for name in sorted(tables.rows)]
     defines = [f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in used]
-    (folder / "used.h").write_text("".join(defines))
-    (folder / "tables.c").write_text(text)
-    (folder / "described.h").write_text(_described(planned, source, sets, threads))
-    (folder / "step.h").write_text(_header(planned, source, sets, threads, title))
+    contents[folder / "used.h"] = "".join(defines)
+    contents[folder / "tables.c"] = text
+    contents[folder / "described.h"] = _described(planned, source, sets, threads)
+    contents[folder / "step.h"] = _header(planned, source, sets, threads, title)
     weights = layout.weights()
     if embed:
         rows = [str(byte) for byte in weights]
-        (folder / "weights.c").write_text(
-            "#include <stdint.h>\n" + array("_Alignas(64) const uint8_t step_weights[]", rows)
-        )
+        declared = array("_Alignas(64) const uint8_t step_weights[]", rows)
+        contents[folder / "weights.c"] = f"#include <stdint.h>\n{declared}"
     else:
-        (folder / "weights.bin").write_bytes(weights)
-    makefile.write_text(_makefile(TARGETS[target], sets, files, embed, threads, source is not None))
+        contents[folder / "weights.bin"] = weights
+    has_lengths = source is not None
+    contents[makefile] = _makefile(TARGETS[target], sets, files, embed, threads, has_lengths)
+    write_files(contents)
     return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
 
 
@@ -474,8 +475,11 @@ def _depth(steps: Steps, most: int) -> int:
     return of(0, ())
 
 
-def _copy_sources(folder: Path, files: Sequence[str], threads: int, has_lengths: bool) -> None:
-    """Copy the sources that the build compiles, in folders like those of the package."""
+def _sources(
+    folder: Path, files: Sequence[str], threads: int, has_lengths: bool
+) -> dict[Path, str | bytes]:
+    """Return the sources that the build compiles, by their files in folders like those of the
+    package, which are created."""
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
         raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
@@ -486,10 +490,10 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int, has_lengths:
     sources += [HERE / "src" / name for name in (*runtime, "step_threads.h")]
     sources += [HERE / "src" / "threads.c"] * (threads > 1)
     sources.append(HERE.parent / "mlvm.h")
-    for file in sources:
-        to = folder / "mlvm" / file.relative_to(HERE.parent)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, to)
+    copies = {folder / "mlvm" / file.relative_to(HERE.parent): file for file in sources}
+    for copy in copies:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+    return {copy: file.read_bytes() for copy, file in copies.items()}
 
 
 _C_WORDS: Final = (

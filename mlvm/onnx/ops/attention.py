@@ -132,11 +132,12 @@ def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: 
     q, k, v = (ml.astype(heads(*pair), ml.float32) for pair in pairs)
     dk, dv = k.shape[3], v.shape[3]
     state = ml.zeros((n, kv_heads, dk, dv)) if past is None else ml.astype(past, ml.float32)
-    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(dk)
+    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(max(dk, 1))
     if decay is not None:
         decay = ml.exp(ml.astype(heads(decay, kv_heads), ml.float32))
     if beta is not None:
-        beta = ml.astype(ml.permute_dims(ml.reshape(beta, (n, t, -1, 1)), (0, 2, 1, 3)), ml.float32)
+        beta = ml.permute_dims(ml.reshape(beta, (n, t, beta.shape[2], 1)), (0, 2, 1, 3))
+        beta = ml.astype(beta, ml.float32)
     outputs = []
     for i in range(t):
         key, value = k[:, :, i], v[:, :, i]
@@ -184,7 +185,7 @@ def rotated(x: Any, cos: Any, sin: Any, width: int, interleaved: bool) -> Any:
 def _turned(x: Any, count: int, cos: Any, sin: Any, width: int, interleaved: bool) -> Any:
     """Rotate x [N, T, count D] or [N, H, T, D]."""
     if x.ndim == 3:
-        rows = ml.reshape(x, (*x.shape[:2], count, -1))
+        rows = ml.reshape(x, (*x.shape[:2], count, x.shape[2] // count))
         return ml.reshape(rotated(rows, cos, sin, width, interleaved), x.shape)
     swap = 0, 2, 1, 3
     return ml.permute_dims(rotated(ml.permute_dims(x, swap), cos, sin, width, interleaved), swap)
@@ -195,7 +196,8 @@ def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -
     count = at["num_heads"] if x.ndim == 3 else 1
     if places is not None:
         flat = ml.reshape(places, (-1,))
-        cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (*places.shape, -1)) for c in (cos, sin))
+        shape = (*places.shape, cos.shape[-1])
+        cos, sin = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
     width = at.get("rotary_embedding_dim", 0) or x.shape[-1] // count
     if cos.shape[-1] * 2 != width:
         raise ModelError(f"expected caches of {width // 2} columns, got {cos.shape[-1]}")
@@ -203,7 +205,7 @@ def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
-@op("com.microsoft.RotaryEmbedding", "tensors")
+@op("com.microsoft.RotaryEmbedding", "tensors", is_packed_batching=0, scale=1.0)
 def rotary_of_microsoft(at: Call, x: Any, places: Any, cos: Any, sin: Any) -> Any:
     full = cos.shape[-1] * 2
     width = at.get("rotary_embedding_dim", 0) or full
@@ -212,7 +214,8 @@ def rotary_of_microsoft(at: Call, x: Any, places: Any, cos: Any, sin: Any) -> An
     if places.size == 1:
         places = ml.reshape(places, (1, 1)) + ml.reshape(ml.arange(t, dtype=places.dtype), (1, t))
     flat = ml.reshape(ml.broadcast_to(places, (n, t)), (-1,))
-    cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (n, t, 1, -1)) for c in (cos, sin))
+    shape = (n, t, 1, cos.shape[-1])
+    cos, sin = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
     return _turned(x, count, cos, sin, width, bool(at.get("interleaved", 0)))
 
 
@@ -233,8 +236,9 @@ def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: A
     if mask is not None:
         if mask.ndim != 2:
             raise ModelError(f"expected a mask of keys [N, T], got {mask.ndim} axes")
-        hidden = ml.equal(mask, 0)
-        scores = scores + ml.expand_dims(_bias(ml.logical_not(hidden), q.dtype), axis=(1, 2))
+        least = ml.full((), at.get("mask_filter_value", -1e4), dtype=q.dtype)
+        hidden = ml.where(ml.equal(mask, 0), least, ml.zeros((), dtype=q.dtype))
+        scores = scores + ml.expand_dims(hidden, axis=(1, 2))
     if at.get("unidirectional", 0):
         t, s = q.shape[2], k.shape[2]
         allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)
@@ -242,45 +246,81 @@ def multi_head_attention(at: Call, q: Any, k: Any = None, v: Any = None, bias: A
     return joined(ml.matmul(ml.softmax(scores, axis=-1), v)), k, v
 
 
-@op("com.microsoft.GroupQueryAttention", "tensors")
+@op("com.microsoft.GroupQueryAttention", "tensors", host=[6], causal=1, k_quant_type="NONE",
+    v_quant_type="NONE", kv_cache_bit_width=0, qk_output=0, sliding_window_cache=0)  # fmt: skip
 def group_query_attention(at: Call, q: Any, k: Any = None, v: Any = None, past_k: Any = None,
                           past_v: Any = None, ends: Any = None, total: Any = None, cos: Any = None,
-                          sin: Any = None) -> Any:  # fmt: skip
+                          sin: Any = None, places: Any = None, added: Any = None,
+                          sink: Any = None) -> Any:  # fmt: skip
     count, kv_heads = at["num_heads"], at["kv_num_heads"]
     if k is None:
         d = q.shape[2] // (count + 2 * kv_heads)
         q, k, v = ml.split(q, [count * d, (count + kv_heads) * d], axis=2)
     q, k, v = heads(q, count), heads(k, kv_heads), heads(v, kv_heads)
-    before = 0 if past_k is None else past_k.shape[2]
-    t = q.shape[2]
+    n, _, t, d = q.shape
+    room = 0 if past_k is None else past_k.shape[2]
+    length = room + t if total is None else int(total.reshape(-1)[0])
+    if t > length or (past_k is None and t < length):
+        raise ModelError(f"expected {length} keys in all, got {room} earlier ones and {t}")
+    if t == length:  # a prompt
+        before: Any = 0
+    elif n == 1 or ends is None:
+        before = length - t
+    else:
+        before = ml.reshape(ml.astype(ends, ml.int64) + (1 - t), (n, 1))
+    where = ml.reshape(ml.arange(t, dtype=ml.int64), (1, t)) + before  # [N or 1, t]
     if at.get("do_rotary", 0):
-        own = slice(before, before + t)
-        turns, tilts = (ml.reshape(c[own], (1, t, 1, -1)) for c in (cos, sin))
-        width, turn = turns.shape[-1] * 2, bool(at.get("rotary_interleaved", 0))
+        own = ml.broadcast_to(where, (n, t)) if places is None else places
+        flat, shape = ml.reshape(own, (n * t,)), (n, t, 1, cos.shape[1])
+        turns, tilts = (ml.reshape(ml.take(c, flat, axis=0), shape) for c in (cos, sin))
+        width, turn = cos.shape[1] * 2, bool(at.get("rotary_interleaved", 0))
         q, k = (_turned(x, 0, turns, tilts, width, turn) for x in (q, k))
-    k, v = _behind(past_k, k), _behind(past_v, v)
-    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
-    scores = ml.matmul(q * scale, repeated(k, count // kv_heads), transpose_y=True)
+    present = [_put(past, x, before, max(room, length)) for past, x in ((past_k, k), (past_v, v))]
+    k, v = (repeated(x[:, :, :length], count // kv_heads) for x in present)
+    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(d)
+    scores = ml.matmul(q * scale, k, transpose_y=True)
     cap, window = at.get("softcap", 0.0), at.get("local_window_size", -1)
     scores = ml.tanh(scores / cap) * cap if cap else scores
-    where, columns = np.arange(t)[:, None] + before, np.arange(k.shape[2])[None, :]
-    allowed = columns <= where
+    scores = scores if added is None else scores + added[..., :length]
+    where, columns = ml.expand_dims(where, axis=-1), ml.arange(length, dtype=ml.int64)
+    allowed = ml.less_equal(columns, where)
     if window > 0:
-        allowed &= columns > where - window
-    scores = scores + _bias(ml.asarray(allowed), q.dtype)
-    return joined(ml.matmul(ml.softmax(scores, axis=-1), repeated(v, count // kv_heads))), k, v
+        allowed = ml.logical_and(allowed, ml.greater(columns, where - window))
+    scores = scores + ml.expand_dims(_bias(allowed, q.dtype), axis=1)
+    if sink is None and at.get("smooth_softmax", 0):
+        sink = ml.zeros((count,), dtype=q.dtype)
+    if sink is not None:  # a score that takes a share, and has no value
+        own = ml.broadcast_to(ml.reshape(sink, (1, count, 1, 1)), (n, count, t, 1))
+        scores = ml.concat([scores, ml.astype(own, q.dtype)], axis=-1)
+    return joined(ml.matmul(ml.softmax(scores, axis=-1)[..., :length], v)), *present
 
 
-@op("com.microsoft.EmbedLayerNormalization", "tensors")
+def _put(past: Any, x: Any, before: Any, room: int) -> Any:
+    """Put rows [N, H, t, D] behind the first `before` rows of each batch, in `room` rows."""
+    if isinstance(before, int):
+        parts = [x] if past is None else [past[:, :, :before], x, past[:, :, before + x.shape[2] :]]
+        return parts[0] if len(parts) == 1 else ml.concat(parts, axis=2)
+    t, columns = x.shape[2], ml.arange(room, dtype=ml.int64)
+    source = columns - before  # [N, room]
+    is_new = ml.logical_and(ml.greater_equal(source, 0), ml.less(source, t))
+    shape = (*x.shape[:2], room, x.shape[3])
+    index = ml.reshape(ml.clip(source, 0, t - 1), (x.shape[0], 1, room, 1))
+    new = ml.take_along_axis(x, ml.broadcast_to(index, shape), axis=2)
+    old = ml.pad(past, [(0, 0), (0, 0), (0, room - past.shape[2]), (0, 0)])
+    return ml.where(ml.reshape(is_new, (x.shape[0], 1, room, 1)), new, old)
+
+
+@op("com.microsoft.EmbedLayerNormalization", "tensors", mask_index_type=1)
 def embed_layer_normalization(at: Call, ids: Any, segments: Any, words: Any, places: Any,
                               kinds: Any = None, scale: Any = None, bias: Any = None,
                               mask: Any = None) -> Any:  # fmt: skip
     from mlvm.onnx.ops.neural import normalized
 
     n, t = ids.shape
-    y = ml.reshape(ml.take(words, ml.reshape(ids, (-1,)), axis=0), (n, t, -1)) + places[:t]
+    shape = (n, t, words.shape[1])
+    y = ml.reshape(ml.take(words, ml.reshape(ids, (-1,)), axis=0), shape) + places[:t]
     if segments is not None:
-        y = y + ml.reshape(ml.take(kinds, ml.reshape(segments, (-1,)), axis=0), (n, t, -1))
+        y = y + ml.reshape(ml.take(kinds, ml.reshape(segments, (-1,)), axis=0), shape)
     normal = normalized(y, scale, bias, 2, at.get("epsilon", 1e-12))
     counts = ml.zeros((n,), dtype=ml.int32)
     if mask is not None:

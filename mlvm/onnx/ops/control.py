@@ -129,7 +129,7 @@ def _scan(at: Call, operands: Any) -> Value:
     frame, body, count = at.scope, at["body"], at["num_scan_inputs"]
     state, xs = [*operands[: len(operands) - count]], operands[len(operands) - count :]
     stack_count = len(body.outputs) - len(state)
-    directions = at.get("scan_input_directions") or [0] * count
+    directions = at.get("scan_input_directions", at.get("directions")) or [0] * count
     axes = at.get("scan_input_axes") or [0] * count
     out_directions = at.get("scan_output_directions") or [0] * stack_count
     out_axes = at.get("scan_output_axes") or [0] * stack_count

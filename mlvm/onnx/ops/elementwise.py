@@ -62,7 +62,9 @@ def _enter(function: str) -> Callable[..., Any]:
 
 
 for _each in PAIRS:
-    TABLE[_each.name] = Op(_enter(_each.function), "elementwise", (), {}, _each.least)
+    TABLE[_each.name] = Op(
+        _enter(_each.function), "elementwise", (), {}, _each.least, _each.least, {}
+    )
 
 
 def is_float(x: Any) -> bool:
@@ -87,8 +89,6 @@ def pow(at: Call, x: Any, y: Any) -> Any:
     if isinstance(y, (np.generic, np.ndarray)) and y.ndim == 0 and not at.is_host and is_float(x):
         if y == 2:
             return ml.square(x)
-        if y == 0.5:
-            return ml.sqrt(x)
         return ml.pow(x, float(y))
     if DType.of(x.dtype) is DType.of(y.dtype):
         return at.xp.pow(x, y)
@@ -205,7 +205,7 @@ def _same(at: Call, y: Any, x: Any) -> Any:
 enter_all(
     "elementwise",
     {
-        "Relu": lambda at, x: np.maximum(x, 0).astype(x.dtype) if at.is_host else ml.relu(x),
+        "Relu": lambda at, x: ml.relu(x) if is_float(x) and not at.is_host else at.xp.maximum(x, 0),
         "Mod": lambda at, x, y: at.xp.fmod(x, y) if at.get("fmod", 0) else at.xp.remainder(x, y),
         "HardSwish": lambda at, x: x * _same(at, at.xp.clip(x * (1 / 6) + 0.5, 0.0, 1.0), x),
         "Gelu com.microsoft.Gelu": lambda at, x: ml.gelu(

@@ -11,7 +11,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second, steps_of
 from mlvm.onnx.table import Call, op
@@ -53,6 +53,8 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
         return x
     y, order = in_memory(x)
     is_nearest = mode == "nearest"
+    own, wide = y.dtype, _wide(y.dtype)
+    y = y if is_nearest else ml.astype(y, wide)
     for place, axis in enumerate(which):
         n, k = x.shape[axis], counts[axis]
         stored, region = order[axis], None
@@ -74,7 +76,23 @@ def resize(at: Call, x: Value, *operands: Any) -> Value:
             y = _weighted(y, matrix, stored)
     if is_cropped:
         y = _outside(at, y, x.shape, counts, which, roi, order)
+    if y.dtype != own:
+        if not own.is_float:  # onnxruntime cuts off linear weights alone
+            is_cut = mode == "linear" and not at.get("antialias", 0)
+            y = ml.clip(y if is_cut else ml.round(y), *_range(own))
+        y = ml.astype(y, own)
     return permuted(y, order)
+
+
+def _wide(dtype: DType) -> DType:
+    """Return the dtype in which elements are weighted; the result is rounded to its own once."""
+    is_wide = dtype == ml.float64 or (dtype.is_integer and dtype.itemsize > 2)
+    return ml.float64 if is_wide else ml.float32
+
+
+def _range(dtype: DType) -> tuple[float, float]:
+    info = np.iinfo(str(dtype.numpy))
+    return float(info.min), float(info.max)
 
 
 def _weighted(x: Any, matrix: Array, axis: int) -> Any:
@@ -82,11 +100,11 @@ def _weighted(x: Any, matrix: Array, axis: int) -> Any:
     most = int(np.count_nonzero(matrix, axis=1).max(initial=1))
     top = np.sort(np.argsort(-np.abs(matrix), axis=1, kind="stable")[:, :most], axis=1)
     share = np.take_along_axis(matrix, top, axis=1)
-    dtype = x.dtype if x.dtype in (ml.float32, ml.float64) else ml.float32
     before, behind = x.shape[:axis], x.shape[axis + 1 :]
-    rows = ml.reshape(ml.astype(x, dtype), (math.prod(before), x.shape[axis], math.prod(behind)))
-    y = primitives.weighted_take(rows, ml.asarray(top[None]), ml.asarray(share[None], dtype=dtype))
-    return ml.astype(ml.reshape(y, (*before, len(matrix), *behind)), x.dtype)
+    rows = ml.reshape(x, (math.prod(before), x.shape[axis], math.prod(behind)))
+    weights = ml.asarray(share[None], dtype=x.dtype)
+    y = primitives.weighted_take(rows, ml.asarray(top[None]), weights)
+    return ml.reshape(y, (*before, len(matrix), *behind))
 
 
 def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
@@ -209,7 +227,8 @@ def affine_grid(at: Call, theta: Any, size: Any) -> Any:
     bounded((*places, len(places) + 1))
     lines = [(2 * np.arange(n) + 1) / n - 1 for n in places]
     if at.get("align_corners", 0):
-        lines = [np.linspace(-1, 1, n) for n in places]
+        # a side of 1 is at 1, as in onnxruntime
+        lines = [np.linspace(-1, 1, n) if n > 1 else np.ones(n) for n in places]
     grid = np.meshgrid(*lines, indexing="ij")[::-1]
     points = np.stack([*grid, np.ones(places)], axis=-1).reshape(-1, len(places) + 1)
     rows = ml.asarray(points.astype(np.float32), dtype=theta.dtype)
@@ -236,6 +255,9 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
         if mode != "half_pixel":
             w, h = max(w, 1.0), max(h, 1.0)
         rows, columns = (ratio, ratio) if ratio > 0 else (math.ceil(h / ph), math.ceil(w / pw))
+        if rows < 1 or columns < 1:  # a region without samples
+            regions.append(ml.zeros((ph, pw, c), dtype=x.dtype))
+            continue
         ys = y1 + (np.arange(ph * rows) + 0.5) * h / (ph * rows)
         xs = x1 + (np.arange(pw * columns) + 0.5) * w / (pw * columns)
         picture = x[int(image)]
@@ -246,6 +268,8 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
             parts.append(part * ml.asarray(share, dtype=x.dtype))
         cells = ml.reshape(reduce(combined, parts), (ph, rows, pw, columns, c))
         regions.append(over_cells(cells, axis=(1, 3)))
+    if not regions:
+        return channels_second(ml.zeros((0, ph, pw, c), dtype=x.dtype))
     return channels_second(ml.stack(regions))
 
 
@@ -277,7 +301,7 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
         shape = [1] * (2 * axes)
         shape[i], shape[axes + i] = line.shape
         places = places * whole[i] + line.reshape(shape)
-    rows = ml.permute_dims(ml.reshape(x, (n * c, -1)), (1, 0))
+    rows = ml.permute_dims(ml.reshape(x, (n * c, math.prod(x.shape[1:]) // max(c, 1))), (1, 0))
     zeros = ml.zeros((math.prod(whole), n * c), dtype=x.dtype)
     total = primitives.index_add(zeros, rows, ml.asarray(np.ravel(places)), axis=0)
     images = ml.reshape(ml.permute_dims(total, (1, 0)), (n, c, *whole))

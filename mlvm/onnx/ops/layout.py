@@ -31,7 +31,7 @@ from mlvm.onnx.values import (
 enter_all(
     "raw",
     {
-        "Identity com.microsoft.nchwc.ReorderInput": lambda at, x: x,
+        "Identity": lambda at, x: x,
         "Size": lambda at, x: np.asarray(math.prod(x.shape), np.int64),
         "SequenceConstruct": lambda at, *xs: ([*xs],),
         "SequenceEmpty": lambda at: ([],),
@@ -41,6 +41,11 @@ enter_all(
         "OptionalGetElement": lambda at, x: (x,),
     },
 )
+
+
+@op("com.microsoft.nchwc.ReorderInput", "raw", channels_last=0)
+def reorder_input(at: Call, x: Value) -> Value:
+    return x
 
 
 @op("Constant", "raw")
@@ -275,7 +280,10 @@ def space_to_depth(at: Call, x: Value) -> Value:
 
 @op("CenterCropPad", host=[1])
 def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
-    for axis, target in zip(at.get("axes") or range(x.ndim), shape, strict=True):
+    axes = at.get("axes") or range(x.ndim)
+    if len(axes) != len(shape):
+        raise ModelError(f"expected a length for each of {len(axes)} axes, got {len(shape)}")
+    for axis, target in zip(axes, shape, strict=True):
         n, k = x.shape[axis], int(target)
         index, widths = [slice(None)] * x.ndim, [(0, 0)] * x.ndim
         if k < n:
@@ -316,8 +324,11 @@ def sequence_at(at: Call, xs: Value, position: Any) -> Value:
 
 @op("SequenceInsert", "raw", host=[2])
 def sequence_insert(at: Call, xs: Value, x: Value, position: Any = None) -> Value:
+    at_ = len(xs) if position is None else int(position.reshape(-1)[0])
+    if not -len(xs) <= at_ <= len(xs):
+        raise ModelError(f"expected a position of {len(xs)} elements, got {at_}")
     items = [*xs]
-    items.insert(len(xs) if position is None else int(position.reshape(-1)[0]), x)
+    items.insert(at_, x)
     return (items,)
 
 

@@ -15,6 +15,7 @@ from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.elementwise import activation
+from mlvm.onnx.ops.reductions import widened
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, ordered, permuted, tensor
 
@@ -140,6 +141,11 @@ def pooled(
     """Pool x, channels last, by "max" or "avg". The padding is the smallest value, or zeros."""
     if len(window) > 3:
         raise ModelError(f"expected 1 to 3 spatial axes, got {len(window)}")
+    span = span_of(tuple(window), tuple(dilation))
+    room = [n + sum(p) - m for n, p, m in zip(x.shape[1:-1], padding, span, strict=True)]
+    if any(-by <= n < 0 for n, by in zip(room, strides, strict=True)):  # no window fits
+        counts = [max(n // by + 1, 0) for n, by in zip(room, strides, strict=True)]
+        return ml.zeros((x.shape[0], *counts, x.shape[-1]), dtype=x.dtype)
     return getattr(ml, f"{how}_pool{len(window)}d")(
         x, **_options(window=window, stride=strides, padding=padding, dilation=dilation)
     )
@@ -214,9 +220,11 @@ def averaged(at: Call, x: Any) -> Any:
 def lp_pool(at: Call, x: Value) -> Value:
     x, p = channels_last(x), at.get("p", 2)
     window, strides, dilation, padding = _windows(at, x)
-    powers = ml.square(x) if p == 2 else ml.pow(ml.abs(x), float(p))
+    y = widened(ml, x)
+    powers = ml.square(y) if p == 2 else ml.pow(ml.abs(y), float(p))
     total = pooled(powers, "avg", window, strides, dilation, padding) * float(math.prod(window))
-    return channels_second(ml.sqrt(total) if p == 2 else ml.pow(total, 1.0 / p))
+    y = ml.sqrt(total) if p == 2 else ml.pow(total, 1.0 / p)
+    return channels_second(ml.astype(y, x.dtype))
 
 
 @op("GlobalAveragePool GlobalMaxPool GlobalLpPool", "raw")
@@ -228,7 +236,9 @@ def global_pool(at: Call, x: Value) -> Value:
     if name == "GlobalMaxPool":
         return channels_second(ml.max(x, axis=axes, keepdims=True))
     p = float(at.get("p", 2))
-    return channels_second(ml.pow(ml.sum(ml.pow(ml.abs(x), p), axis=axes, keepdims=True), 1.0 / p))
+    powers = ml.pow(ml.abs(widened(ml, x)), p)
+    y = ml.pow(ml.sum(powers, axis=axes, keepdims=True), 1.0 / p)
+    return channels_second(ml.astype(y, x.dtype))
 
 
 @op("MaxUnpool", "tensors", host=[2])
@@ -251,7 +261,7 @@ def max_unpool(at: Call, x: Any, places: Any, shape: Any = None) -> Any:
 # --- norms --------------------------------------------------------------------------------
 
 
-@op("BatchNormalization", "raw")
+@op("BatchNormalization", "raw", is_test=1, spatial=1)
 def batch_normalization(
     at: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value
 ) -> Value:
@@ -283,7 +293,8 @@ def group_normalization(at: Call, x: Any, scale: Any, bias: Any) -> Any:
     groups = at.get("num_groups", c)
     if groups < 1 or c % groups:
         raise ModelError(f"expected a number of groups that divides {c} channels, got {groups}")
-    inner = ml.astype(ml.reshape(x, (n, groups, -1)), ml.float32)
+    inner = ml.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups))
+    inner = inner if x.dtype == ml.float64 else ml.astype(inner, ml.float32)
     y = primitives.layer_norm_normalize(inner, eps=at.get("epsilon", 1e-5))
     if scale.shape[0] != c:  # one for each group, before opset 21
         scale, bias = (ml.reshape(v, (1, groups, 1)) for v in (scale, bias))
@@ -318,9 +329,9 @@ def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
     y = normalized(x, scale, bias, axis, eps)
     if not any(at.node.outputs[1:]):
         return y
-    axes = tuple(range(axis, x.ndim))
-    middle = ml.mean(x, axis=axes, keepdims=True)
-    return y, middle, ml.rsqrt(ml.var(x, axis=axes, keepdims=True) + eps)
+    axes, wide = tuple(range(axis, x.ndim)), widened(ml, x)
+    spread = ml.rsqrt(ml.var(wide, axis=axes, keepdims=True) + eps)
+    return y, *(ml.astype(v, ml.float32) for v in (ml.mean(wide, axis=axes, keepdims=True), spread))
 
 
 @op("RMSNormalization SimplifiedLayerNormalization", "tensors")
@@ -341,7 +352,9 @@ def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any
     total = total if bias is None else total + bias
     eps = at.get("epsilon", 1e-5)
     if is_simple:
-        y = total * ml.rsqrt(ml.mean(total * total, axis=-1, keepdims=True) + eps) * scale
+        wide = widened(ml, total)
+        normal = wide * ml.rsqrt(ml.mean(wide * wide, axis=-1, keepdims=True) + eps)
+        y = ml.astype(normal, x.dtype) * scale
     else:
         y = normalized(total, scale, beta, x.ndim - 1, eps)
     return y, None, None, total
@@ -350,18 +363,18 @@ def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any
 @op("LRN", "raw")
 def lrn(at: Call, x: Value) -> Value:
     x, size = channels_last(x), at["size"]
-    low = (size - 1) // 2
-    squares = ml.pad(x * x, [*[(0, 0)] * (x.ndim - 1), (low, size - 1 - low)])
+    low, y = (size - 1) // 2, widened(ml, x)
+    squares = ml.pad(y * y, [*[(0, 0)] * (x.ndim - 1), (low, size - 1 - low)])
     c = x.shape[-1]
     total = sum(squares[..., i : i + c] for i in range(size))
     by = at.get("bias", 1.0) + total * (at.get("alpha", 1e-4) / size)
-    return channels_second(x / ml.pow(by, at.get("beta", 0.75)))
+    return channels_second(ml.astype(y / ml.pow(by, at.get("beta", 0.75)), x.dtype))
 
 
 # --- training -----------------------------------------------------------------------------
 
 
-@op("Dropout", "raw", host=[1, 2])
+@op("Dropout", "raw", host=[1, 2], is_test=1)
 def dropout(at: Call, x: Value, ratio: Any = None, training: Any = None) -> Value:
     rate = at.get("ratio", 0.5) if ratio is None else float(ratio.reshape(-1)[0])
     is_training = training is not None and bool(training.reshape(-1)[0])

@@ -74,7 +74,8 @@ def gather_nd(at: Call, x: Any, indices: Any) -> Any:
     places = flat_places(xp, indices, x.shape[b : b + depth])
     count = math.prod(batch)
     flat = xp.reshape(x, (count * rows, *inner))
-    places = xp.reshape(places, (count, -1)) + np.arange(count)[:, None] * rows
+    each = math.prod(indices.shape[b:-1])
+    places = xp.reshape(places, (count, each)) + np.arange(count)[:, None] * rows
     picked = xp.take(flat, xp.reshape(places, (-1,)), axis=0)
     return xp.reshape(picked, (*indices.shape[:-1], *inner))
 
@@ -184,7 +185,7 @@ def one_hot(at: Call, indices: Any, depth: Any, values: Any) -> Any:
 
 @op("NonZero", "raw", host=[0])
 def non_zero(at: Call, x: Value) -> Value:
-    return np.stack(np.nonzero(x)).astype(np.int64)
+    return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
 
 
 @op("Compress", host=[1])

@@ -357,7 +357,7 @@ def qlinear_softmax(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None)
     axis, wide = at.get("axis", -1) % x.ndim, _floats(x, sx, zx)
     if at.get("opset", 13) >= 13:
         return _quantized(ml.softmax(wide, axis=axis), sy, zy, x.dtype)
-    flat = ml.reshape(wide, (math.prod(x.shape[:axis]), -1))
+    flat = ml.reshape(wide, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
     return _quantized(ml.reshape(ml.softmax(flat), x.shape), sy, zy, x.dtype)
 
 
@@ -412,7 +412,7 @@ def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
     return rows.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
 
 
-@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits})
+@op("com.microsoft.MatMulNBits", "raw", packed={1: _rows_of_bits}, weight_prepacked=0)
 def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = None,
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)

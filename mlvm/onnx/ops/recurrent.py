@@ -118,7 +118,8 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
             else ml.zeros((n, hidden), dtype=x.dtype)
             for s in starts
         )
-        rows = ml.reshape(ml.matmul(ml.reshape(x, (count * n, -1)), w[d]), (count, n, -1))
+        rows = ml.matmul(ml.reshape(x, (count * n, x.shape[2])), w[d])
+        rows = ml.reshape(rows, (count, n, rows.shape[-1]))
         kind = _kind(at, d, peep)
         if kind is None:
             rows = rows if own is None else rows + own
@@ -228,13 +229,16 @@ def _zeros_of(zero: Value, direction: int) -> Value:
     return np.asarray(zero[direction]) if isinstance(zero, np.ndarray) else tensor(zero)[direction]
 
 
-@op("com.microsoft.DynamicQuantizeLSTM", "raw")
+@op("com.microsoft.DynamicQuantizeLSTM", "raw", input_forget=0)
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip
     from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of
 
+    if p is not None:
+        raise ModelError("peepholes (P) are not supported")
     cut = _clipped(at)
+    lengths = lengths if lengths is None else ml.astype(tensor(lengths), ml.int64)
     wq, wscale, rq, rscale = (tensor(each) for each in (w, ws, r, rs))
     x, hidden = tensor(x), at["hidden_size"]
     count, n, _ = x.shape
@@ -261,13 +265,13 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         )
         # Their sums are a row beside a row: one chain.
         inner = inner._replace(sums=ml.expand_dims(inner.sums, axis=0))
-        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), outer, wscale[d])
+        rows = dynamic_matmul(ml.reshape(x, (count * n, x.shape[2])), outer, wscale[d])
         if b is not None:
             bias = tensor(b)[d]
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
         rows = ml.reshape(rows, (count, n, 4 * hidden))
         reverse = at.get("direction", "forward") == "reverse" or d == 1
-        last, states = _steps(cell(d, inner, rscale[d]), start, rows, None, reverse)
+        last, states = _steps(cell(d, inner, rscale[d]), start, rows, lengths, reverse)
         outs.append(states)
         lasts.append(last)
     ends = [ml.stack([last[i] for last in lasts]) for i in range(2)]

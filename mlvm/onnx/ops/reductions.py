@@ -12,11 +12,16 @@ import mlvm.eager as ml
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
-from mlvm.onnx.ops.elementwise import activation
+from mlvm.onnx.ops.elementwise import ACTIVATIONS, activation
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import PermutedTensor, Value, in_memory, ints, permuted, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
+
+
+def widened(xp: Any, x: Any) -> Any:
+    """Return f16 and bf16 as f32, in which sums and squares do not overflow; others unchanged."""
+    return xp.astype(x, xp.float32) if DType.of(x.dtype).is_half else x
 
 
 def _sum(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
@@ -70,11 +75,24 @@ _REDUCTIONS: dict[str, Reduce] = {
         xp.prod(x, axis=axes, keepdims=keep), x.dtype
     ),
     "ReduceL1": lambda xp, x, axes, keep: _sum(xp, xp.abs(x), axes, keep),
-    "ReduceL2": lambda xp, x, axes, keep: xp.astype(xp.sqrt(_sum(xp, x * x, axes, keep)), x.dtype),
+    "ReduceL2": lambda xp, x, axes, keep: xp.sqrt(_sum(xp, x * x, axes, keep)),
     "ReduceLogSum": lambda xp, x, axes, keep: xp.log(_sum(xp, x, axes, keep)),
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceSumSquare": lambda xp, x, axes, keep: _sum(xp, x * x, axes, keep),
 }
+
+
+_IN_FLOATS: Final = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
+_WIDENED: Final = (*_IN_FLOATS, "ReduceL1", "ReduceSumSquare", "ReduceSum", "ReduceProd")
+
+
+def _reduced(name: str, xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    """Reduce x by an op: halves in f32, and integers in f64 if the op is of floats."""
+    wide = widened(xp, x) if name in _WIDENED else x
+    if name in _IN_FLOATS and not DType.of(x.dtype).is_float:
+        wide = xp.astype(x, xp.float64)
+    y = _REDUCTIONS[name](xp, wide, axes, keep)
+    return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
 
 
 _IDENTITIES: Final = (
@@ -85,19 +103,19 @@ _IDENTITIES: Final = (
 
 @op(" ".join(_REDUCTIONS), "raw", host=[1])
 def reduction(at: Call, x: Value, axes: Value = None) -> Value:
-    function = _REDUCTIONS[at.node.type]
+    name = at.node.type
     node_axes = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
     if not node_axes and at.get("noop_with_empty_axes", 0):
-        if at.node.type in _IDENTITIES:
+        if name in _IDENTITIES:
             return x
         chosen = []
     else:
         chosen = [normalize_axis(n, max(x.ndim, 1)) for n in node_axes or range(x.ndim)]
     keep = bool(at.get("keepdims", 1))
     if is_known(x):
-        return np.asarray(function(np, x, tuple(chosen), keep))
+        return np.asarray(_reduced(name, np, x, tuple(chosen), keep))
     y, order = in_memory(x)
-    y = function(ml, y, tuple(sorted(order[axis] for axis in chosen)), keep)
+    y = _reduced(name, ml, y, tuple(sorted(order[axis] for axis in chosen)), keep)
     if keep:
         return permuted(y, order)
     rest = [order[axis] for axis in range(x.ndim) if axis not in chosen]
@@ -121,14 +139,17 @@ def softmax(at: Call, x: Value) -> Value:
     function: Any = {"Softmax": ml.softmax, "LogSoftmax": ml.log_softmax, "Hardmax": _hardmax}
     name, shape = at.node.type, x.shape
     if at.opset < 13 and math.prod(shape[axis % x.ndim + 1 :]) != 1:
-        rows = math.prod(shape[: axis % x.ndim])
-        y = function[name](ml.reshape(tensor(x), (rows, -1)), axis=-1)
+        outer, inner = shape[: axis % x.ndim], shape[axis % x.ndim :]
+        rows = ml.reshape(tensor(x), (math.prod(outer), math.prod(inner)))
+        y = function[name](rows, axis=-1)
         return ml.reshape(y, shape)
     y, order = in_memory(x)
     return permuted(function[name](y, axis=order[axis]), order)
 
 
 def _hardmax(x: Any, axis: int) -> Any:
+    if not x.size:
+        return x
     best = ml.argmax(x, axis=axis, keepdims=True)
     shape = [1] * x.ndim
     shape[axis] = x.shape[axis]
@@ -148,25 +169,28 @@ def cumulate(at: Call, x: Any, axis: Any) -> Any:
         first, rest = x[(*before, slice(0, 1))], x[(*before, slice(0, -1))]
         start = xp.zeros_like(first) if is_sum else xp.ones_like(first)
         x = xp.concat([start, rest], axis=along)
-    y = xp.astype(function(x, axis=along), x.dtype)
+    y = xp.astype(function(widened(xp, x), axis=along), x.dtype)
     return xp.flip(y, axis=along) if at.get("reverse", 0) else y
 
 
 @op("LpNormalization", "tensors")
 def lp_normalization(at: Call, x: Any) -> Any:
-    axis = at.get("axis", -1)
+    axis, wide = at.get("axis", -1), widened(ml, x)
     if at.get("p", 2) == 1:
-        length = ml.sum(ml.abs(x), axis=axis, keepdims=True)
+        length = ml.sum(ml.abs(wide), axis=axis, keepdims=True)
     else:
-        length = ml.sqrt(ml.sum(x * x, axis=axis, keepdims=True))
-    return ml.where(ml.equal(length, 0.0), ml.zeros_like(x), x / length)
+        length = ml.sqrt(ml.sum(wide * wide, axis=axis, keepdims=True))
+    y = ml.where(ml.equal(length, 0.0), ml.zeros_like(wide), wide / length)
+    return ml.astype(y, x.dtype)
 
 
-@op("MeanVarianceNormalization", "tensors")
+@op("MeanVarianceNormalization", "tensors", across_channels=0, normalize_variance=1)
 def mean_variance_normalization(at: Call, x: Any) -> Any:
     axes = tuple(at.get("axes", [0, 2, 3]))
-    centered = x - ml.mean(x, axis=axes, keepdims=True)
-    return centered / (ml.sqrt(ml.mean(centered * centered, axis=axes, keepdims=True)) + 1e-9)
+    wide = widened(ml, x)
+    centered = wide - ml.mean(wide, axis=axes, keepdims=True)
+    y = centered / (ml.sqrt(ml.mean(centered * centered, axis=axes, keepdims=True)) + 1e-9)
+    return ml.astype(y, x.dtype)
 
 
 @op("Det", "tensors")
@@ -205,6 +229,10 @@ def matmul(at: Call, x: Value, y: Value) -> Value:
 
 @op("Gemm com.microsoft.FusedGemm com.microsoft.TransposeMatMul com.microsoft.FusedMatMul", "raw")
 def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
+    if at.get("transBatchA", 0):
+        x = ml.moveaxis(tensor(x), 0, -2)
+    if at.get("transBatchB", 0):
+        y = ml.moveaxis(tensor(y), 0, -2)
     (a, left), (b, right) = _turned(x), _turned(y)
     left, right = left ^ bool(at.get("transA", 0)), right ^ bool(at.get("transB", 0))
     if DType.of(a.dtype).is_integer:
@@ -217,5 +245,7 @@ def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
     if c is not None:
         product = product + (tensor(c) if beta == 1.0 else tensor(c) * beta)
     if at.get("activation"):
-        product = activation(at["activation"])(product)
+        defaults = ACTIVATIONS[at["activation"]][1]
+        params = map(at.get, ("activation_alpha", "activation_beta"), defaults)
+        product = activation(at["activation"], [*params])(product)
     return product

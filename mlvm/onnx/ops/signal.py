@@ -41,6 +41,10 @@ def dft(at: Call, x: Any, length: Any = None, axis: Any = None) -> Any:
     else:
         count = 2 * (n - 1) if inverse and one else n
     dtype = x.dtype
+    if 0 in x.shape:
+        bins = count // 2 + 1 if one and not inverse else count
+        lengths = [bins if i == along else m for i, m in enumerate(x.shape[:-1])]
+        return ml.zeros((*lengths, 1 if inverse and one else 2), dtype=dtype)
     x = x if dtype in (ml.float32, ml.float64) else ml.astype(x, ml.float32)
     real, imaginary = (ml.moveaxis(v, along, -1) for v in _complex(x))
     if inverse and one:
@@ -64,7 +68,7 @@ def stft(at: Call, x: Any, step: Any, window: Any = None, length: Any = None) ->
     count = 1 + (x.shape[1] - size) // hop
     places = np.arange(count)[:, None] * hop + np.arange(size)[None, :]
     frames = ml.take(x, ml.asarray(places.reshape(-1)), axis=1)
-    frames = ml.reshape(frames, (x.shape[0], count, size, -1))
+    frames = ml.reshape(frames, (x.shape[0], count, size, x.shape[2] if x.ndim > 2 else 1))
     real, imaginary = _complex(frames)
     if window is not None:
         real, imaginary = real * window, imaginary * window
@@ -74,7 +78,7 @@ def stft(at: Call, x: Any, step: Any, window: Any = None, length: Any = None) ->
     up, side = ml.matmul(real, cos), ml.matmul(real, sin)
     if frames.shape[-1] == 2:
         up, side = up - ml.matmul(imaginary, sin), side + ml.matmul(imaginary, cos)
-    return ml.stack([up, side], axis=-1)
+    return ml.astype(ml.stack([up, side], axis=-1), x.dtype)
 
 
 @op("HannWindow HammingWindow BlackmanWindow", host=[0])

@@ -219,3 +219,24 @@ def test_no_byte_of_a_header_leads_to_another_error(tmp_path: Path) -> None:
             ml.load(file)
     file.write_bytes(whole)
     assert ml.load(file)["x"].type.dtype == ml.int4
+
+
+def test_a_tensor_in_another_format_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    write(file, _METADATA, {"a": _random("F32"), "b": _random("Q8_0")})
+    data = bytearray(file.read_bytes())
+    at = data.index(b"b", data.index(b"\x01\0\0\0\0\0\0\0b")) + 1 + 4 + 16
+    assert data[at : at + 4] == struct.pack("<I", CODES["Q8_0"])
+    data[at : at + 4] = struct.pack("<I", 19)
+    file.write_bytes(data)
+    refuses(WeightsError, "b is of format 19; those that are read are F32", ml.load, file)
+    assert [*ml.load(file, where="a")] == ["a"]
+    assert [*ml.load(file, rename=lambda name: None if name == "b" else name)] == ["a"]
+
+
+def test_one_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+    tensors = {"a": _random("F32")}
+    write(tmp_path / "one.gguf", {"split.count": 1, "split.no": 0}, tensors)
+    assert [*ml.load(tmp_path / "one.gguf")] == ["a"]
+    write(tmp_path / "two.gguf", {"split.count": 2, "split.no": 1}, tensors)
+    refuses(WeightsError, "part 2 of 2; .*--merge", ml.load, tmp_path / "two.gguf")

@@ -1,0 +1,160 @@
+"""Output files. Every file is written to a temporary file first, which replaces the target when it
+is complete and on the disk. So a full disk or a killed process never damages an earlier file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.types import Array
+
+Name: TypeAlias = str | os.PathLike[str]
+
+_DRAFT: Final = ".mlvm-"
+_JUST_BEGUN: Final = 10.0  # seconds
+
+
+def write_file(file: Name, content: str | bytes) -> None:
+    """Replace a file by one with this content; write directly to a pipe or a device.
+
+    Text is encoded as UTF-8. Lone surrogates, as in names of files, are escaped. Raises `OSError`.
+    """
+    path = Path(file)
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if _is_stream(path):
+        path.write_bytes(data)
+    else:
+        write_files({path: data})
+
+
+def write_files(contents: Mapping[Path, str | bytes]) -> None:
+    """Replace several files. None is replaced before the contents of all are on the disk."""
+    with contextlib.ExitStack() as stack:
+        for path, content in reversed([*contents.items()]):  # a stack ends with its first entry
+            data = content.encode() if isinstance(content, str) else content
+            stream = stack.enter_context(replacing(path))
+            stream.write(data)
+            stream.flush()
+
+
+def write_array(file: Name, array: Array) -> None:
+    """Replace a file by a .npy file of the array. Raises `OSError`."""
+    with replacing(Path(file)) as stream:  # numpy ignores errors of files that it knows
+        np.save(SimpleNamespace(write=stream.write), array)
+
+
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file, which replaces the target after the block if the block succeeds.
+
+    The new file keeps the mode of the old one, and links are followed. A killed process leaves its
+    temporary file, `.mlvm-` and 16 digits, in the same folder; a later write removes it. Raises
+    `OSError` with the name of the target, also if the target is not a regular file.
+    """
+    target, mode = destination(file)
+    _remove_drafts(target.parent)
+    draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
+    try:
+        with _named(file), draft.open("xb") as stream:
+            _is_free(stream.fileno())  # lock it: another process does not remove it
+            yield stream
+            stream.flush()
+            if mode is not None:
+                draft.chmod(mode)
+            os.fsync(stream.fileno())
+        with _named(file):
+            draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Give an `OSError` of the block the name of the target, if it has none or a draft's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename and _DRAFT not in os.fspath(error.filename)):
+            raise
+        raise type(error)(error.errno, error.strerror, os.fspath(file)) from None
+
+
+def destination(file: Path) -> tuple[Path, int | None]:
+    """Resolve the path of a file to write, links included, and the mode of a file there. Raises
+    `OSError` if it is not a regular file, such as a folder or a pipe, or is write-protected."""
+    try:
+        mode = mode_of(file)
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(file))
+    return Path(os.path.realpath(file)), mode
+
+
+def mode_of(file: Path) -> int:
+    """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
+    try:
+        mode = file.stat().st_mode
+    except ValueError as error:  # a name that no file can have
+        raise OSError(errno.EINVAL, str(error), str(file)) from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(file))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return stat.S_IMODE(mode)
+
+
+def require_writable(file: Name, *, is_stream_allowed: bool = True) -> None:
+    """Raise `OSError` unless the file can be written. The file is not changed."""
+    path = Path(file)
+    if is_stream_allowed and _is_stream(path):
+        return
+    target, _ = destination(path)
+    draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
+    with _named(path):
+        draft.open("xb").close()
+        draft.unlink()
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether the path names a pipe, a socket or a device."""
+    with contextlib.suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    return False
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove temporary files of killed processes: those that are neither locked nor new."""
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(f"{_DRAFT}{'[0-9a-f]' * 16}"):
+            with contextlib.suppress(OSError):
+                status = draft.lstat()
+                if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < _JUST_BEGUN:
+                    continue
+                with draft.open("rb") as stream:
+                    if _is_free(stream.fileno()):
+                        draft.unlink()
+
+
+def _is_free(descriptor: int) -> bool:
+    """Lock the file; return False if another process has locked it, or the system has no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True

@@ -1,0 +1,240 @@
+"""ONNX's own tests of ops, with other sizes and dtypes, beside onnxruntime.
+
+    python -m tests.fuzz variants
+    python -m tests.fuzz variants --only Resize --cases 9
+
+Each test of a node is changed: one length in all shapes becomes 0, 1 or 2; all floats, or all
+integers, become another dtype. What onnxruntime runs must have the same dtypes, shapes and values
+here, called and folded when the file is loaded. `KNOWN` lists the differences that stay, and why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from mlvm.onnx.table import TABLE
+from tests.fuzz.command import Wrong, outcomes_of, parser_of
+from tests.onnx.backend import Case, cases
+
+FLOATS: Final = ("f2", "f4", "f8")
+INTEGERS: Final = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+RANDOM: Final = ("Random", "Bernoulli", "Multinomial", "Dropout", "training_dropout")
+
+KNOWN: Final[dict[str, str]] = {
+    "Pow, floats as i": "powers beyond the dtype wrap here, and are undefined in C",
+    "MeanVarianceNormalization": "ONNX adds 1e-9 to the deviation, onnxruntime nothing",
+    "ReduceMean, 0 for": "the mean of nothing is nan, as in numpy",
+    "CenterCropPad, 1 for 3: called: ModelError: CenterCropPad '': expected a length": "refused",
+    "MatMulInteger, 0 for": "onnxruntime leaves memory that it has not written",
+    "QLinearMatMul, 0 for": "onnxruntime leaves memory that it has not written",
+    "DynamicQuantizeLinear, 0 for": "nothing has no range: it is refused",
+}
+"""Beginnings of differences that are intended, "Op, variant: difference", and why."""
+
+
+class Variant(NamedTuple):
+    """A model, its inputs by name, and what was changed."""
+
+    model: Any
+    inputs: dict[str, Any]
+    text: str
+
+
+def bases(count: int) -> Iterator[tuple[str, Case]]:
+    """Yield a few tests of each op that are one node of plain tensors."""
+    import onnx
+
+    seen: Counter[str] = Counter()
+    for case in sorted(cases(), key=lambda case: len(case.model)):
+        model = onnx.load_from_string(case.model)
+        [*nodes] = model.graph.node
+        op = nodes[0].op_type if len(nodes) == 1 else ""
+        given = case.sets[0][0] if case.sets else []
+        plain = given and all(isinstance(x, np.ndarray) and x.dtype.kind in "fiub" for x in given)
+        if op in TABLE and plain and seen[op] < count and not op.startswith(RANDOM):
+            seen[op] += 1
+            yield op, case
+
+
+def variants(case: Case) -> Iterator[Variant]:
+    """Yield the case as it is, with other lengths, and with other dtypes."""
+    import onnx
+
+    model = onnx.load_from_string(case.model)
+    names = [x.name for x in model.graph.input]
+    arrays = dict(zip(names, case.sets[0][0], strict=False))
+    yield _variant(model, arrays, "as it is")
+    for length in sorted({n for x in arrays.values() for n in x.shape if n > 2})[:6]:
+        for other in (0, 1, 2):
+            changed = {name: _resized(x, length, other) for name, x in arrays.items()}
+            yield _variant(model, changed, f"{other} for {length}")
+    for kinds, dtypes in (("f", FLOATS), ("iu", INTEGERS)):
+        for dtype in dtypes:
+            changed = {
+                name: _converted(x, dtype) if x.dtype.kind in kinds else x
+                for name, x in arrays.items()
+            }
+            if any(changed[name].dtype != x.dtype for name, x in arrays.items()):
+                yield _variant(model, changed, dtype)
+    for dtype in INTEGERS:
+        if all(x.dtype.kind == "f" for x in arrays.values()):
+            changed = {name: _converted(x * 3, dtype) for name, x in arrays.items()}
+            yield _variant(model, changed, f"floats as {dtype}")
+
+
+def _resized(x: Any, length: int, other: int) -> Any:
+    for axis, n in enumerate(x.shape):
+        if n == length:
+            x = np.take(x, range(other), axis=axis)
+    return x
+
+
+def _converted(x: Any, dtype: str) -> Any:
+    with np.errstate(all="ignore"):
+        return (np.abs(x) if dtype[0] == "u" and x.dtype.kind != "u" else x).astype(dtype)
+
+
+def _variant(model: Any, arrays: dict[str, Any], text: str) -> Variant:
+    import onnx
+    from onnx import helper
+
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    for value in graph.input:
+        if value.name in arrays:
+            x = arrays[value.name]
+            number = helper.np_dtype_to_tensor_dtype(x.dtype)
+            value.CopyFrom(helper.make_tensor_value_info(value.name, number, x.shape))
+    outputs = [x.name for x in graph.output]
+    del graph.output[:], graph.value_info[:]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return Variant(changed, arrays, text)
+
+
+def _in_onnxruntime(variant: Variant) -> list[Any] | None:
+    """Return the results of onnxruntime, or None if it does not run the model."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        data = variant.model.SerializeToString()
+        session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        results: list[Any] = session.run(None, variant.inputs)
+    except Exception:
+        return None
+    return results if all(isinstance(x, np.ndarray) for x in results) else None
+
+
+def _here(variant: Variant, folded: bool) -> Any:
+    """Return the results of mlvm, or an error."""
+    import onnx
+    from onnx import numpy_helper
+
+    model, inputs = variant.model, variant.inputs
+    if folded:
+        model = onnx.ModelProto()
+        model.CopyFrom(variant.model)
+        del model.graph.input[:]
+        made = [numpy_helper.from_array(x, name) for name, x in inputs.items()]
+        model.graph.initializer.extend(made)
+        inputs = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = ml.onnx.load(model.SerializeToString())
+            results = loaded(**inputs)
+    except MlvmError as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    return [np.asarray(x) for x in (results if isinstance(results, tuple) else (results,))]
+
+
+def difference(variant: Variant) -> str | None:
+    """Return how the results differ from those of onnxruntime, None if they do not."""
+    expected = _in_onnxruntime(variant)
+    if expected is None:
+        return None
+    for folded in (False, True):
+        results = _here(variant, folded)
+        how = "folded" if folded else "called"
+        if isinstance(results, str):
+            return f"{how}: {results}"
+        for i, (x, y) in enumerate(zip(results, expected, strict=False)):
+            where = f"{how}, output {i}"
+            if x.dtype != y.dtype or x.shape != y.shape:
+                return f"{where}: {x.dtype}{x.shape}, not {y.dtype}{y.shape}"
+            tol = 2e-2 if y.dtype == np.float16 else 1e-3
+            with np.errstate(all="ignore"):
+                wide = x.astype("f8"), y.astype("f8")
+                if not np.allclose(*wide, rtol=tol, atol=tol, equal_nan=True):
+                    return f"{where}: {x.ravel()[:4].tolist()}, not {y.ravel()[:4].tolist()}"
+    return None
+
+
+def differences(op: str, case: Case) -> list[str]:
+    """Return how the variants of a test differ from onnxruntime's results."""
+    found = []
+    for variant in variants(case):
+        text = difference(variant)
+        if text is not None and not any(
+            f"{op}, {variant.text}: {text}".startswith(x) for x in KNOWN
+        ):
+            found.append(f"{op}, {variant.text}: {text}  [{case.name}]")
+    return found
+
+
+def attempt(op: str, case: Case) -> str:
+    """Compare the variants of a test in another process: onnxruntime may end its own."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(120)
+            with open(write, "w") as stream:
+                stream.write("\n".join([*differences(op, case), "done"]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as stream:
+        *found, last = stream.read().split("\n")
+    os.waitpid(child, 0)
+    if found:
+        raise Wrong("\n    ".join(found))
+    return "equal" if last == "done" else "the process ended, in onnxruntime or here"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = parser_of(__name__, __doc__)
+    parser.add_argument("--only", nargs="*", help="ops")
+    parser.add_argument("--cases", type=int, default=2, help="tests of each op")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one")
+    parser.add_argument("--verbose", action="store_true", help="name each test before it runs")
+    options = parser.parse_args(argv)
+    chosen = [x for x in bases(options.cases) if not options.only or x[0] in options.only]
+
+    def run(i: int) -> str:
+        if options.verbose:
+            print(i, chosen[i][1].name, file=sys.stderr, flush=True)
+        return attempt(*chosen[i])
+
+    outcomes, failure = outcomes_of(range(options.first, len(chosen)), run)
+    print(outcomes.report())
+    if failure is not None:
+        print(failure)
+    return int(failure is not None)
