@@ -8,15 +8,13 @@ from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import DTypeError, OperandValueError, brief
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, bool_, c64, f32, i64, promote
+from mlvm.core.types import Array, DType, c64, promote
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.default import KINDS, default_of
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
 
 Scalar: TypeAlias = bool | int | float | complex
-
-DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32, complex: c64}
-"""The dtypes that Python's numbers have alone."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -90,12 +88,14 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
 def scalar_kind(kind: type) -> type | None:
     """Return the class of Python's numbers that a class is, such as int for an IntEnum; else
     None."""
-    return kind if kind in DEFAULTS else next((x for x in DEFAULTS if issubclass(kind, x)), None)
+    return kind if kind in KINDS else next((x for x in KINDS if issubclass(kind, x)), None)
 
 
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """Return the dtype of a Python scalar of that class beside a tensor of that dtype. It is the
-    tensor's, unless the scalar has a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    tensor's, unless the scalar has a higher kind: 1j beside f64 is c128, and 1.5 beside i64 has the
+    default float dtype."""
     kind = scalar_kind(kind) or kind
-    adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
-    return dtype if adopted else promote(DEFAULTS[kind], dtype)
+    if dtype.is_integer if kind is int else kind is float and dtype.is_inexact:
+        return dtype
+    return promote(c64 if kind is complex and dtype.is_inexact else default_of(kind), dtype)

@@ -12,7 +12,8 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError
 from mlvm.core.types import DType, bf16, promote
-from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
+from mlvm.eager.tensor.constants import dtype_beside, scalar_kind
+from mlvm.eager.tensor.default import default_of
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -102,7 +103,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
         for x, kind in zip(arrays_and_dtypes, kinds, strict=True)
         if kind is None
     ]
-    result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
+    result = reduce(promote, dtypes or [default_of(kind) for kind in numbers])
     for kind in numbers:
         result = dtype_beside(kind, result)
     return result
