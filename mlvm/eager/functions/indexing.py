@@ -22,12 +22,11 @@ import numpy as np
 from mlvm.core import errors
 from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
-from mlvm.core.types import DType, Shape, TensorType, bf16, i64
+from mlvm.core.types import DType, Shape, TensorType, bf16, i64, is_same_kind
 from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
-from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -297,9 +296,9 @@ def _take_indices(
 
 
 def setitem(x: Tensor, key: Any, values: Any) -> None:
-    """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place,
-    and no other value. The values broadcast to `x[key]`, and take its dtype, if they
-    promote to it. Of several values for one element the last in row-major order stays, and the
+    """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place, and no other
+    value. The values broadcast to `x[key]`, and are cast to its dtype, if they are of the same kind
+    (`is_same_kind`). Of several values for one element the last in row-major order stays, and the
     others get no gradient. A mask of n places takes n values, or 1.
 
     Raises what `x[key]` raises; `DTypeError` if the values are of another kind;
@@ -334,8 +333,8 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they do not promote to
-    it."""
+    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they are of another
+    kind."""
     try:
         operand = as_operand(values, x)
     except errors.OpError as error:
@@ -344,7 +343,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
         raise
     if operand.dtype is x.dtype:
         return operand
-    if not can_cast(operand, x.dtype):
+    if not is_same_kind(operand.dtype, x.dtype):
         remedy = _converted(values, operand.dtype, x.dtype)
         raise errors.DTypeError(f"a {operand.dtype} does not become a {x.dtype}; {remedy}").at(
             "setitem", (x.type, operand.type)

@@ -92,15 +92,17 @@ def _require_untracked(x: Tensor) -> None:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """Implement `numpy.asarray(x)`: a copy in that dtype (default: f32 for bf16); with `copy=False`
-    a read-only array over the bytes of x. Raises `CopyRefused` if they are not accessible;
-    `GradientError` if a gradient flows through x; `StaleTensor` if x has ended."""
+    """Implement `numpy.asarray(x)`: a read-only copy in that dtype (default: f32 for bf16), as a
+    write to it would not reach x. `numpy.array(x)`, of `copy=True`, gives an array to write to;
+    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` if they are not
+    accessible; `GradientError` if a gradient flows through x; `StaleTensor` if x has ended."""
     _require_untracked(x)
     if copy is not False:
-        if dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy:
-            return values_of(x)
-        array = x.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        is_own = dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy
+        array = values_of(x) if is_own else x.numpy()
+        array = array if dtype is None else array.astype(dtype, copy=False)
+        array.flags.writeable = copy is True
+        return array
     if x.dtype is bf16:
         raise _refuse_copy(x, "is of a dtype that numpy does not have")
     if dtype is not None and np.dtype(dtype) != x.dtype.numpy:
