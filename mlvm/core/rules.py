@@ -37,7 +37,7 @@ def require(allowed: str, *operands: TensorType) -> None:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
             raise DTypeError(
-                f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names}): convert "
+                f"dtype {operand.dtype.name} is not allowed; it must be {allowed} ({names}): convert "
                 f"with astype(x, ...)"
             )
 
@@ -47,7 +47,9 @@ def require_one_float_dtype(*operands: TensorType) -> None:
     require("float", *operands)
     dtypes = [operand.dtype for operand in operands]
     if len(set(dtypes)) > 1:
-        raise DTypeError(f"dtypes {', '.join(map(str, dtypes))} must be one and the same")
+        raise DTypeError(
+            f"dtypes {', '.join([each.name for each in dtypes])} must be one and the same"
+        )
 
 
 def require_cotangent(g: TensorType, result: TensorType) -> None:
@@ -145,4 +147,4 @@ def require_representable(value: float, dtype: DType) -> None:
         bounds = np.iinfo(dtype.numpy.name)
         low, high = bounds.min, bounds.max
     if not (low <= value <= high and (isinstance(value, int) or value == int(value))):
-        raise ArgumentError(f"{value} is not a value of {dtype} ({low} .. {high})")
+        raise ArgumentError(f"{value} is not a value of {dtype.name} ({low} .. {high})")

@@ -87,7 +87,7 @@ class OpenStep(NamedTuple):
         names = {(i, axis): each.name for each in self.lengths for i, axis in each.axes}
         present = [at(each, self.values) for each in self.inputs]
         return [
-            f"{type.dtype}[{','.join(str(names.get((i, k), n)) for k, n in enumerate(type.shape))}]"
+            f"{type.dtype.name}[{','.join(str(names.get((i, k), n)) for k, n in enumerate(type.shape))}]"
             for i, type in enumerate(present)
         ]
 

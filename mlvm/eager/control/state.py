@@ -76,7 +76,9 @@ def _of_autocast(was: Tensor, now: Tensor) -> str:
     half = autocast_dtype()
     if was.dtype is now.dtype or half not in (was.dtype, now.dtype):
         return ""
-    return f"; products are {half} under autocast: write ml.astype(x, ml.{was.dtype.long_name})"
+    return (
+        f"; products are {half.name} under autocast: write ml.astype(x, ml.{was.dtype.long_name})"
+    )
 
 
 def _listed(path: str, tree: Tree) -> str:

@@ -176,7 +176,7 @@ def sinusoidal_encoding(
     angles = _angles(positions, features, base)
     target = float_dtype(dtype)
     if not target.is_float:
-        raise DTypeError(f"expected a float dtype, got {target}")
+        raise DTypeError(f"expected a float dtype, got {target.name}")
     both = stack([op.sin(angles), op.cos(angles)], axis=-1)
     return astype(reshape(both, (*positions.shape, features)), target)
 
@@ -206,7 +206,7 @@ def rotary_encoding(
     if type_of(x).ndim < 2:
         raise ShapeError("expected [..., time, features]")
     if not x.dtype.is_float:
-        raise DTypeError(f"expected floats, got {x.dtype}; convert with astype")
+        raise DTypeError(f"expected floats, got {x.dtype.name}; convert with astype")
     if positions is None:
         positions = arange(x.shape[-2])
     return rotated(x, *rotary_table(positions, x.shape[-1], base, x.dtype))

@@ -124,7 +124,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
         target = dtype if not same_dtype else elsewhere and elsewhere.name
-        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
+        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target.name} takes")
     if elsewhere is not None:
         x = reused(x, elsewhere)
     if dtype is not None and not same_dtype:
@@ -198,7 +198,7 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
     if type.dtype not in few.FLOATS and isinstance(fill_value, (int, np.integer)):
         low, high = few.limits(type.dtype)
         if not low <= fill_value <= high:
-            raise OperandValueError(f"the int {fill_value} is out of range for {type.dtype}")
+            raise OperandValueError(f"the int {fill_value} is out of range for {type.dtype.name}")
     whole = _filled(type.shape, fill_value, few.unpacked_dtype(type.dtype), None)
     return _converted(whole, type.dtype)
 
@@ -413,7 +413,7 @@ def linspace(
         ml.linspace(0.0, 1j, 3, dtype="f32")  # ArgumentError
         ml.linspace(0.0, 300.0, 3, dtype="u8")  # ArgumentError
         ml.linspace(0.0, 1.0, 3, dtype="bool")  # DTypeError
-        ml.linspace(v, ml.ones(2), 3)  # ShapeError
+        ml.linspace(ml.ones(3), ml.ones(2), 3)  # ShapeError
     """
     if isinstance(start, Tensor) or isinstance(stop, Tensor):
         with placed(device):
@@ -447,9 +447,9 @@ def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: object) -> 
         result = default_of(float)
     target = result if dtype is None else DType.of(dtype)
     if result.kind == "complex" and target.kind != "complex":
-        raise ArgumentError(f"expected real bounds for {target}; take real or imag")
+        raise ArgumentError(f"expected real bounds for {target.name}; take real or imag")
     if target is bool_ or target.is_storage:
-        raise DTypeError(f"expected a float, complex or integer dtype, got {target}")
+        raise DTypeError(f"expected a float, complex or integer dtype, got {target.name}")
     wide = f64 if result.is_float else DType.named("c128")
     first, last = (op.astype(x, dtype=wide) for x in bounds)
     shares = _spaced(0.0, 1.0, num, endpoint, f64)

@@ -190,7 +190,7 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
     if not places:
         return op.round(x, out=out)
     if not type_of(x).dtype.is_inexact:
-        raise DTypeError(f"expected floats for decimals = {places}, got {x.dtype}")
+        raise DTypeError(f"expected floats for decimals = {places}, got {x.dtype.name}")
     scale = 10.0 ** abs(places)
     rounded = op.round(x * scale) / scale if places > 0 else op.round(x / scale) * scale
     return rounded if out is None else op.copy(rounded, out=out)

@@ -343,7 +343,7 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
 def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) -> Tensor:
     target = float_dtype(dtype)
     if not target.is_float:
-        raise DTypeError(f"expected a real float dtype, got {target}")
+        raise DTypeError(f"expected a real float dtype, got {target.name}")
     if integer(n, "n") < 1 or not is_real(d) or not d:
         raise ArgumentError(f"expected n >= 1 and d other than 0, got {n} and {brief(d)}")
     with placed(device):

@@ -345,9 +345,9 @@ def _values(x: Tensor, values: Any) -> Tensor:
         return operand
     if not is_same_kind(operand.dtype, x.dtype):
         remedy = _converted(values, operand.dtype, x.dtype)
-        raise errors.DTypeError(f"a {operand.dtype} does not become a {x.dtype}; {remedy}").at(
-            "setitem", (x.type, operand.type)
-        )
+        raise errors.DTypeError(
+            f"a {operand.dtype.name} does not become a {x.dtype.name}; {remedy}"
+        ).at("setitem", (x.type, operand.type))
     return op.astype(operand, dtype=x.dtype.name)
 
 

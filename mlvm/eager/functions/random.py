@@ -623,7 +623,7 @@ def truncated_normal(
         raise ArgumentError(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     target = float_dtype(dtype)
     if not target.is_float:
-        raise DTypeError(f"expected a float dtype, got {target}")
+        raise DTypeError(f"expected a float dtype, got {target.name}")
     low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
     drawn = _drawn_shape(broadcast_shapes(low.shape, high.shape), shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(target))
@@ -725,7 +725,7 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
     """
     target = DType.of(dtype)
     if target.kind not in ("signed", "float"):
-        raise DTypeError(f"{target} has no -1")
+        raise DTypeError(f"{target.name} has no -1")
     return op.where(bernoulli(shape, key=key), constant(1, target), constant(-1, target))
 
 

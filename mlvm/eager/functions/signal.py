@@ -152,7 +152,7 @@ def istft(
     """
     size, hop = _sizes(n_fft, hop_length)
     if type_of(x).dtype.kind != "complex":
-        raise DTypeError(f"expected complex spectra, got {x.dtype}")
+        raise DTypeError(f"expected complex spectra, got {x.dtype.name}")
     shape = _window(window, size, x.dtype.real)
     if x.ndim < 2 or x.shape[-2] not in (size // 2 + 1, size) or not x.shape[-1]:
         raise ShapeError(f"expected [..., {size // 2 + 1} or {size}, frames], got {x.type}")

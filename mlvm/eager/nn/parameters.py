@@ -64,7 +64,7 @@ def bias_of(
 def require_float(layer: str, dtype: object) -> DType:
     target = float_dtype(dtype)
     if not target.is_float:
-        raise DTypeError(f"{layer}: expected a float dtype, got {target}")
+        raise DTypeError(f"{layer}: expected a float dtype, got {target.name}")
     return target
 
 
@@ -87,7 +87,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
         return x
     if target.is_half:
         raise DTypeError(
-            f"{layer}: x is {own} and the weights are {target}; write "
+            f"{layer}: x is {own.name} and the weights are {target.name}; write "
             f"ml.astype(x, ml.{target.long_name})"
         )
     return op.astype(x, dtype=target)

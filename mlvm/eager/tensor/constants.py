@@ -65,11 +65,11 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`. Raises what that raises."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
+        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype.name}")
     try:
         return half.number_array(value, dtype)
     except OverflowError:
-        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
+        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype.name}") from None
 
 
 def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:

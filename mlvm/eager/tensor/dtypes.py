@@ -139,7 +139,7 @@ def finfo(type: object, /) -> FloatInfo:
     """
     dtype = _dtype_of(type)
     if not dtype.is_inexact:
-        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype}")
+        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype.name}")
     if dtype is bf16:  # f32 without the lower half
         most = 2.0**128 - 2.0**120
         return FloatInfo(16, 2.0**-7, most, -most, 2.0**-126, bf16)
@@ -160,7 +160,7 @@ def iinfo(type: object, /) -> IntInfo:
     """
     dtype = _dtype_of(type)
     if not dtype.is_integer:
-        raise DTypeError(f"iinfo is for integer dtypes, not {dtype}")
+        raise DTypeError(f"iinfo is for integer dtypes, not {dtype.name}")
     info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
     return IntInfo(info.bits, int(info.max), int(info.min), dtype)
 

@@ -133,7 +133,7 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         own = DType.of(array.dtype)
         target = dtype or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
-            raise DTypeError(f"complex numbers do not become {target}; take real or imag")
+            raise DTypeError(f"complex numbers do not become {target.name}; take real or imag")
     elif isinstance(values, (list, tuple)) and (first := _first_tensor(values)) is not None:
         joined = _joined(values, first)
         cast_to = None if dtype in (None, joined.dtype) else one_op("astype", dtype=dtype)

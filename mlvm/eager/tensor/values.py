@@ -94,7 +94,7 @@ def values_for(dtype: DType, array: Array, numbers: object) -> Array:
     """Return the array of Python's numbers, with whole floats as integers for a dtype that has no
     others. Raise unless they are values of the dtype, which rounds floats."""
     if array.dtype.kind == "c" and dtype.kind != "complex":
-        raise DTypeError(f"complex numbers do not become {dtype}; take real or imag")
+        raise DTypeError(f"complex numbers do not become {dtype.name}; take real or imag")
     if dtype.is_inexact or not array.size or dtype in few.FLOATS:
         return array
     if array.dtype.kind == "f":
@@ -107,7 +107,7 @@ def values_for(dtype: DType, array: Array, numbers: object) -> Array:
     for value in (int(array.min()), int(array.max())):
         if not low <= value <= high:
             raise OperandValueError(
-                f"the int {brief(value)} does not fit into {dtype}: {low} .. {high}"
+                f"the int {brief(value)} does not fit into {dtype.name}: {low} .. {high}"
             )
     return (
         array.astype(np.int64 if high < 2**63 else np.uint64) if array.dtype.kind == "O" else array
@@ -119,7 +119,7 @@ def _whole(array: Array, numbers: object, dtype: DType) -> Array:
     is_whole = np.isfinite(array) & (array == np.trunc(array))
     if not is_whole.all():
         raise DTypeError(
-            f"the float {array[~is_whole][0]} is not a value of {dtype}; write "
+            f"the float {array[~is_whole][0]} is not a value of {dtype.name}; write "
             f"ml.asarray(values).astype(ml.{dtype.long_name}), which truncates"
         )
     if np.abs(array).max() < 2.0**53:

@@ -37,7 +37,8 @@ def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
         assert not view.flags.writeable
         if x.size:
             assert np.shares_memory(view, lent(ml.reshape(x, -1)))
-    assert np.asarray(x).flags.writeable
+    copies = np.asarray(x), np.asarray(x, "c16"), np.array(x), np.array(x, "c16"), x.numpy()
+    assert [each.flags.writeable for each in copies] == [False, False, True, True, True]
 
 
 @local

@@ -42,7 +42,7 @@ def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall 
     _, rows, hidden = g.shape
     width, nparts = turned.shape[0], CELLS[attributes["cell"]].cotangents
     x = Matrix(rows, width, nparts * hidden, 1)
-    product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
+    product = Product(states.dtype.name, x, Matrix(width, hidden, hidden, 1))
     scratch = g.dtype.itemsize * rows * hidden
     return _call(op, types, product, attributes, hidden, [nparts], scratch, last.nbytes)
 
@@ -62,7 +62,7 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, hidde
     units = hidden // unit
     rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
     rest += [CELLS[cell].parts, more[0], RECURRENT_CELLS.index(cell.upper()), *more[1:]]
-    kernel, n = f"{op}_{product.dtype}", product.y.columns
+    kernel, n = f"{op}_{product.dtype.name}", product.y.columns
     integers = {"m": rows, "k": product.x.columns, "n": n, "unit": unit}
     scratch += 64 + max(child.scratch, 4 * n)
     shared = 64 + -(-units // 8) * 64 + states
