@@ -37,8 +37,8 @@ def require(allowed: str, *operands: TensorType) -> None:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
             raise DTypeError(
-                f"dtype {operand.dtype.name} is not allowed; it must be {allowed} ({names}): convert "
-                f"with astype(x, ...)"
+                f"dtype {operand.dtype.name} is not allowed; it must be {allowed} ({names}): "
+                f"convert with astype(x, ...)"
             )
 
 

@@ -270,13 +270,13 @@ class TensorType:
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(
-                f"{per_byte} elements of {dtype.name} fill a byte, and a scalar is one: make what is "
-                f"computed in another dtype, and convert it with astype"
+                f"{per_byte} elements of {dtype.name} fill a byte, and a scalar is one: make what "
+                f"is computed in another dtype, and convert it with astype"
             )
         if per_byte > 1 and shape[-1] % per_byte:
             raise ShapeError(
-                f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a multiple "
-                f"of {per_byte}, and the shape is {shape}; pad it"
+                f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a "
+                f"multiple of {per_byte}, and the shape is {shape}; pad it"
             )
         self = super().__new__(cls)
         self.dtype = dtype

@@ -180,7 +180,8 @@ def _place(name: str, type: TensorType) -> int:
         raise WeightsError(f"no tensor can have the name {name!r}")
     if type.dtype not in _NAMES:
         raise WeightsError(
-            f"{name}: the format has no {type.dtype.name}; there are {', '.join([each.name for each in _NAMES])}"
+            f"{name}: the format has no {type.dtype.name}; there are "
+            f"{', '.join([each.name for each in _NAMES])}"
         )
     return [*_DTYPES].index(_NAMES[type.dtype])
 

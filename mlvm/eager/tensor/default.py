@@ -71,8 +71,8 @@ def _checked(dtype: object, function: str) -> DType:
     target = DType.of(dtype)
     if not target.is_float:
         raise DTypeError(
-            f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the dtypes "
-            f"of Python's ints and bools are always i64 and bool"
+            f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the "
+            f"dtypes of Python's ints and bools are always i64 and bool"
         )
     return target
 
