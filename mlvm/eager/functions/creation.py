@@ -123,8 +123,8 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     same_dtype = dtype is None or dtype is x.dtype
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
-        target = dtype if not same_dtype else elsewhere and elsewhere.name
-        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target.name} takes")
+        target = elsewhere.name if elsewhere and same_dtype else dtype and dtype.name
+        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
     if elsewhere is not None:
         x = reused(x, elsewhere)
     if dtype is not None and not same_dtype:

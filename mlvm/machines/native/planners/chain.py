@@ -98,7 +98,7 @@ class _Steps:
 def _with_slope(row: str) -> str:
     """Return the name of the row function that computes the value of `row` and its slope."""
     op, _, dtype = row.rpartition("_")
-    return f"{op}_and_slope_{dtype.name}"
+    return f"{op}_and_slope_{dtype}"
 
 
 def _converts(x: DType, y: DType) -> bool:

@@ -335,7 +335,7 @@ def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
     """Plan a row times a matrix, whose columns are added in the order of tiles; or a matrix times a
     column, as a row with swapped parameters."""
     x, y = (1, 2) if by_columns else (2, 1)
-    unit, kernel = 64, f"gemv_{product.dtype.name}"
+    unit, kernel = 64, f"gemv_{product.dtype}"
     units = product.batch * -(-product.y.columns // unit)
     integers = {**product.integers, "x": x, "y": y, "by_columns": by_columns, "unit": unit}
     return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
@@ -441,5 +441,5 @@ def tiles(
     if chain:
         integers |= {"x": chain.x, "y": chain.y, "out": -1 if chain.out is None else chain.out}
     units = product.batch * -(-(n if by_columns else m) // unit)
-    kernels = f"matmul_{product.dtype.name}", f"matmul_chain_{product.dtype.name}"
+    kernels = f"matmul_{product.dtype}", f"matmul_chain_{product.dtype}"
     return chained_call(kernels, chain, 3, units, product.work, integers, scratch, product.rest)

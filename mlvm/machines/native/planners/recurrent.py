@@ -62,7 +62,7 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, hidde
     units = hidden // unit
     rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
     rest += [CELLS[cell].parts, more[0], RECURRENT_CELLS.index(cell.upper()), *more[1:]]
-    kernel, n = f"{op}_{product.dtype.name}", product.y.columns
+    kernel, n = f"{op}_{product.dtype}", product.y.columns
     integers = {"m": rows, "k": product.x.columns, "n": n, "unit": unit}
     scratch += 64 + max(child.scratch, 4 * n)
     shared = 64 + -(-units // 8) * 64 + states
