@@ -15,7 +15,7 @@ import operator
 import sys
 from functools import reduce
 from types import EllipsisType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -29,9 +29,10 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
+from mlvm.eager.tensor.parts import warn_of_part
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.warn import warn_of_temporary
+from mlvm.eager.tensor.warn import LOCAL, warn_of_temporary
 from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
 
 T = TypeVar("T")
@@ -314,7 +315,10 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
-    warn_of_temporary(references, sys._getframe(1), x.type)
+    if references == LOCAL:
+        warn_of_part(sys._getframe(1), x)
+    else:
+        warn_of_temporary(references, sys._getframe(1), x.type)
 
 
 def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
@@ -483,6 +487,13 @@ class At:
 
     def __getitem__(self, key: Any) -> Places:
         return Places(self._x, key)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        call = f"{name}()" if name == "get" else f"{name}(values)"
+        text = f"x.at has no {name!r}"
+        if hasattr(Places, name):
+            text = f"x.at needs a key: write x.at[i].{call}, or x.at[...].{call} for all of x"
+        raise AttributeError(text, name=name, obj=self)
 
 
 class Places:

@@ -10,6 +10,7 @@ DLPack: https://dmlc.github.io/dlpack/latest/python_spec.html
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -238,14 +239,14 @@ _OURS: Final = {
 
 
 def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:
-    """Dispatch ufuncs: `numpy.exp(x)` is `exp(x)`, a tensor, and `a + x` of an array a is `add(a,
-    x)`.
+    """Dispatch ufuncs to functions of `mlvm.eager`: `numpy.exp(x)` is `exp(x)`, a tensor, and `a +
+    x` of an array a is `add(a, x)`.
 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
     `reduce`, or with options: a tensor is not written into an array.
     """
     name = _OURS.get(ufunc.__name__, ufunc.__name__)
-    function = getattr(op, name, None)
+    function = getattr(sys.modules["mlvm.eager"], name, None)
     if method == "__call__" and not options and function is not None:
         return function(*inputs)  # type: ignore[no-any-return]
     call = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")

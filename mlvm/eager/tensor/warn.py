@@ -38,16 +38,23 @@ class _Probe:
     def __setitem__(self, key: object, value: object) -> None:
         _Probe.count = sys.getrefcount(self)
 
+    def __iadd__(self, other: object) -> _Probe:
+        _Probe.count = sys.getrefcount(self)
+        return self
 
-def _references() -> tuple[int, int]:
-    """Return the references of a temporary and of a local variable."""
+
+def _references() -> tuple[int, int, int]:
+    """Return the references of a temporary and of a local variable, and of one that is updated by
+    an operator."""
     _Probe()[0] = 0
     temporary, probe = _Probe.count, _Probe()
     probe[0] = 0
-    return temporary, _Probe.count
+    local = _Probe.count
+    probe += 1
+    return temporary, local, _Probe.count
 
 
-_TEMPORARY, _LOCAL = _references()
+_TEMPORARY, LOCAL, LOCAL_OPERATOR = _references()
 """One apart in CPython 3.11 to 3.13. Where a stack borrows from variables there is no warning."""
 _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 
@@ -55,7 +62,7 @@ _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 def warn_of_temporary(count: int, frame: FrameType, type: object) -> None:
     """Warn if a tensor has as many references in its `__setitem__` as a temporary, and the frame's
     line is an assignment. (A call of the method by its name has fewer references.)"""
-    if count <= _TEMPORARY < _LOCAL and frame.f_code.co_code[frame.f_lasti] in _STORES:
+    if count <= _TEMPORARY < LOCAL and frame.f_code.co_code[frame.f_lasti] in _STORES:
         warn_at(
             user_line(),
             f"this {type} is a temporary, and its update changes no other tensor: write "
