@@ -343,10 +343,10 @@ def _like(x: Tensor, value: int, dtype: object, device: Device) -> Tensor:
 
 @public
 def arange(
-    start: float,
+    start: float | Tensor,
     /,
-    stop: float | None = None,
-    step: float = 1,
+    stop: float | Tensor | None = None,
+    step: float | Tensor = 1,
     dtype: object = None,
     *,
     device: Device = None,
@@ -355,7 +355,8 @@ def arange(
     below that. The dtype is i64 for ints, f32 if there is a float.
 
     The result: [n]. Raises `ArgumentError` if the step is 0, or the dtype cannot hold the
-    numbers; `DTypeError` if the dtype is bool.
+    numbers; `DTypeError` if the dtype is bool. The value of a 0-d tensor is read, as by `item`:
+    the length depends on it.
 
         >>> ml.arange(3)
         Tensor([0, 1, 2], i64[3])
@@ -367,6 +368,7 @@ def arange(
         ml.arange(300, dtype="u8")  # ArgumentError
         ml.arange(3, dtype="bool")  # DTypeError
     """
+    start, stop, step = [x.item() if isinstance(x, Tensor) else x for x in (start, stop, step)]
     first, end = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
     target = default_of(int if whole else float) if dtype is None else DType.of(dtype)

@@ -41,10 +41,10 @@ class Info:
         vm: VMProtocol = current_arena().vm.stands_for
         return vm
 
-    def devices(self) -> tuple[VMProtocol, ...]:
+    def devices(self) -> list[VMProtocol]:
         """Return the VMs of the current arena, and the default VM."""
         here, default = self.default_device(), default_vm()
-        return (here,) if here is default else (here, default)
+        return [here] if here is default else [here, default]
 
     def default_dtypes(self, *, device: VMProtocol | None = None) -> dict[str, DType]:
         """Return the default dtypes by kind."""
