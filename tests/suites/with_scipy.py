@@ -6,16 +6,19 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 import mlvm.eager as ml
 
-_OTHERS = dict.fromkeys(("array_api_strict", "torch", "jax", "cupy", "dask"))
+OTHERS = ("array_api_strict", "torch", "jax", "cupy", "dask")
 
-with patch.dict(sys.modules, _OTHERS):  # which SciPy would import and test, too
-    conftest: Any = import_module("scipy.conftest")
+modules: dict[str, Any] = {name: sys.modules.get(name) for name in OTHERS}
+sys.modules.update(dict.fromkeys(OTHERS))  # type: ignore[arg-type]  # SciPy would import and test them
+conftest: Any = import_module("scipy.conftest")
+for name in OTHERS:
+    del sys.modules[name]
+sys.modules.update({name: module for name, module in modules.items() if module is not None})
 conftest.xp_known_backends.add("mlvm.eager")  # which tests of numpy alone skip
 backend = pytest.param(ml, id="mlvm", marks=pytest.mark.array_api_backends)
 conftest.xp = pytest.fixture(params=[backend])(conftest.xp._get_wrapped_function())

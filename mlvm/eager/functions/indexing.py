@@ -350,7 +350,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
     if not is_same_kind(operand.dtype, x.dtype):
         remedy = _converted(values, operand.dtype, x.dtype)
         raise errors.DTypeError(
-            f"a {operand.dtype.name} does not become a {x.dtype.name}; {remedy}"
+            f"a {operand.dtype.name} does not become a {x.dtype.name} without a cast; {remedy}"
         ).at("setitem", (x.type, operand.type))
     return op.astype(operand, dtype=x.dtype.name)
 

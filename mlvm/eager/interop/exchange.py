@@ -224,9 +224,12 @@ def _shown(x: Tensor) -> str:
     return html.table(head, cells, right=len(head)) + html.block(str(x.type))
 
 
-_OURS: Final = {
+OURS: Final = {
     "absolute": "abs",
     "conjugate": "conj",
+    "degrees": "rad2deg",
+    "fabs": "abs",
+    "radians": "deg2rad",
     "expit": "sigmoid",
     "invert": "bitwise_invert",
     "left_shift": "bitwise_left_shift",
@@ -245,7 +248,7 @@ def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
     `reduce`, or with options: a tensor is not written into an array.
     """
-    name = _OURS.get(ufunc.__name__, ufunc.__name__)
+    name = OURS.get(ufunc.__name__, ufunc.__name__)
     function = getattr(sys.modules["mlvm.eager"], name, None)
     if method == "__call__" and not options and function is not None:
         return function(*inputs)  # type: ignore[no-any-return]

@@ -40,9 +40,10 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         if type is not None and type.shape == out.shape and is_same_kind(type.dtype, out.dtype):
             return apply_into(out, one_op("astype", dtype=out.dtype.name), apply(call, *operands))
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
+        cast = " without a cast to another kind" if kind is DTypeError else ""
         raise kind(
             f"the result is {type} and does not fit into {out.type}, which it would update in "
-            f"place; x = x + y makes a new tensor"
+            f"place{cast}; x = x + y makes a new tensor"
         ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):

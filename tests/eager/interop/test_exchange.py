@@ -13,6 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CopyRefused, ExchangeRefused, NoExchange, StaleTensor
 from mlvm.core.types import DType
+from mlvm.eager.interop.exchange import OURS
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
 
@@ -25,6 +26,29 @@ def lent(x: ml.Tensor) -> np.ndarray[Any, Any]:
 
 
 # --- memory that is lent -------------------------------------------------------------
+
+
+UFUNCS = [
+    name
+    for name in dir(np)
+    if isinstance(ufunc := getattr(np, name), np.ufunc)
+    and ufunc.signature is None
+    and (hasattr(ml, name) or hasattr(ml, OURS.get(ufunc.__name__, "")))
+]
+
+
+@pytest.mark.parametrize("name", UFUNCS)
+def test_a_ufunc_with_the_name_of_a_function_here_calls_it(name: str) -> None:
+    ufunc = getattr(np, name)
+    array = np.asarray([0.25, 0.5], np.float32)
+    if name.startswith(("bitwise", "invert", "left", "right")):
+        array = np.asarray([1, 2])
+    if name.startswith("logical"):
+        array = np.asarray([True, False])
+    operands = [array] * ufunc.nin
+    result = ufunc(*[ml.asarray(each) for each in operands])
+    assert isinstance(result, ml.Tensor)
+    np.testing.assert_allclose(result.numpy(), ufunc(*operands), rtol=1e-6)
 
 
 @local
