@@ -48,7 +48,8 @@ def test_a_ufunc_with_the_name_of_a_function_here_calls_it(name: str) -> None:
     operands = [array] * ufunc.nin
     result = ufunc(*[ml.asarray(each) for each in operands])
     assert isinstance(result, ml.Tensor)
-    np.testing.assert_allclose(result.numpy(), ufunc(*operands), rtol=1e-6)
+    with np.errstate(invalid="ignore"):  # of acosh
+        np.testing.assert_allclose(result.numpy(), ufunc(*operands), rtol=1e-6)
 
 
 @local

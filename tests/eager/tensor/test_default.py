@@ -44,7 +44,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "Linear": lambda: ml.nn.Linear(2, 2).kernel,
     "Conv2d": lambda: ml.nn.Conv2d(1, 2, 3).kernel,
     "Embedding": lambda: ml.nn.Embedding(3, 2).embedding,
-    "BatchNorm": lambda: ml.nn.BatchNorm(3).mean,
+    "BatchNorm": lambda: ml.nn.BatchNorm(3).scale,
     "LSTM": lambda: ml.nn.LSTM(2, 3)(ml.ones((1, 2, 2)))[0],
     "MultiHeadAttention": lambda: ml.nn.MultiHeadAttention(4, 2)(ml.ones((1, 3, 4))),
 }

@@ -127,7 +127,7 @@ HERE = [value for name, value in globals().items() if name.startswith(("lost_", 
 
 @cases("function", *HERE)
 def test_updates_that_are_lost_warn(function: Callable[..., Any]) -> None:
-    x = ml.zeros((2, 3, 3))
+    x = ml.zeros((2, 9) if "whole" in function.__name__ else (2, 3, 3))
     for _ in range(2):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
