@@ -368,12 +368,13 @@ def arange(
         ml.arange(300, dtype="u8")  # ArgumentError
         ml.arange(3, dtype="bool")  # DTypeError
     """
-    start, stop, step = [x.item() if isinstance(x, Tensor) else x for x in (start, stop, step)]
-    first, end = (0, start) if stop is None else (start, stop)
-    whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
+    bounds: list[Any] = [0, start, step] if stop is None else [start, stop, step]
+    bounds = [x.item() if isinstance(x, Tensor) else x for x in bounds]
+    whole = all(isinstance(value, (int, np.integer)) for value in bounds)
     target = default_of(int if whole else float) if dtype is None else DType.of(dtype)
     if target.is_integer and not whole:
-        first, end, step = (_as_int(value) for value in (first, end, step))
+        bounds = [_as_int(value) for value in bounds]
+    first, end, step = bounds
     with placed(device):
         numbers = op.arange(start=first, stop=end, step=step, dtype=target.real)
         return numbers if target.kind != "complex" else op.astype(numbers, dtype=target)
