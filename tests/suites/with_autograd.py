@@ -9,36 +9,14 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mlvm.eager as ml
+from tests.suites.names import Names
 
 ml.set_default_dtype(ml.float64)
-
-
-class Names(ModuleType):
-    """A module whose names are those of mlvm, then numpy's that are no functions of arrays."""
-
-    def __init__(self, name: str, *spaces: Any) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-        self.spaces = spaces
-        sys.modules[name] = self
-
-    def __getattr__(self, name: str) -> Any:
-        for space in self.spaces:
-            value = getattr(space, name, None)
-            if value is not None and (
-                space is not np or not callable(value) or type(value) is type
-            ):
-                return value
-        if name[:2] == "__":
-            raise AttributeError(name)
-        return lambda *_, **__: pytest.skip(f"mlvm has no {name}")
 
 
 def tensors(tree: Any) -> Any:
