@@ -201,17 +201,6 @@ def promote(x: DType, y: DType) -> DType:
     return both
 
 
-_KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "complex": 4}
-
-
-def is_same_kind(source: DType, target: DType) -> bool:
-    """Return whether values of `source` may be assigned to elements of `target`, as by numpy's
-    casting="same_kind": they may lose range or precision, and not their kind."""
-    if source.is_storage or target.is_storage:
-        return source is target
-    return _KIND_ORDER[source.kind] <= _KIND_ORDER[target.kind]
-
-
 Shape: TypeAlias = tuple[int, ...]
 _INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # as numpy has it

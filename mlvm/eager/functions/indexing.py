@@ -22,11 +22,12 @@ import numpy as np
 from mlvm.core import errors
 from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
-from mlvm.core.types import DType, Shape, TensorType, bf16, i64, is_same_kind
+from mlvm.core.types import DType, Shape, TensorType, bf16, i64
 from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
+from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.parts import warn_of_part

@@ -16,6 +16,7 @@ from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from mlvm.core.locks import new_lock
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 
 _SITES_LIMIT: Final = 4096
@@ -28,6 +29,9 @@ _VIEWS: Final = frozenset(
 """Attributes and functions whose result shares its elements with the whole in NumPy."""
 
 _INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+_parsing: Final = new_lock()
+"""Held while a source is parsed: in CPython 3.11 two threads at once disturb each other."""
 
 _sites: Final[dict[tuple[int, int], tuple[CodeType, str | None]]] = {}
 """By a code's id and the place of an instruction: the code, and what its update loses, or None."""
@@ -100,8 +104,9 @@ def _lost(frame: FrameType, tensor: type) -> str | None:
 def _body_of(code: CodeType, source: str) -> ast.AST:
     """Return the node of a function or module, an empty one if the source is not known."""
     try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a cell of a notebook with commands
+        with _parsing:
+            tree = ast.parse(source)
+    except (SyntaxError, SystemError):  # a cell with commands; another thread that parses
         return ast.Module([], [])
     if code.co_name == "<module>":
         return tree

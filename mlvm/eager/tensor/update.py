@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
-from mlvm.core.types import TensorType, is_same_kind
+from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
+from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, lifted
 from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
