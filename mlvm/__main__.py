@@ -553,7 +553,7 @@ def print_tuning(device: str) -> None:
     from mlvm.machines.gpu.tune import tune  # which imports the machine of devices
 
     for dtype, tile, gflops in tune(device):
-        print(f"{dtype}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)
+        print(f"{dtype.name}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)
     print(f"the fastest of each dtype are kept in {tiles.path()}")
 
 

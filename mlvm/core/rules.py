@@ -41,7 +41,8 @@ def require(allowed: str, *operands: TensorType) -> None:
                 "take real(x), imag(x) or abs(x)" if is_complex else "convert with astype(x, ...)"
             )
             raise DTypeError(
-                f"dtype {operand.dtype} is not allowed; it must be {allowed} ({names}): {remedy}"
+                f"dtype {operand.dtype.name} is not allowed; it must be {allowed} ({names}): "
+                f"{remedy}"
             )
 
 
@@ -50,7 +51,9 @@ def require_one_float_dtype(*operands: TensorType) -> None:
     require("float", *operands)
     dtypes = [operand.dtype for operand in operands]
     if len(set(dtypes)) > 1:
-        raise DTypeError(f"dtypes {', '.join(map(str, dtypes))} must be one and the same")
+        raise DTypeError(
+            f"dtypes {', '.join([each.name for each in dtypes])} must be one and the same"
+        )
 
 
 def require_cotangent(g: TensorType, result: TensorType) -> None:
@@ -148,4 +151,4 @@ def require_representable(value: float, dtype: DType) -> None:
         bounds = np.iinfo(dtype.numpy.name)
         low, high = bounds.min, bounds.max
     if not (low <= value <= high and (isinstance(value, int) or value == int(value))):
-        raise ArgumentError(f"{value} is not a value of {dtype} ({low} .. {high})")
+        raise ArgumentError(f"{value} is not a value of {dtype.name} ({low} .. {high})")

@@ -131,6 +131,11 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __str__(self) -> str:
+        """Return the long name: other libraries look for parts of it, as in `"int" in
+        str(x.dtype)`. Types, programs and messages have the short `name`."""
+        return self.long_name
+
     def __reduce__(self) -> tuple[object, ...]:
         return DType.named, (self.name,)
 
@@ -182,7 +187,7 @@ def promote(x: DType, y: DType) -> DType:
     Raises `DTypeError` for u64 with a signed integer, and for storage."""
     for dtype in (x, y):
         if dtype.is_storage:
-            raise DTypeError(f"{dtype} is for storage alone; convert with astype(x, ...)")
+            raise DTypeError(f"{dtype.name} is for storage alone; convert with astype(x, ...)")
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
@@ -190,7 +195,9 @@ def promote(x: DType, y: DType) -> DType:
         return f32 if x.itemsize == y.itemsize else max(x, y, key=lambda d: d.itemsize)
     both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
     if both.is_float and x.is_integer:
-        raise DTypeError(f"{x} and {y} do not promote; convert one to {y} or {x} with astype")
+        raise DTypeError(
+            f"{x.name} and {y.name} do not promote; convert one to {y.name} or {x.name} with astype"
+        )
     return both
 
 
@@ -248,17 +255,17 @@ class TensorType:
         if len(shape) > MAX_NDIM:
             raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
         if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:
-            raise ShapeError(f"{dtype} of shape {shape} is larger than {MAX_NBYTES} bytes")
+            raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
             raise ShapeError(
-                f"{per_byte} elements of {dtype} fill a byte, and a scalar is one: make what is "
-                f"computed in another dtype, and convert it with astype"
+                f"{per_byte} elements of {dtype.name} fill a byte, and a scalar is one: make what "
+                f"is computed in another dtype, and convert it with astype"
             )
         if per_byte > 1 and shape[-1] % per_byte:
             raise ShapeError(
-                f"{per_byte} elements of {dtype} fill a byte: the last length must be a multiple "
-                f"of {per_byte}, and the shape is {shape}; pad it"
+                f"{per_byte} elements of {dtype.name} fill a byte: the last length must be a "
+                f"multiple of {per_byte}, and the shape is {shape}; pad it"
             )
         self = super().__new__(cls)
         self.dtype = dtype

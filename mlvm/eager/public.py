@@ -58,6 +58,7 @@ AT_ONCE: Final = {
     "mlvm.eager.interop.exchange": "from_dlpack",
     "mlvm.eager.tensor.autocast": "autocast",
     "mlvm.eager.tensor.context": "default_arena default_vm use",
+    "mlvm.eager.tensor.default": "default_dtype set_default_dtype",
     "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
     "mlvm.eager.tensor.precision": "PrecisionWarning",
     "mlvm.eager.tensor.tensor": "Tensor",

@@ -116,7 +116,7 @@ class Body:
         self.sizes: dict[str, tuple[Any, DType]] = {}
         self._dtypes: dict[str, DType] = {}
         for x, operand_type, type in zip(self.names, types, self.types, strict=True):
-            self.takes.append(x if operand_type is type else f"{x}.{operand_type.dtype}")
+            self.takes.append(x if operand_type is type else f"{x}.{operand_type.dtype.name}")
             self._dtypes[self.takes[-1]] = operand_type.dtype
             if operand_type is not type:
                 self._add("Cast", self.takes[-1:], [x], to=NAMES[type.dtype])

@@ -154,7 +154,7 @@ class Model(ml.nn.Module):
 
 
 def _type(value: Any) -> str:
-    return f"{DType.of(value.dtype)}{list(value.shape)}".replace(" ", "")
+    return f"{DType.of(value.dtype).name}{list(value.shape)}".replace(" ", "")
 
 
 def _described(kind: Kind) -> str:

@@ -424,10 +424,10 @@ class _Graph:
         op, [out] = call.op, call.outs
         types = [use.type for use in call.ins]
         if out.type.dtype.is_storage and op.name != "copy":
-            raise _refused(f"{op.name} to {out.type.dtype}", call.line)
+            raise _refused(f"{op.name} to {out.type.dtype.name}", call.line)
         for type in (*types, out.type):
             if not _is_written(type.dtype):
-                raise _refused(f"{op.name} of {type.dtype}", call.line)
+                raise _refused(f"{op.name} of {type.dtype.name}", call.line)
         if not call.ins and not places(frozen((call.attributes, out.type))):
             value = np.zeros(out.type.shape, out.type.dtype.numpy)
             op.kernel(value, **call.attributes)
@@ -586,7 +586,7 @@ def _is_written(dtype: DType) -> bool:
 
 def _number(dtype: DType, name: str) -> int:
     if not _is_written(dtype):
-        raise ModelError(f"{name} is of {dtype}, which is not written")
+        raise ModelError(f"{name} is of {dtype.name}, which is not written")
     return STORED[dtype][0] if dtype in STORED else NAMES[dtype]
 
 

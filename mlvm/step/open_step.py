@@ -86,10 +86,11 @@ class OpenStep(NamedTuple):
         """Return the types of inputs, with the names of lengths."""
         names = {(i, axis): each.name for each in self.lengths for i, axis in each.axes}
         present = [at(each, self.values) for each in self.inputs]
-        return [
-            f"{type.dtype}[{','.join(str(names.get((i, k), n)) for k, n in enumerate(type.shape))}]"
+        shapes = [
+            ",".join(str(names.get((i, k), n)) for k, n in enumerate(type.shape))
             for i, type in enumerate(present)
         ]
+        return [f"{type.dtype.name}[{shape}]" for type, shape in zip(present, shapes, strict=True)]
 
     def values_at(self, types: Sequence[TensorType]) -> list[Any]:
         """Return the values of all formulas for inputs of these types. Raises `ShapeError` for two

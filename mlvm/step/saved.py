@@ -71,7 +71,9 @@ class SavedStep(NamedTuple):
                 states[number] = number_array(values[place], dtype)
             except OverflowError:
                 at_sizes = self.open.sizes(values)
-                raise ShapeError(f"step: at {at_sizes}, {values[place]} is no {dtype}") from None
+                raise ShapeError(
+                    f"step: at {at_sizes}, {values[place]} is no {dtype.name}"
+                ) from None
         step = self.at_values(values)._replace(states=tuple(states))
         self._require(types, step.inputs)
         return step

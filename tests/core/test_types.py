@@ -107,7 +107,7 @@ def test_promotion_is_numpys_but_an_integer_widens_no_float(x: DType, y: DType) 
         assert promote(x, y) is promote(y, x) is joined
     else:
         assert {x.kind, y.kind} == {"signed", "unsigned"}
-        refuses(DTypeError, f"{x} and {y} do not promote; convert one", promote, x, y)
+        refuses(DTypeError, f"{x!r} and {y!r} do not promote; convert one", promote, x, y)
 
 
 @given(st.lists(st.sampled_from(DTYPES), min_size=3, max_size=3))

@@ -423,7 +423,11 @@ def _weights(entry: Entry, results: Any) -> list[Any]:
     for number, x in enumerate(_inexact(entry, results)):
         generator = np.random.default_rng(number)
         weight = generator.uniform(0.5, 1.5, tuple(x.shape))
-        narrow = np.float64 if str(_ALL.get(x.dtype, x.dtype)) in ("f64", "c128") else np.float32
+        narrow = (
+            np.float64
+            if _ALL.get(x.dtype, getattr(x.dtype, "name", "")) in ("f64", "c128")
+            else np.float32
+        )
         if _complex(x):
             weight = weight + 1j * generator.uniform(0.5, 1.5, tuple(x.shape))
             ws.append(np.asarray(weight, np.complex128 if narrow is np.float64 else np.complex64))
@@ -476,7 +480,7 @@ def _one_difference(
     if not isinstance(x, ml.Tensor):
         return f"{type(x).__name__}, not a tensor"
     dtype = _ALL.get(like.dtype, str(like.dtype))
-    if tuple(x.shape) != tuple(y.shape) or str(x.dtype) != dtype:
+    if tuple(x.shape) != tuple(y.shape) or x.dtype.name != dtype:
         return f"{x.type}, not {dtype}{list(y.shape)}"
     if types_alone:
         return ""

@@ -136,7 +136,7 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     if not fits or _without(update.shape, axis) != _without(x.shape, axis):
         raise ShapeError(f"expected an update of x's shape, with no more rows along axis {axis}")
     if update.dtype is not x.dtype:
-        raise DTypeError(f"expected an update of x's dtype {x.dtype}")
+        raise DTypeError(f"expected an update of x's dtype {x.dtype.name}")
     if start.shape != ():
         raise ShapeError(f"expected one number as start, got {start}")
     return x

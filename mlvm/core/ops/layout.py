@@ -128,7 +128,7 @@ def require_updates(x: TensorType, updates: TensorType) -> None:
     """Raise `DTypeError` unless the updates are numbers of x's own dtype."""
     rules.require("numeric", x)
     if updates.dtype is not x.dtype:
-        raise DTypeError(f"expected updates of x's dtype {x.dtype}, got {updates.dtype}")
+        raise DTypeError(f"expected updates of x's dtype {x.dtype.name}, got {updates.dtype.name}")
 
 
 def _slice_add(
@@ -149,7 +149,7 @@ def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
     """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
     to that shape."""
     if values.dtype is not x.dtype:
-        raise DTypeError(f"expected values of x's dtype {x.dtype}, got {values.dtype}")
+        raise DTypeError(f"expected values of x's dtype {x.dtype.name}, got {values.dtype.name}")
     if values.ndim > len(shape) or rules.broadcast_shapes(values.shape, shape) != shape:
         raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
 
@@ -272,7 +272,9 @@ def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
 def require_castable(x: DType, dtype: DType) -> None:
     """Raise `DTypeError` where a cast would drop imaginary parts."""
     if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
-        raise DTypeError(f"cannot convert {x} to {dtype}: take the real or imag part first")
+        raise DTypeError(
+            f"cannot convert {x.name} to {dtype.name}: take the real or imag part first"
+        )
 
 
 def _astype(x: TensorType, dtype: str) -> TensorType:

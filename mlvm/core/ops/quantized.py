@@ -27,21 +27,25 @@ def _pack(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     require("real", x)
     if not target.is_storage or x.dtype.is_half:
-        raise DTypeError(f"{x.dtype} does not become {target}: astype converts")
+        raise DTypeError(f"{x.dtype.name} does not become {target.name}: astype converts")
     return x.with_dtype(target)
 
 
 def _unpack(x: TensorType) -> TensorType:
     if not x.dtype.is_storage:
-        raise DTypeError(f"{x.dtype} is not packed")
+        raise DTypeError(f"{x.dtype.name} is not packed")
     return x.with_dtype(few.unpacked_dtype(x.dtype))
 
 
 def _dequantize(x: TensorType, scale: TensorType) -> TensorType:
     if not (x.dtype.is_storage or x.dtype in (i8, u8)):
-        raise DTypeError(f"expected weights of i8, u8, {', '.join(DType.storage)}, got {x.dtype}")
+        raise DTypeError(
+            f"expected weights of i8, u8, {', '.join(DType.storage)}, got {x.dtype.name}"
+        )
     if scale.dtype is not f32:
-        raise DTypeError(f"expected a scale of f32, got {scale.dtype}: convert with astype(x, ...)")
+        raise DTypeError(
+            f"expected a scale of f32, got {scale.dtype.name}: convert with astype(x, ...)"
+        )
     groups = scale.shape[x.ndim - 1 : x.ndim]
     pairs = scale.shape[x.ndim :]
     same = x.ndim and scale.shape[: x.ndim - 1] == x.shape[:-1] and pairs in ((), (2,))
@@ -63,7 +67,7 @@ def _dequantize_rows(indices: TensorType, x: TensorType, scale: TensorType) -> T
 
 def _quantized_matmul(x: TensorType, y: TensorType, scale: TensorType) -> TensorType:
     if x.dtype is not f32:
-        raise DTypeError(f"expected x of f32, got {x.dtype}: convert with astype(x, ...)")
+        raise DTypeError(f"expected x of f32, got {x.dtype.name}: convert with astype(x, ...)")
     _dequantize(y, scale)
     return TensorType(f32, _rows_by_rows(x, y))
 
@@ -84,7 +88,9 @@ def _integer_conv2d(
     if not {x.dtype, kernel.dtype} <= {i8, u8}:
         raise DTypeError("expected x and kernel of i8 or u8: convert with astype(x, ...)")
     if (x_zero.dtype, kernel_zero.dtype) != (x.dtype, kernel.dtype):
-        raise DTypeError(f"expected zeros of {x.dtype} and {kernel.dtype}, as x and kernel")
+        raise DTypeError(
+            f"expected zeros of {x.dtype.name} and {kernel.dtype.name}, as x and kernel"
+        )
     if x_zero.size != 1 or kernel_zero.size != 1:
         raise ShapeError(f"expected single numbers as zeros, got {x_zero} and {kernel_zero}")
     if kernel.ndim != 4:
@@ -101,17 +107,21 @@ def _integer_conv2d_flops(*operands: TensorType, **how: Any) -> int:
 
 def _quantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
     if not x.dtype is scale.dtype is f32:
-        raise DTypeError(f"expected x and scale of f32, got {x.dtype} and {scale.dtype}")
+        raise DTypeError(f"expected x and scale of f32, got {x.dtype.name} and {scale.dtype.name}")
     if zero.dtype not in (i8, u8):
-        raise DTypeError(f"expected a zero of i8 or u8, got {zero.dtype}")
+        raise DTypeError(f"expected a zero of i8 or u8, got {zero.dtype.name}")
     return TensorType(zero.dtype, broadcast_shapes(x.shape, scale.shape, zero.shape))
 
 
 def _dequantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
     if x.dtype not in (i8, u8, i32) or zero.dtype is not x.dtype:
-        raise DTypeError(f"expected x and zero of i8, u8 or i32, got {x.dtype} and {zero.dtype}")
+        raise DTypeError(
+            f"expected x and zero of i8, u8 or i32, got {x.dtype.name} and {zero.dtype.name}"
+        )
     if scale.dtype is not f32:
-        raise DTypeError(f"expected a scale of f32, got {scale.dtype}: convert with astype(x, ...)")
+        raise DTypeError(
+            f"expected a scale of f32, got {scale.dtype.name}: convert with astype(x, ...)"
+        )
     return TensorType(f32, broadcast_shapes(x.shape, scale.shape, zero.shape))
 
 

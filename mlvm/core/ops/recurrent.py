@@ -69,7 +69,9 @@ def _recurrence(
     if kernel.dtype is not projected.dtype and not (
         kernel.dtype.is_half and projected.dtype is f32
     ):
-        raise DTypeError(f"expected a kernel of {projected.dtype}, as the rest, got {kernel.dtype}")
+        raise DTypeError(
+            f"expected a kernel of {projected.dtype.name}, as the rest, got {kernel.dtype.name}"
+        )
     gates, parts, saved_sums, *_ = CELLS[cell]
     if projected.ndim != 3 or state.ndim != 3:
         raise ShapeError(

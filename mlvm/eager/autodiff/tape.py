@@ -46,6 +46,7 @@ from mlvm.eager.tensor.context import (
     in_use,
     own_arenas,
 )
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into_in_python, live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
@@ -442,7 +443,9 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
     EXTENSION.install_views(
         alias=alias_in_python, type=TensorType, view_logs=view_logs, live_tapes=live_tapes
     )
-    EXTENSION.install_templates(context=(autocast_dtype,), is_constant=is_constant, dtype=DType)
+    EXTENSION.install_templates(
+        context=(autocast_dtype, default_float), is_constant=is_constant, dtype=DType
+    )
 
 
 def taping() -> Tape | None:

@@ -25,7 +25,7 @@ from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import current_capture, entries_kept, recomputing
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.autocast import autocast, autocast_dtype
+from mlvm.eager.tensor.autocast import in_present_precision
 from mlvm.eager.tensor.context import current_tape, lifted, overriding, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
@@ -74,7 +74,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         captured = [] if record is None else _reached(record.read_in_blocks(ncalls), tape, start)
         reached = [(x, x.node if x.tape is tape else None) for x in captured]
         saved = [*operands, *captured, *keys]
-        again = partial(_run, autocast(autocast_dtype())(fn), arguments)
+        again = partial(_run, in_present_precision(fn), arguments)
         vjp = partial(_vjp, again, tape, start, closures, len(operands), reached)
         add_node(tape, outs, operands, closures, saved, vjp)
         return result  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.tensor.apply import untracked
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.context import bound, taped
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.step.flow import Block, Procedure, Use
@@ -195,7 +196,7 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
             f"a gradient through a direction of a gradient of {name} is not supported in a "
             f"captured function; a direction of the gradient of its gradient is"
         )
-    key = key, tape is None, autocast_dtype()
+    key = key, tape is None, autocast_dtype(), default_float()
     callee = next((each for each in _opened.get() if each.key == key), None)
     if callee is None:
         if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:

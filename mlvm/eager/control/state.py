@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType, bool_, f32, i64
+from mlvm.core.types import TensorType, bool_, i64
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.shapes import reshape
@@ -17,13 +17,14 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.default import default_of
 from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, flatten, named_leaves, partners, replace, unflatten, with_leaves
 
 Body: TypeAlias = Callable[..., Any]
 
-_NUMBERS: Final = {bool: bool_, int: i64, float: f32}
+_NUMBERS: Final = (bool, int, float)
 
 
 def as_tree(tree: Any) -> Tree:
@@ -34,8 +35,8 @@ def as_tree(tree: Any) -> Tree:
 def _as_tensor(value: Any) -> Tensor:
     if isinstance(value, np.ndarray | np.generic):
         return asarray(value)
-    dtype = next(dtype for kind, dtype in _NUMBERS.items() if isinstance(value, kind))
-    return full((), value, dtype=dtype)
+    kind = next(kind for kind in _NUMBERS if isinstance(value, kind))
+    return full((), value, dtype=default_of(kind))
 
 
 def tensors(tree: Tree) -> list[Tensor]:
@@ -75,7 +76,9 @@ def _of_autocast(was: Tensor, now: Tensor) -> str:
     half = autocast_dtype()
     if was.dtype is now.dtype or half not in (was.dtype, now.dtype):
         return ""
-    return f"; products are {half} under autocast: write ml.astype(x, ml.{was.dtype.long_name})"
+    return (
+        f"; products are {half.name} under autocast: write ml.astype(x, ml.{was.dtype.long_name})"
+    )
 
 
 def _listed(path: str, tree: Tree) -> str:

@@ -176,7 +176,8 @@ def _place(name: str, type: TensorType) -> int:
         raise WeightsError(f"no tensor can have the name {name!r}")
     if type.dtype not in _NAMES:
         raise WeightsError(
-            f"{name}: the format has no {type.dtype}; there are {', '.join(map(str, _NAMES))}"
+            f"{name}: the format has no {type.dtype.name}; there are "
+            f"{', '.join([each.name for each in _NAMES])}"
         )
     return [*_DTYPES].index(_NAMES[type.dtype])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real
-from mlvm.core.types import DType, f32, f64
+from mlvm.core.types import f64
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.creation import arange
 from mlvm.eager.functions.elements import astype, where
@@ -15,6 +15,7 @@ from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.neural import dropout as dropped
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape, split, stack
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -154,7 +155,7 @@ def causal_mask(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
 
 @public
 def sinusoidal_encoding(
-    positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = f32
+    positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = None
 ) -> Tensor:
     """Return sines and cosines of positions (arXiv 1706.03762, section 3.5): i[...] -> f[...,
     features],
@@ -173,10 +174,11 @@ def sinusoidal_encoding(
         ml.sinusoidal_encoding(ints, 4, dtype="i64")  # DTypeError
     """
     angles = _angles(positions, features, base)
-    if not DType.of(dtype).is_float:
-        raise DTypeError(f"expected a float dtype, got {dtype}")
+    target = float_dtype(dtype)
+    if not target.is_float:
+        raise DTypeError(f"expected a float dtype, got {target.name}")
     both = stack([op.sin(angles), op.cos(angles)], axis=-1)
-    return astype(reshape(both, (*positions.shape, features)), dtype)
+    return astype(reshape(both, (*positions.shape, features)), target)
 
 
 @public
@@ -204,7 +206,7 @@ def rotary_encoding(
     if type_of(x).ndim < 2:
         raise ShapeError("expected [..., time, features]")
     if not x.dtype.is_float:
-        raise DTypeError(f"expected floats, got {x.dtype}; convert with astype")
+        raise DTypeError(f"expected floats, got {x.dtype.name}; convert with astype")
     if positions is None:
         positions = arange(x.shape[-2])
     return rotated(x, *rotary_table(positions, x.shape[-1], base, x.dtype))

@@ -1,7 +1,8 @@
 """Tensors from Python: values copied in, and tensors made from a description.
 
-Signatures are those of the Python Array API standard (2025.12). The default dtypes are f32,
-i64 and bool. Every dtype may be a `DType`, its name, or what numpy understands.
+Signatures are those of the Python Array API standard (2025.12). The default dtypes are i64, bool,
+and the float that `set_default_dtype` sets, f32 at first. Every dtype may be a `DType`, its name,
+or what numpy understands.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from mlvm.core.errors import (
 from mlvm.core.ops import few
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import DType, TensorType, f32, i64
+from mlvm.core.rules import require_representable
+from mlvm.core.types import DType, TensorType, bool_, f32, f64
 from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, scalar_kind
+from mlvm.eager.tensor.constants import Scalar, constant, scalar_kind
 from mlvm.eager.tensor.context import arena_on, current_arena
-from mlvm.eager.tensor.operands import tensor_of
+from mlvm.eager.tensor.default import default_of, float_dtype
+from mlvm.eager.tensor.dtypes import result_type
+from mlvm.eager.tensor.operands import as_operand, tensor_of
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked
-from mlvm.eager.tensor.values import kind_of
+from mlvm.eager.tensor.values import kind_of, values_for
 from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
 
@@ -80,11 +84,13 @@ def asarray(
 
     A Tensor of that dtype and VM gives a new Tensor over the same bytes, unless `copy` is True.
     Everything else is copied, or refused if `copy` is False. Python numbers and nested lists of
-    them become bool, i64, f32 or c64. Tensors in nested lists are joined, and their dtypes promote.
-    Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype, also the
-    bfloat16 of ml_dtypes and PyTorch. A PyTorch tensor that requires a gradient gives its value.
-    With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be values of
-    it. The name "i8" is refused: it means 8 bits here and 8 bytes in numpy.
+    them become bool, i64, f32 or c64; after `set_default_dtype(float64)` f64 or c128. Tensors in
+    nested lists are joined, and their dtypes promote; so do those of numpy's scalars and arrays in
+    lists. Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype,
+    also the bfloat16 of ml_dtypes and PyTorch. A PyTorch tensor that requires a gradient gives its
+    value. With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be
+    values of it: 1.0 is one of i64, and 1.5 is not. The name "i8" is refused: it means 8 bits
+    here and 8 bytes in numpy.
 
     Raises `DTypeError` if the values or the dtype are not supported, and for a masked array;
     `OperandValueError` if an int is out of range; `ShapeError` if rows have different lengths, or
@@ -126,7 +132,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     same_dtype = dtype is None or dtype is x.dtype
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
-        target = dtype if not same_dtype else elsewhere and elsewhere.name
+        target = elsewhere.name if elsewhere and same_dtype else dtype and dtype.name
         raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
     if elsewhere is not None:
         x = reused(x, elsewhere)
@@ -159,8 +165,8 @@ def full(
 
     The result: [*shape], f32, i64 or bool as the number is unless a dtype is named. Raises
     `ShapeError` if a length is negative, or `fill_value` is a tensor but not a scalar; `DTypeError`
-    if the value is of a higher kind than the dtype, such as a float for integers;
-    `OperandValueError` if an int is out of its range.
+    if the value is of a higher kind than the dtype, such as 1.5 for integers; `OperandValueError`
+    if an int is out of its range.
 
         >>> ml.full((2, 2), 7.0)
         Tensor([[7., 7.],
@@ -189,7 +195,9 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
     kind = scalar_kind(value.__class__)  # of a `Number`, that of the number it stands for
     if kind is None:
         raise DTypeError(f"expected fill_value as a number or scalar tensor, got {kind_of(value)}")
-    target = target or DEFAULTS[kind]
+    target = target or default_of(kind)
+    if kind is not complex and (target is bool_ or (kind is float and target.is_integer)):
+        value = values_for(target, np.asarray(value), value).astype(target.numpy).item()
     filling, type_ = constant(value, target), TensorType(target, lengths)
     out: Tensor | None = None if EXTENSION is None else EXTENSION.filled(filling, type_)
     return op.full(filling, shape=type_.shape) if out is None else out
@@ -200,14 +208,15 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
     if type.dtype not in few.FLOATS and isinstance(fill_value, (int, np.integer)):
         low, high = few.limits(type.dtype)
         if not low <= fill_value <= high:
-            raise OperandValueError(f"the int {fill_value} is out of range for {type.dtype}")
+            raise OperandValueError(f"the int {fill_value} is out of range for {type.dtype.name}")
     whole = _filled(type.shape, fill_value, few.unpacked_dtype(type.dtype), None)
     return _converted(whole, type.dtype)
 
 
 @public
 def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of zeros, or of False; f32 unless another dtype is named.
+    """Return a tensor of zeros, or of False; f32 unless another dtype is named or is the default
+    (`set_default_dtype`).
 
     The result: [*shape]. Raises `ShapeError` if a length is negative or the tensor would have too
     many bytes; `DTypeError` if the dtype is unknown.
@@ -225,7 +234,8 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 @public
 def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of ones, or of True; f32 unless another dtype is named.
+    """Return a tensor of ones, or of True; f32 unless another dtype is named or is the default
+    (`set_default_dtype`).
 
     The result: [*shape]. Raises `ShapeError` if a length is negative or the tensor would have too
     many bytes; `DTypeError` if the dtype is unknown.
@@ -258,8 +268,8 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 
 def _described(shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
-    """Return a tensor of zeros or ones of that dtype, f32 for None."""
-    target = f32 if dtype is None else DType.of(dtype)
+    """Return a tensor of zeros or ones of that dtype, the default float for None."""
+    target = float_dtype(dtype)
     return _filled(shape, _number(value, target), target, device)
 
 
@@ -343,10 +353,10 @@ def _like(x: Tensor, value: int, dtype: object, device: Device) -> Tensor:
 
 @public
 def arange(
-    start: float,
+    start: float | Tensor,
     /,
-    stop: float | None = None,
-    step: float = 1,
+    stop: float | Tensor | None = None,
+    step: float | Tensor = 1,
     dtype: object = None,
     *,
     device: Device = None,
@@ -355,7 +365,8 @@ def arange(
     below that. The dtype is i64 for ints, f32 if there is a float.
 
     The result: [n]. Raises `ArgumentError` if the step is 0, or the dtype cannot hold the
-    numbers; `DTypeError` if the dtype is bool or complex.
+    numbers; `DTypeError` if the dtype is bool. The value of a 0-d tensor is read, as by `item`:
+    the length depends on it.
 
         >>> ml.arange(3)
         Tensor([0, 1, 2], i64[3])
@@ -367,17 +378,27 @@ def arange(
         ml.arange(300, dtype="u8")  # ArgumentError
         ml.arange(3, dtype="bool")  # DTypeError
     """
-    first, end = (0, start) if stop is None else (start, stop)
-    whole = all(isinstance(value, (int, np.integer)) for value in (first, end, step))
-    target = (i64 if whole else f32) if dtype is None else DType.of(dtype)
+    bounds: list[Any] = [0, start, step] if stop is None else [start, stop, step]
+    bounds = [x.item() if isinstance(x, Tensor) else x for x in bounds]
+    whole = all(isinstance(value, (int, np.integer)) for value in bounds)
+    target = default_of(int if whole else float) if dtype is None else DType.of(dtype)
+    if target.is_integer and not whole:
+        bounds = [_as_int(value) for value in bounds]
+    first, end, step = bounds
     with placed(device):
-        return op.arange(start=first, stop=end, step=step, dtype=target)
+        numbers = op.arange(start=first, stop=end, step=step, dtype=target.real)
+        return numbers if target.kind != "complex" else op.astype(numbers, dtype=target)
+
+
+def _as_int(x: Any) -> Any:
+    """Return a whole float as an int, and any other value as it is."""
+    return int(x) if isinstance(x, (float, np.floating)) and float(x).is_integer() else x
 
 
 @public
 def linspace(
-    start: complex,
-    stop: complex,
+    start: Tensor | complex,
+    stop: Tensor | complex,
     /,
     num: int,
     *,
@@ -386,10 +407,16 @@ def linspace(
     endpoint: bool = True,
 ) -> Tensor:
     """Return `num` evenly spaced numbers from `start` up to `stop`, which is left out without
-    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named.
+    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named. For
+    an integer dtype the numbers are rounded down, as in numpy.
 
-    The result: [num]. Raises `ArgumentError` if `num` is negative, or the bounds are complex and
-    the dtype is not; `DTypeError` if the dtype is an integer or bool.
+    One of the two may be a tensor, or both: the dtype is then that of a float operand, and
+    gradients flow to the operands.
+
+    The result: [num], or [num, *shape] of tensors that broadcast to `shape`. Raises
+    `ArgumentError` if `num` is negative, the bounds are complex and the dtype is not, or an integer
+    dtype does not hold a bound; `DTypeError` if the dtype is bool; `ShapeError` if tensors do not
+    broadcast.
 
         >>> ml.linspace(0.0, 1.0, 5)
         Tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], f32[5])
@@ -397,11 +424,21 @@ def linspace(
     Refuses:
         ml.linspace(0.0, 1.0, -1)  # ArgumentError
         ml.linspace(0.0, 1j, 3, dtype="f32")  # ArgumentError
-        ml.linspace(0.0, 1.0, 3, dtype="i64")  # DTypeError
+        ml.linspace(0.0, 300.0, 3, dtype="u8")  # ArgumentError
+        ml.linspace(0.0, 1.0, 3, dtype="bool")  # DTypeError
+        ml.linspace(ml.ones(3), ml.ones(2), 3)  # ShapeError
     """
+    if isinstance(start, Tensor) or isinstance(stop, Tensor):
+        with placed(device):
+            return _between(start, stop, num, endpoint, dtype)
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
-    target = DEFAULTS[complex if is_complex else float] if dtype is None else DType.of(dtype)
+    target = default_of(complex if is_complex else float) if dtype is None else DType.of(dtype)
     with placed(device):
+        if target.is_integer:
+            for bound in (start, stop):
+                if isinstance(bound, (int, float)) and math.isfinite(bound):
+                    require_representable(math.floor(bound), target)
+            return op.astype(op.floor(_spaced(start, stop, num, endpoint, f64)), dtype=target)
         if target.kind != "complex":
             return _spaced(start, stop, num, endpoint, target)
         first, last = complex(start), complex(stop)
@@ -412,6 +449,26 @@ def linspace(
 
 def _spaced(start: Any, stop: Any, num: int, endpoint: bool, dtype: DType) -> Tensor:
     return op.linspace(start=start, stop=stop, num=num, endpoint=endpoint, dtype=dtype)
+
+
+def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: object) -> Tensor:
+    """Return the numbers of `linspace` between tensors, computed in f64 and rounded once."""
+    like = start if isinstance(start, Tensor) else stop
+    bounds = [as_operand(x, like) for x in (start, stop)]
+    result = result_type(start, stop)
+    if not result.is_inexact:
+        result = default_of(float)
+    target = result if dtype is None else DType.of(dtype)
+    if result.kind == "complex" and target.kind != "complex":
+        raise ArgumentError(f"expected real bounds for {target.name}; take real or imag")
+    if target is bool_ or target.is_storage:
+        raise DTypeError(f"expected a float, complex or integer dtype, got {target.name}")
+    wide = f64 if result.is_float else DType.named("c128")
+    first, last = (op.astype(x, dtype=wide) for x in bounds)
+    shares = _spaced(0.0, 1.0, num, endpoint, f64)
+    shares = op.reshape(shares, shape=(num, *[1] * max(first.ndim, last.ndim)))
+    numbers = first * (1.0 - shares) + last * shares  # the last share is 1: no bound is rounded
+    return op.astype(op.floor(numbers) if target.is_integer else numbers, dtype=target)
 
 
 @public
@@ -440,7 +497,7 @@ def eye(
     """
     n_rows = integer(n_rows, "n_rows")
     columns = n_rows if n_cols is None else integer(n_cols, "n_cols")
-    target = f32 if dtype is None else DType.of(dtype)
+    target = float_dtype(dtype)
     if isinstance(k, int):
         k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
     with placed(device):

@@ -11,7 +11,7 @@ import numpy as np
 from mlvm.core import rules
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, require
-from mlvm.core.types import DType, bool_, c64, f32, f64, i64
+from mlvm.core.types import DType, bool_, c64, f64, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
 from mlvm.eager.functions.halves import rounded, through_f32, widened
@@ -20,6 +20,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
 from mlvm.eager.tensor.context import current_capture
+from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -216,7 +217,7 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
     if not places:
         return op.round(x, out=out)
     if not type_of(x).dtype.is_inexact:
-        raise DTypeError(f"expected floats for decimals = {places}, got {x.dtype}")
+        raise DTypeError(f"expected floats for decimals = {places}, got {x.dtype.name}")
     parts = (op.real(x), op.imag(x)) if x.dtype.kind == "complex" else (x,)
     results = [rounded(_round(widened(each), places), each.dtype) for each in parts]
     result = from_parts(*results) if len(results) == 2 else results[0]
@@ -297,7 +298,7 @@ def angle(x: Tensor, /) -> Tensor:
 
 
 @public
-def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
+def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = None) -> Tensor:
     """Encode indices along a new last axis of length `num_classes`: one at the index, zeros
     elsewhere.
 
@@ -313,7 +314,7 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
         ml.one_hot(ints, -1)  # ArgumentError
         ml.one_hot(ints, 1)  # PositionRefused
     """
-    return op.one_hot(x, num_classes=num_classes, dtype=DType.of(dtype))
+    return op.one_hot(x, num_classes=num_classes, dtype=float_dtype(dtype))
 
 
 @public

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import Axis, is_real
-from mlvm.core.types import DType, f32, f64
+from mlvm.core.types import f64
 from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, arange, placed
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import conj, floating
 from mlvm.eager.functions.shapes import concat, roll
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import names_of, public
 
@@ -340,9 +341,9 @@ def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = N
 
 
 def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) -> Tensor:
-    target = f32 if dtype is None else DType.of(dtype)
+    target = float_dtype(dtype)
     if not target.is_float:
-        raise DTypeError(f"expected a real float dtype, got {target}")
+        raise DTypeError(f"expected a real float dtype, got {target.name}")
     if integer(n, "n") < 1 or not is_real(d) or not d:
         raise ArgumentError(f"expected n >= 1 and d other than 0, got {n} and {brief(d)}")
     with placed(device):

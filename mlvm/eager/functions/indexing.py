@@ -27,12 +27,13 @@ from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
-from mlvm.eager.tensor.dtypes import can_cast
+from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
+from mlvm.eager.tensor.parts import warn_of_part
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.warn import has_temporary_count, warn_of_temporary
+from mlvm.eager.tensor.warn import LOCAL, has_temporary_count, warn_of_temporary
 from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
 from mlvm.machines.native.extension import EXTENSION
 
@@ -297,17 +298,16 @@ def _take_indices(
     return op.take(x, flat, axis=first), flat.shape
 
 
-def setitem(x: Tensor, key: Any, values: Any, is_temporary: bool | None = None) -> None:
-    """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place,
-    and no other value. The values broadcast to `x[key]`, and take its dtype, if they
-    promote to it. Of several values for one element the last in row-major order stays, and the
+def setitem(x: Tensor, key: Any, values: Any) -> None:
+    """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place, and no other
+    value. The values broadcast to `x[key]`, and are cast to its dtype, if they are of the same kind
+    (`is_same_kind`). Of several values for one element the last in row-major order stays, and the
     others get no gradient. A mask of n places takes n values, or 1.
 
     Raises what `x[key]` raises; `DTypeError` if the values are of another kind;
     `ShapeError` if they do not broadcast; `OperandValueError` if a mask selects another number of
-    elements. Warns if x is a temporary, which the caller in C knows.
+    elements.
     """
-    references = sys.getrefcount(x)
     keys = key if isinstance(key, tuple) else (key,)
     try:
         _assign(x, key, keys, _values(x, values))
@@ -316,8 +316,16 @@ def setitem(x: Tensor, key: Any, values: Any, is_temporary: bool | None = None) 
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
-    if has_temporary_count(references) if is_temporary is None else is_temporary:
-        warn_of_temporary(sys._getframe(1), x.type)
+
+
+def _warn_of_lost(x: Tensor, is_temporary: bool) -> None:
+    """Warn if the update of x by the caller's line is lost: x is a temporary, or a part of another
+    tensor to which only one name refers."""
+    frame = sys._getframe(1)
+    if is_temporary:
+        warn_of_temporary(frame, x.type)
+    else:
+        warn_of_part(frame, x)
 
 
 def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
@@ -336,8 +344,8 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they do not promote to
-    it."""
+    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they are of another
+    kind."""
     try:
         operand = as_operand(values, x)
     except errors.OpError as error:
@@ -346,11 +354,11 @@ def _values(x: Tensor, values: Any) -> Tensor:
         raise
     if operand.dtype is x.dtype:
         return operand
-    if not can_cast(operand, x.dtype):
+    if not is_same_kind(operand.dtype, x.dtype):
         remedy = _converted(values, operand.dtype, x.dtype)
-        raise errors.DTypeError(f"a {operand.dtype} does not become a {x.dtype}; {remedy}").at(
-            "setitem", (x.type, operand.type)
-        )
+        raise errors.DTypeError(
+            f"a {operand.dtype.name} does not become a {x.dtype.name} without a cast; {remedy}"
+        ).at("setitem", (x.type, operand.type))
     return op.astype(operand, dtype=x.dtype.name)
 
 
@@ -487,6 +495,13 @@ class At:
     def __getitem__(self, key: Any) -> Places:
         return Places(self._x, key)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        call = f"{name}()" if name == "get" else f"{name}(values)"
+        text = f"x.at has no {name!r}"
+        if hasattr(Places, name):
+            text = f"x.at needs a key: write x.at[i].{call}, or x.at[...].{call} for all of x"
+        raise AttributeError(text, name=name, obj=self)
+
 
 class Places:
     """Elements `x.at[key]`, with JAX's methods: each returns x with these elements updated, as a
@@ -582,9 +597,20 @@ def _delitem(x: Tensor, key: object) -> NoReturn:
     raise TypeError("a Tensor does not support item deletion: its shape never changes")
 
 
+def _setitem_and_warn(x: Tensor, key: Any, values: Any) -> None:
+    """Assign as `setitem` does, with the warnings that the extension gives in its slot."""
+    references = sys.getrefcount(x)
+    setitem(x, key, values)
+    frame = sys._getframe(1)
+    if has_temporary_count(references):
+        warn_of_temporary(frame, x.type)
+    elif references == LOCAL:
+        warn_of_part(frame, x)
+
+
 if EXTENSION is None:
     Tensor.__getitem__ = getitem
-    Tensor.__setitem__ = setitem
+    Tensor.__setitem__ = _setitem_and_warn
     Tensor.__delitem__ = _delitem
 else:  # the slots of `AllocationFields`, which leave uncommon keys to these functions
-    EXTENSION.install_indexing(getitem, setitem)
+    EXTENSION.install_indexing(getitem, setitem, _warn_of_lost)

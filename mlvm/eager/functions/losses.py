@@ -586,7 +586,7 @@ def _require_alike(*tensors: Tensor) -> TensorType:
     types = [type_of(x) for x in tensors]
     for type in types:
         if not type.dtype.is_float:
-            raise DTypeError(f"expected floats, got {type.dtype}; convert with astype")
+            raise DTypeError(f"expected floats, got {type.dtype.name}; convert with astype")
         if type.shape != types[0].shape:
             raise ShapeError("expected predictions and targets of one shape")
     return types[0]

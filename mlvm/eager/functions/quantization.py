@@ -21,7 +21,9 @@ def require_quantized(dtype: object) -> DType:
     """Return a dtype for quantised numbers. Raises `DTypeError` if it is another one."""
     target = DType.of(dtype)
     if target not in (i8, u8) and not target.is_storage:
-        raise DTypeError(f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {target}")
+        raise DTypeError(
+            f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {target.name}"
+        )
     return target
 
 
@@ -50,7 +52,7 @@ def quantize_groups(
     """
     target, type = require_quantized(dtype), type_of(x)
     if type.dtype is not f32:
-        raise DTypeError(f"expected f32, got {type.dtype}; convert with astype")
+        raise DTypeError(f"expected f32, got {type.dtype.name}; convert with astype")
     if not type.ndim or not type.shape[-1]:
         raise ShapeError(f"expected rows, got {type}")
     length = type.shape[-1] if group is None else integer(group, "group")

@@ -43,6 +43,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import bound, current_arena, current_capture, is_vm_chosen
+from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -373,7 +374,7 @@ def _words(seed: int, n: int) -> Array:
 
 
 @public
-def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw standard normal values, of mean 0 and variance 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
@@ -386,7 +387,7 @@ def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) 
         ml.random.normal(2, dtype="i64")  # DTypeError
         ml.random.normal(2, key=v)  # ShapeError
     """
-    return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
+    return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=float_dtype(dtype))
 
 
 @public
@@ -396,7 +397,7 @@ def uniform(
     low: float = 0.0,
     high: float = 1.0,
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw values uniformly from low <= u < high; rounding may make one equal to high.
     Half-precision values are drawn in f32 and rounded once.
@@ -414,7 +415,7 @@ def uniform(
         ml.random.uniform(2, dtype="i64")  # DTypeError
         ml.random.uniform(-2)  # ShapeError
     """
-    target, sizes = DType.of(dtype), integers(shape, "shape")
+    target, sizes = float_dtype(dtype), integers(shape, "shape")
     _require_float(target)
     most, widest = [float(finfo(each).max) for each in (target, _wide_dtype(target))]
     if not (is_real(low) and is_real(high) and low < high) or (
@@ -601,7 +602,7 @@ def truncated_normal(
     shape: Ints | None = None,
     *,
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw standard normal values with lower <= x <= upper, numbers or tensors that broadcast to
     `shape` or, without it, to each other.
@@ -627,7 +628,7 @@ def truncated_normal(
         is_real(lower) and is_real(upper) and lower < upper
     ):
         raise ArgumentError(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
-    target = DType.of(dtype)
+    target = float_dtype(dtype)
     _require_float(target)
     low, high = [asarray(_number(x, "a bound", target), dtype=target) for x in bounds]
     drawn = _drawn_shape(broadcast_shapes(low.shape, high.shape), shape)
@@ -642,7 +643,7 @@ def truncated_normal(
 
 
 @public
-def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw from the exponential distribution of mean 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
@@ -660,7 +661,7 @@ def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = 
 
 
 @public
-def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw from the Laplace distribution of mean 0 and scale 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
@@ -679,7 +680,7 @@ def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32)
 
 
 @public
-def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw from the Gumbel distribution of location 0 and scale 1: -log(-log(u)).
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
@@ -692,13 +693,13 @@ def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) 
         ml.random.gumbel(2, dtype="i64")  # DTypeError
         ml.random.gumbel(-2)  # ShapeError
     """
-    target = DType.of(dtype)
+    target = float_dtype(dtype)
     _require_float(target)
     return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(target), key), target)
 
 
 @public
-def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw from the Cauchy distribution of location 0 and scale 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
@@ -731,13 +732,13 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
     """
     target = DType.of(dtype)
     if target.kind not in ("signed", "float"):
-        raise DTypeError(f"{target} has no -1")
+        raise DTypeError(f"{target.name} has no -1")
     return op.where(bernoulli(shape, key=key), constant(1, target), constant(-1, target))
 
 
 @public
 def gamma(
-    a: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
+    a: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
     """Draw from the gamma distribution of shape parameter `a`, a number or a float tensor that
     broadcasts to `shape`, and scale 1. There is no gradient for `a`.
@@ -755,7 +756,7 @@ def gamma(
         ml.random.gamma(v, 3)  # ShapeError
     """
     [a], drawn = _parameters(shape, a=a)
-    return op.gamma(_or_next(key), a, shape=drawn, dtype=DType.of(dtype))
+    return op.gamma(_or_next(key), a, shape=drawn, dtype=float_dtype(dtype))
 
 
 @public
@@ -765,7 +766,7 @@ def beta(
     shape: Ints | None = None,
     *,
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw from the beta distribution of parameters `a` and `b`, numbers or float tensors that
     broadcast to `shape`. Each value comes from the logarithms of two `gamma` draws, which also
@@ -783,7 +784,7 @@ def beta(
         ml.random.beta(v, 1.0, 3)  # ShapeError
     """
     both, drawn = _parameters(shape, a=a, b=b)
-    target = DType.of(dtype)
+    target = float_dtype(dtype)
     one, other = [
         _log_gamma(each, drawn, key, target) for each, key in zip(both, _keys(key, 2), strict=True)
     ]
@@ -792,7 +793,7 @@ def beta(
 
 @public
 def dirichlet(
-    alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
+    alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
     """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1. `alpha` has
     their parameters along its last axis, and broadcasts to [*shape, n]. It has no gradient.
@@ -808,14 +809,18 @@ def dirichlet(
     type = _float_type(alpha, "alpha")
     if not type.ndim:
         raise ShapeError("expected alpha with a last axis of parameters")
-    drawn, target = _drawn_shape(type.shape[:-1], shape), DType.of(dtype)
+    drawn, target = _drawn_shape(type.shape[:-1], shape), float_dtype(dtype)
     logs = _log_gamma(alpha, (*drawn, type.shape[-1]), _or_next(key), target)
     return rounded(op.softmax(logs, axis=-1), target)
 
 
 @public
 def student_t(
-    df: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
+    df: Tensor | float,
+    shape: Ints | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = None,
 ) -> Tensor:
     """Draw from Student's t distribution with `df` degrees of freedom, a number or a float tensor
     that broadcasts to `shape`. There is no gradient for it.
@@ -831,7 +836,7 @@ def student_t(
         ml.random.student_t(v, 3)  # ShapeError
     """
     [df], drawn = _parameters(shape, df=df)
-    target = DType.of(dtype)
+    target = float_dtype(dtype)
     first, second = _keys(key, 2)
     half = widened(df) * 0.5
     logs = _log_gamma(half, drawn, second, target)
@@ -935,7 +940,7 @@ def multinomial(
 def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DType]:
     """Draw 0 <= u < 1 in f64: the 24 bits of f32 would not give the tails of a distribution. Also
     return the dtype of the result."""
-    target = DType.of(dtype)
+    target = float_dtype(dtype)
     _require_float(target)
     return op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=f64), target
 
@@ -943,7 +948,7 @@ def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DT
 def _require_float(target: DType) -> None:
     """Raise `DTypeError` unless it is the dtype of floats."""
     if not target.is_float:
-        raise DTypeError(f"expected a float dtype, got {target}")
+        raise DTypeError(f"expected a float dtype, got {target.name}")
 
 
 def _parameters(

@@ -20,12 +20,13 @@ from mlvm.eager.functions.matrices import floating
 from mlvm.eager.functions.shapes import broadcast_to, matrix_transpose, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 
 @public
-def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
+def hanning(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
     """Return the window 1/2 - 1/2 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
 
     The result: f[n]. Raises `ArgumentError` if n is negative; `DTypeError` if `dtype` is not a
@@ -42,7 +43,7 @@ def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 
 
 @public
-def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
+def hamming(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
     """Return the window 0.54 - 0.46 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
 
     The result: f[n]. Raises `ArgumentError` if n is negative; `DTypeError` if `dtype` is not a
@@ -59,7 +60,7 @@ def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
 
 
 def _cosine(n: int, mean: float, periodic: bool, dtype: object) -> Tensor:
-    target = DType.of(dtype)
+    target = float_dtype(dtype)
     require("float", full((), 0.0, dtype=target).type)
     length = _at_least(n, "n", 0)
     if length == 1:
@@ -151,7 +152,7 @@ def istft(
     """
     size, hop = _sizes(n_fft, hop_length)
     if type_of(x).dtype.kind != "complex":
-        raise DTypeError(f"expected complex spectra, got {x.dtype}")
+        raise DTypeError(f"expected complex spectra, got {x.dtype.name}")
     shape = _window(window, size, x.dtype.real)
     if x.ndim < 2 or x.shape[-2] not in (size // 2 + 1, size) or not x.shape[-1]:
         raise ShapeError(f"expected [..., {size // 2 + 1} or {size}, frames], got {x.type}")

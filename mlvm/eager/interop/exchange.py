@@ -10,6 +10,7 @@ DLPack: https://dmlc.github.io/dlpack/latest/python_spec.html
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -93,15 +94,17 @@ def _require_untracked(x: Tensor) -> None:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """Implement `numpy.asarray(x)`: a copy in that dtype (default: f32 for bf16); with `copy=False`
-    a read-only array over the bytes of x. Raises `CopyRefused` if they are not accessible;
-    `GradientError` if a gradient flows through x; `StaleTensor` if x has ended."""
+    """Implement `numpy.asarray(x)`: a read-only copy in that dtype (default: f32 for bf16), as a
+    write to it would not reach x. `numpy.array(x)`, of `copy=True`, gives an array to write to;
+    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` if they are not
+    accessible; `GradientError` if a gradient flows through x; `StaleTensor` if x has ended."""
     _require_untracked(x)
     if copy is not False:
-        if dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy:
-            return values_of(x)
-        array = x.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        is_own = dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy
+        array = values_of(x) if is_own else x.numpy()
+        array = array if dtype is None else array.astype(dtype, copy=False)
+        array.flags.writeable = copy is True
+        return array
     if x.dtype is bf16:
         raise _refuse_copy(x, "is of a dtype that numpy does not have")
     if dtype is not None and np.dtype(dtype) != x.dtype.numpy:
@@ -224,9 +227,12 @@ def _shown(x: Tensor) -> str:
     return html.table(head, cells, right=len(head)) + html.block(str(x.type))
 
 
-_OURS: Final = {
+OURS: Final = {
     "absolute": "abs",
     "conjugate": "conj",
+    "degrees": "rad2deg",
+    "fabs": "abs",
+    "radians": "deg2rad",
     "expit": "sigmoid",
     "invert": "bitwise_invert",
     "left_shift": "bitwise_left_shift",
@@ -239,14 +245,14 @@ _OURS: Final = {
 
 
 def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:
-    """Dispatch ufuncs: `numpy.exp(x)` is `exp(x)`, a tensor, and `a + x` of an array a is `add(a,
-    x)`.
+    """Dispatch ufuncs to functions of `mlvm.eager`: `numpy.exp(x)` is `exp(x)`, a tensor, and `a +
+    x` of an array a is `add(a, x)`.
 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
     `reduce`, or with options: a tensor is not written into an array.
     """
-    name = _OURS.get(ufunc.__name__, ufunc.__name__)
-    function = getattr(op, name, None)
+    name = OURS.get(ufunc.__name__, ufunc.__name__)
+    function = getattr(sys.modules["mlvm.eager"], name, None)
     if method == "__call__" and not options and function is not None:
         return function(*inputs)  # type: ignore[no-any-return]
     call = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import MAX_NDIM, DType, f32, i64
+from mlvm.core.types import MAX_NDIM, DType, i64
 from mlvm.eager.functions.creation import placed, reused
 from mlvm.eager.tensor.context import current_arena, default_vm
+from mlvm.eager.tensor.default import default_of
 from mlvm.eager.tensor.dtypes import isdtype
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -40,17 +41,20 @@ class Info:
         vm: VMProtocol = current_arena().vm.stands_for
         return vm
 
-    def devices(self) -> tuple[VMProtocol, ...]:
+    def devices(self) -> list[VMProtocol]:
         """Return the VMs of the current arena, and the default VM."""
         here, default = self.default_device(), default_vm()
-        return (here,) if here is default else (here, default)
+        return [here] if here is default else [here, default]
 
     def default_dtypes(self, *, device: VMProtocol | None = None) -> dict[str, DType]:
         """Return the default dtypes by kind."""
         with placed(device):
-            dtypes = {"real floating": f32, "integral": i64, "indexing": i64}
-        complex_ = DType.all.get("c64")
-        return dtypes if complex_ is None else {**dtypes, "complex floating": complex_}
+            return {
+                "real floating": default_of(float),
+                "complex floating": default_of(complex),
+                "integral": i64,
+                "indexing": i64,
+            }
 
     def dtypes(
         self, *, device: VMProtocol | None = None, kind: str | tuple[str, ...] | None = None

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.rules import is_real
-from mlvm.core.types import f32
 from mlvm.eager.functions import activations, creation
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import matched, require_float, sizes
@@ -251,7 +250,7 @@ class PReLU(Module):
 
     slope: Tensor  # [] or [channels]
 
-    def __init__(self, channels: int | None = None, *, dtype: object = f32) -> None:
+    def __init__(self, channels: int | None = None, *, dtype: object = None) -> None:
         shape = () if channels is None else sizes("PReLU", channels=channels)
         self.slope = creation.full(shape, 0.25, dtype=require_float("PReLU", dtype))
 

@@ -65,7 +65,7 @@ class MultiHeadAttention(Module):
         kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         name = "MultiHeadAttention"
         memory = embed_dim if memory_dim is None else memory_dim

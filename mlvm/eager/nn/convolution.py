@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 from mlvm.core.errors import ArgumentError
-from mlvm.core.types import f32
 from mlvm.eager.functions import convolution, shapes
 from mlvm.eager.functions.arguments import Ints
 from mlvm.eager.functions.windows import Sides
@@ -48,7 +47,7 @@ class _Convolution(Module):
         kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         name, axes = type(self).__name__, self._axes
         inputs, outputs, parts = sizes(

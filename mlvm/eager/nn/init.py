@@ -51,7 +51,7 @@ def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 @_initialiser
-def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Return zeros; nothing is drawn.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
@@ -69,7 +69,7 @@ def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Ten
 
 
 @_initialiser
-def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Return ones; nothing is drawn.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
@@ -87,7 +87,7 @@ def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tens
 
 @_initialiser
 def constant(
-    value: float, shape: Ints, *, key: Tensor | None = None, dtype: object = f32
+    value: float, shape: Ints, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
     """Return the value everywhere; nothing is drawn.
 
@@ -112,7 +112,7 @@ def normal(
     mean: float = 0.0,
     std: float = 1.0,
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw normal values of that mean and standard deviation.
 
@@ -138,7 +138,7 @@ def uniform(
     low: float = 0.0,
     high: float = 1.0,
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw uniform values, low <= x < high.
 
@@ -166,7 +166,7 @@ def truncated_normal(
     lower: float = -2.0,
     upper: float = 2.0,
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw mean + std x for standard normal x with lower <= x <= upper, as in JAX; PyTorch's bounds
     are those of the result.
@@ -189,7 +189,7 @@ def truncated_normal(
 
 
 @_initialiser
-def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw normal values of variance 1 / fan in (LeCun et al., Efficient BackProp, 1998), the
     default of layers.
 
@@ -208,7 +208,7 @@ def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32)
 
 
 @_initialiser
-def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
     """Draw uniform values around 0 of variance 1 / fan in, as `lecun_normal`.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
@@ -227,7 +227,7 @@ def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32
 
 @_initialiser
 def xavier_normal(
-    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
+    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
     """Draw normal values of variance 2 gain^2 / (fan in + fan out) (Glorot and Bengio, AISTATS
     2010); JAX's glorot_normal.
@@ -250,7 +250,7 @@ def xavier_normal(
 
 @_initialiser
 def xavier_uniform(
-    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
+    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
     """Draw uniform values around 0 of the variance of `xavier_normal`; JAX's glorot_uniform.
 
@@ -277,7 +277,7 @@ def kaiming_normal(
     negative_slope: float = 0.0,
     mode: Fan = "fan_in",
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw normal values of variance 2 / ((1 + negative_slope^2) fan), for layers followed by a
     `relu`, or a `leaky_relu` of that slope (He et al., arXiv 1502.01852); JAX's he_normal.
@@ -305,7 +305,7 @@ def kaiming_uniform(
     negative_slope: float = 0.0,
     mode: Fan = "fan_in",
     key: Tensor | None = None,
-    dtype: object = f32,
+    dtype: object = None,
 ) -> Tensor:
     """Draw uniform values around 0 of the variance of `kaiming_normal`; JAX's he_uniform.
 
@@ -327,7 +327,7 @@ def kaiming_uniform(
 
 @_initialiser
 def orthogonal(
-    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
+    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
     """Draw `gain` times an orthogonal matrix of [window and channels in, channels out], uniformly
     distributed (Saxe et al., arXiv 1312.6120). Its columns, or rows if these are fewer, are

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, ShapeError
-from mlvm.core.types import f32
 from mlvm.eager.functions import contraction, neural, shapes
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.nn.module import Module
@@ -47,7 +46,7 @@ class Linear(Module):
         kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         shape = sizes("Linear", in_features=in_features, out_features=out_features)
         if axis not in (-1, -2):
@@ -102,7 +101,7 @@ class Bilinear(Module):
         kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         shape = sizes(
             "Bilinear",
@@ -149,7 +148,7 @@ class Embedding(Module):
         *,
         embedding_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         name = type(self).__name__
         shape = sizes(name, num_embeddings=num_embeddings, features=features)
@@ -189,7 +188,7 @@ class EmbeddingBag(Embedding):
         mode: neural.Reduction = "mean",
         embedding_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         super().__init__(
             num_embeddings, features, embedding_init=embedding_init, key=key, dtype=dtype

@@ -160,7 +160,7 @@ class Module(Node):
         """
         target = DType.of(dtype)
         if not target.is_float:
-            raise DTypeError(f"parameters are floats, not {target}").at("Module.astype", ())
+            raise DTypeError(f"parameters are floats, not {target.name}").at("Module.astype", ())
         copies: Copies = []
         converted: Self = substitute(
             lambda x: astype(x, target) if x.dtype.is_float else x, self, copies

@@ -34,7 +34,7 @@ class LayerNorm(Module):
     scale: Tensor  # [features]
     bias: Tensor  # [features]
 
-    def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = f32) -> None:
+    def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = None) -> None:
         shape, self.eps, kind = _checked("LayerNorm", features, eps, dtype)
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
@@ -60,7 +60,7 @@ class RMSNorm(Module):
 
     scale: Tensor  # [features]
 
-    def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = f32) -> None:
+    def __init__(self, features: int, *, eps: float = 1e-6, dtype: object = None) -> None:
         shape, self.eps, kind = _checked("RMSNorm", features, eps, dtype)
         self.scale = creation.ones(shape, dtype=kind)
 
@@ -90,7 +90,7 @@ class GroupNorm(Module):
     bias: Tensor  # [channels]
 
     def __init__(
-        self, groups: int, channels: int, *, eps: float = 1e-5, dtype: object = f32
+        self, groups: int, channels: int, *, eps: float = 1e-5, dtype: object = None
     ) -> None:
         shape, self.eps, kind = _checked(type(self).__name__, channels, eps, dtype, "channels")
         [self.groups] = sizes("GroupNorm", groups=groups)
@@ -140,7 +140,7 @@ class InstanceNorm(GroupNorm):
         ml.nn.InstanceNorm(0)  # ArgumentError
     """
 
-    def __init__(self, channels: int, *, eps: float = 1e-5, dtype: object = f32) -> None:
+    def __init__(self, channels: int, *, eps: float = 1e-5, dtype: object = None) -> None:
         super().__init__(channels, channels, eps=eps, dtype=dtype)
 
 
@@ -171,7 +171,7 @@ class BatchNorm(Module):
     var: Tensor  # [channels], a buffer
 
     def __init__(
-        self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5, dtype: object = f32
+        self, channels: int, *, momentum: float = 0.1, eps: float = 1e-5, dtype: object = None
     ) -> None:
         shape, self.eps, kind = _checked("BatchNorm", channels, eps, dtype, "channels")
         if not 0 <= momentum <= 1:

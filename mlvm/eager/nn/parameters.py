@@ -15,6 +15,7 @@ from mlvm.eager.functions.halves import rounded
 from mlvm.eager.functions.windows import numbers_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
+from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import annotate_error
@@ -61,10 +62,10 @@ def bias_of(
 
 
 def require_float(layer: str, dtype: object) -> DType:
-    dtype = DType.of(dtype)
-    if not dtype.is_float:
-        raise DTypeError(f"{layer}: expected a float dtype, got {dtype}")
-    return dtype
+    target = float_dtype(dtype)
+    if not target.is_float:
+        raise DTypeError(f"{layer}: expected a float dtype, got {target.name}")
+    return target
 
 
 def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
         return x
     if target.is_half:
         raise DTypeError(
-            f"{layer}: x is {own} and the weights are {target}; write "
+            f"{layer}: x is {own.name} and the weights are {target.name}; write "
             f"ml.astype(x, ml.{target.long_name})"
         )
     return op.astype(x, dtype=target)

@@ -74,7 +74,7 @@ class _Cell(Module):
         hidden_kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         name = type(self).__name__
         inputs, hidden = sizes(name, input_size=input_size, hidden_size=hidden_size)
@@ -182,7 +182,7 @@ class RNNCell(_Cell):
         hidden_kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         super().__init__(
             input_size,
@@ -300,7 +300,7 @@ class _Recurrent(Module):
         hidden_kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         name = type(self).__name__
         inputs, hidden, layers = sizes(
@@ -403,7 +403,7 @@ class RNN(_Recurrent):
         hidden_kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         super().__init__(
             input_size,

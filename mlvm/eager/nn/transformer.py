@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlvm.core.types import f32
 from mlvm.eager.functions import random, shapes
 from mlvm.eager.nn.attention import Cache, MultiHeadAttention
 from mlvm.eager.nn.dropout import Dropout
@@ -46,7 +45,7 @@ class _TransformerLayer(Module):
         kernel_init: Init | None = None,
         bias_init: Init | None = None,
         key: Tensor | None = None,
-        dtype: object = f32,
+        dtype: object = None,
     ) -> None:
         name = type(self).__name__
         [width] = sizes(name, embed_dim=embed_dim)

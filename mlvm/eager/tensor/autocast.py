@@ -18,6 +18,7 @@ from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import without_last
+from mlvm.eager.tensor.default import default_dtype, default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 
@@ -177,14 +178,25 @@ def in_single(x: Tensor) -> Tensor:
     return x if autocast_dtype() is None or not x.dtype.is_half else _cast(x, f32)
 
 
+def in_present_precision(fn: F) -> F:
+    """Return the function, which runs under the `autocast` and the default dtype of now, whenever
+    it is called."""
+    return default_dtype(default_float())(autocast(autocast_dtype())(fn))
+
+
 def carried(task: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a group's task, which runs in the block of the caller."""
-    dtype = autocast_dtype()
-    return task if dtype is None else partial(_in_block, dtype.name, task)
+    """Return a group's task, which runs under the `autocast` and the default dtype of the
+    caller."""
+    half, default = autocast_dtype(), default_float()
+    if half is None and default is f32:
+        return task
+    return partial(_in_block, half and half.name, default.name, task)
 
 
-def _in_block(dtype: str, task: Callable[..., Any], rank: int, vm: object) -> Any:
-    with autocast(dtype):
+def _in_block(
+    half: str | None, default: str, task: Callable[..., Any], rank: int, vm: object
+) -> Any:
+    with autocast(half), default_dtype(default):
         return task(rank, vm)
 
 

@@ -8,17 +8,15 @@ from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import DTypeError, OperandValueError, brief
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, TensorType, bool_, c64, f32, i64, promote
+from mlvm.core.types import Array, DType, TensorType, c64, promote
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.default import KINDS, default_of
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.templates import pause
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
-
-DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32, complex: c64}
-"""The dtypes that Python's numbers have alone."""
 
 _CONSTANTS_LIMIT: Final = 4096
 
@@ -28,6 +26,17 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
     float: ("float", "complex"),
     complex: ("complex",),
 }
+
+
+_KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "complex": 4}
+
+
+def is_same_kind(source: DType, target: DType) -> bool:
+    """Return whether values of `source` may be assigned to elements of `target`, as by numpy's
+    casting="same_kind": they may lose range or precision, and not their kind."""
+    if source.is_storage or target.is_storage:
+        return source is target
+    return _KIND_ORDER[source.kind] <= _KIND_ORDER[target.kind]
 
 
 class Constants:
@@ -89,11 +98,11 @@ def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
     """Return the value of `constant`. Raises what that raises."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
-        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
+        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype.name}")
     try:
         return half.number_array(value, dtype)
     except OverflowError:
-        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
+        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype.name}") from None
 
 
 def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
@@ -112,12 +121,14 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
 def scalar_kind(kind: type) -> type | None:
     """Return the class of Python's numbers that a class is, such as int for an IntEnum; else
     None."""
-    return kind if kind in DEFAULTS else next((x for x in DEFAULTS if issubclass(kind, x)), None)
+    return kind if kind in KINDS else next((x for x in KINDS if issubclass(kind, x)), None)
 
 
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """Return the dtype of a Python scalar of that class beside a tensor of that dtype. It is the
-    tensor's, unless the scalar has a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    tensor's, unless the scalar has a higher kind: 1j beside f64 is c128, and 1.5 beside i64 has the
+    default float dtype."""
     kind = scalar_kind(kind) or kind
-    adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
-    return dtype if adopted else promote(DEFAULTS[kind], dtype)
+    if dtype.is_integer if kind is int else kind is float and dtype.is_inexact:
+        return dtype
+    return promote(c64 if kind is complex and dtype.is_inexact else default_of(kind), dtype)

@@ -12,7 +12,8 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError
 from mlvm.core.types import DType, bf16, promote
-from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
+from mlvm.eager.tensor.constants import dtype_beside, scalar_kind
+from mlvm.eager.tensor.default import default_of
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -102,7 +103,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
         for x, kind in zip(arrays_and_dtypes, kinds, strict=True)
         if kind is None
     ]
-    result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
+    result = reduce(promote, dtypes or [default_of(kind) for kind in numbers])
     for kind in numbers:
         result = dtype_beside(kind, result)
     return result
@@ -138,7 +139,7 @@ def finfo(type: object, /) -> FloatInfo:
     """
     dtype = _dtype_of(type)
     if not dtype.is_inexact:
-        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype}")
+        raise DTypeError(f"finfo is for float and complex dtypes, not {dtype.name}")
     if dtype is bf16:  # f32 without the lower half
         most = 2.0**128 - 2.0**120
         return FloatInfo(16, 2.0**-7, most, -most, 2.0**-126, bf16)
@@ -159,7 +160,7 @@ def iinfo(type: object, /) -> IntInfo:
     """
     dtype = _dtype_of(type)
     if not dtype.is_integer:
-        raise DTypeError(f"iinfo is for integer dtypes, not {dtype}")
+        raise DTypeError(f"iinfo is for integer dtypes, not {dtype.name}")
     info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
     return IntInfo(info.bits, int(info.max), int(info.min), dtype)
 

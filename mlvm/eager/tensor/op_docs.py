@@ -103,5 +103,5 @@ def _dtypes(op: Op, its: str) -> tuple[str, str]:
     changed = {kind: dtype for kind, dtype in results.items() if dtype is not _TYPES[kind].dtype}
     allowed, text = _ALLOWED["".join(results)], _RESULTS.get("".join(changed))
     if len(set(results.values())) == 1 and (text is None or allowed == "bools"):
-        text = str(next(iter(results.values())))
+        text = next(iter(results.values())).name
     return allowed, f", {text.format(its=its)}" if text is not None else ""

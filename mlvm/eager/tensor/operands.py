@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -11,18 +12,18 @@ from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, bool_, c64, f64, promote, u64
 from mlvm.eager.tensor.apply import COPY, apply, one_op
-from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, dtype_beside
+from mlvm.eager.tensor.constants import Scalar, constant, dtype_beside, scalar_kind
+from mlvm.eager.tensor.default import KINDS, default_of
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, require_values
+from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, values_for
 from mlvm.machines.native.extension import EXTENSION
 
 Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
 NUMBERS: Final = (bool, int, float, complex, np.generic)
 
-_FLOAT: Final = TensorType(DEFAULTS[float])
-_INT: Final = TensorType(DEFAULTS[int])
+_INT: Final = TensorType(default_of(int))
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
@@ -126,12 +127,12 @@ def is_array(value: object) -> bool:
 def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
     """Return a new tensor of values that are no tensor. Raises what `asarray` raises."""
     if type(values) is Number:
-        target = dtype or DEFAULTS[values.__class__]
+        target = dtype or default_of(values.__class__)
         if isinstance(values, float) or target.is_integer:
             return apply(COPY, constant(values, target))
         values = plain(values)  # a large int is rounded once, and by a constant twice
     if dtype is None and EXTENSION is not None and type(values) is list:
-        listed: Tensor | None = EXTENSION.listed(values, _FLOAT, _INT)
+        listed: Tensor | None = EXTENSION.listed(values, TensorType(default_of(float)), _INT)
         if listed is not None:
             return listed
     array = in_memory(values)
@@ -139,16 +140,28 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         own = DType.of(array.dtype)
         target = dtype or own
         if own.kind == "complex" and target.kind not in ("complex", "bool"):
-            raise DTypeError(f"complex numbers do not become {target}; take real or imag")
+            raise DTypeError(f"complex numbers do not become {target.name}; take real or imag")
     elif isinstance(values, (list, tuple)) and (first := _first_tensor(values)) is not None:
         joined = _joined(values, first)
         cast_to = None if dtype in (None, joined.dtype) else one_op("astype", dtype=dtype)
         return joined if cast_to is None else apply(cast_to, joined)
     else:
         array = of_numbers(values)
-        target = dtype or DEFAULTS[type(array.dtype.type(0).item())]
-        require_values(array, target)
+        target = dtype or _listed_dtype(values, array)
+        array = values_for(target, array, values)
     return from_array(cast(array, target))
+
+
+def _listed_dtype(values: object, array: Array) -> DType:
+    """Return the dtype of nested lists, whose numbers are in `array`. Scalars and arrays of numpy
+    keep their dtypes, and Python numbers are as beside these. Without them, and without a Python
+    number, it is the default dtype of the array's kind."""
+    kinds = dict.fromkeys(getattr(leaf, "dtype", leaf.__class__) for leaf in leaves(values))
+    own = [DType.of(kind) for kind in kinds if not isinstance(kind, type)]
+    if not own:
+        return default_of(type(array.dtype.type(0).item()))
+    numbers = [kind for kind in kinds if isinstance(kind, type) and scalar_kind(kind)]
+    return reduce(lambda dtype, kind: dtype_beside(kind, dtype), numbers, reduce(promote, own))
 
 
 def _first_tensor(values: object) -> Tensor | None:
@@ -176,9 +189,9 @@ def listed_beside(values: object, dtype: DType) -> DType | None:
     kinds = set()
     for leaf in leaves(values):
         number = leaf.item() if isinstance(leaf, np.generic) else leaf
-        kind = next((kind for kind in DEFAULTS if isinstance(number, kind)), None)
+        kind = next((kind for kind in KINDS if isinstance(number, kind)), None)
         if kind is None:
             return None
         kinds.add(kind)
-    highest = next((kind for kind in reversed(DEFAULTS) if kind in kinds), None)
+    highest = next((kind for kind in reversed(KINDS) if kind in kinds), None)
     return dtype if highest is None else dtype_beside(highest, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import _getframe, getrefcount
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -13,8 +14,10 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.parts import warn_of_part
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.warn import LOCAL_OPERATOR
 from mlvm.eager.tensor.wrapper import annotate_error
 
 Binary: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
@@ -94,6 +97,8 @@ def _in_place(op: str) -> Binary:
     call = one_op(op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
+        if self.base is not None and getrefcount(self) == LOCAL_OPERATOR:
+            warn_of_part(_getframe(1), self)
         try:
             return apply_into(self, call, self, as_operand(other, self))
         except MlvmError as error:

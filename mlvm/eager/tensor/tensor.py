@@ -29,6 +29,7 @@ from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.tensor.context import Tape, current_arena, current_tape
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Size
+from mlvm.eager.tensor.parts import note_unpacked, unpacks
 from mlvm.eager.tensor.reading import note_read, values_of, write
 from mlvm.eager.tensor.warn import warn_of_row
 from mlvm.machines.native.extension import EXTENSION
@@ -280,11 +281,14 @@ class Tensor(Methods, Allocation):
 
 def _rows(x: Tensor) -> Iterator[Tensor]:
     """Yield the rows of a tensor. Warn of a row that a loop has updated without effect."""
+    is_unpacked = unpacks(sys._getframe(1))
     for i in range(x.shape[0]):
         row = x[i]
         if row.base is None:  # an update moves a view, but no other tensor
             row = untracked(row)
         handle = row.handle
+        if is_unpacked:
+            note_unpacked(row, x)
         yield row
         if row.handle != handle and row.handle != STALE and getrefcount(row) == _ROW_IN_LOOP:
             warn_of_row(sys._getframe(1), row.type)

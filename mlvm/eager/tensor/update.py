@@ -15,7 +15,8 @@ from typing import Final
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.types import TensorType
-from mlvm.eager.tensor.apply import COPY, OneOp, apply
+from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
+from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, lifted
 from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
@@ -26,22 +27,27 @@ live_tapes: set[Tape] = set()
 
 
 def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and give its result to the tensor `out`, whose type must fit exactly. With the C
-    extension, `apply_into` does this in C for the common case, and calls this for all others.
+    """Run one op and give its result to the tensor `out`. A result of the same kind and another
+    dtype is cast, as in numpy: f64 to f32, i64 to i32, and neither f32 to i32 nor i8 to u8. With
+    the C extension, `apply_into` does this in C for the common case, and calls this for all others.
 
     If a view or a tape needs the old value, or the op cannot write over its operand, `out` moves to
     new memory of its arena. Otherwise the result is written over its bytes.
 
-    Raises `ShapeError` or `DTypeError` for a result of another type, and what `apply` raises.
+    Raises `ShapeError` or `DTypeError` for a result of another shape or kind, and what `apply`
+    raises.
     """
     operands = lifted(operands)
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
     if type is not out.type:
+        if type is not None and type.shape == out.shape and is_same_kind(type.dtype, out.dtype):
+            return apply_into(out, one_op("astype", dtype=out.dtype.name), apply(call, *operands))
         kind = DTypeError if type is not None and type.dtype is not out.dtype else ShapeError
+        cast = " without a cast to another kind" if kind is DTypeError else ""
         raise kind(
             f"the result is {type} and does not fit into {out.type}, which it would update in "
-            f"place; x = x + y makes a new tensor"
+            f"place{cast}; x = x + y makes a new tensor"
         ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):

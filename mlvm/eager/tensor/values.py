@@ -101,14 +101,15 @@ def leaves(obj: object, depth: int = 0) -> Iterator[object]:
         yield obj
 
 
-def require_values(array: Array, dtype: DType) -> None:
-    """Raise unless Python's numbers in `array` are values of the dtype, which rounds floats."""
+def values_for(dtype: DType, array: Array, numbers: object) -> Array:
+    """Return the array of Python's numbers, with whole floats as integers for a dtype that has no
+    others. Raise unless they are values of the dtype, which rounds floats."""
     if array.dtype.kind == "c" and dtype.kind != "complex":
-        raise DTypeError(f"complex numbers do not become {dtype}; take real or imag")
+        raise DTypeError(f"complex numbers do not become {dtype.name}; take real or imag")
     if dtype.is_inexact or not array.size or dtype in few.FLOATS:
-        return
+        return array
     if array.dtype.kind == "f":
-        raise DTypeError(f"floats do not become {dtype}; convert them with astype")
+        array = _whole(array, numbers, dtype)
     if dtype.is_storage:
         own = few.integers(dtype)
         low, high = own[0], own[-1]
@@ -116,7 +117,26 @@ def require_values(array: Array, dtype: DType) -> None:
         low, high = (0, 1) if dtype is bool_ else _limits(dtype)
     for value in (int(array.min()), int(array.max())):
         if not low <= value <= high:
-            raise OperandValueError(f"the int {value} does not fit into {dtype}: {low} .. {high}")
+            raise OperandValueError(
+                f"the int {brief(value)} does not fit into {dtype.name}: {low} .. {high}"
+            )
+    return (
+        array.astype(np.int64 if high < 2**63 else np.uint64) if array.dtype.kind == "O" else array
+    )
+
+
+def _whole(array: Array, numbers: object, dtype: DType) -> Array:
+    """Return floats and integers as integers. Raises `DTypeError` for a fraction, inf and nan."""
+    is_whole = np.isfinite(array) & (array == np.trunc(array))
+    if not is_whole.all():
+        raise DTypeError(
+            f"the float {array[~is_whole][0]} is not a value of {dtype.name}; write "
+            f"ml.asarray(values).astype(ml.{dtype.long_name}), which truncates"
+        )
+    if np.abs(array).max() < 2.0**53:
+        return array.astype(np.int64)
+    exact = [int(x) for x in leaves(numbers)]  # type: ignore[call-overload]  # f64 rounds them
+    return np.array(exact, object).reshape(array.shape)
 
 
 def _limits(dtype: DType) -> tuple[int, int]:

@@ -39,16 +39,23 @@ class _Probe:
     def __setitem__(self, key: object, value: object) -> None:
         _Probe.count = sys.getrefcount(self)
 
+    def __iadd__(self, other: object) -> _Probe:
+        _Probe.count = sys.getrefcount(self)
+        return self
 
-def _references() -> tuple[int, int]:
-    """Return the references of a temporary and of a local variable."""
+
+def _references() -> tuple[int, int, int]:
+    """Return the references of a temporary and of a local variable, and of one that is updated by
+    an operator."""
     _Probe()[0] = 0
     temporary, probe = _Probe.count, _Probe()
     probe[0] = 0
-    return temporary, _Probe.count
+    local = _Probe.count
+    probe += 1
+    return temporary, local, _Probe.count
 
 
-_TEMPORARY, _LOCAL = _references()
+_TEMPORARY, LOCAL, LOCAL_OPERATOR = _references()
 """One apart in CPython 3.11 to 3.13. Where a stack borrows from variables there is no warning."""
 _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 
@@ -56,7 +63,7 @@ _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 def has_temporary_count(references: int) -> bool:
     """Return whether a tensor with this number of references in its `__setitem__` is a temporary.
     (A call of the method by its name has fewer references.)"""
-    return references <= _TEMPORARY < _LOCAL
+    return references <= _TEMPORARY < LOCAL
 
 
 def warn_of_temporary(frame: FrameType, type: object) -> None:

@@ -21,7 +21,7 @@ from mlvm.eager.autodiff.tape import Tape, taping
 from mlvm.eager.control import functions
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.apply import alias_of, untracked
-from mlvm.eager.tensor.autocast import autocast, autocast_dtype
+from mlvm.eager.tensor.autocast import in_present_precision
 from mlvm.eager.tensor.context import current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.transform.trace import Tracer
@@ -63,9 +63,9 @@ class CustomRule:
         jvp: Callable[[Tensors, Maybe], tuple[Tensors, Maybe]] | None = None,
     ) -> None:
         self.name, self.fn = name, fn
-        block = autocast(autocast_dtype())  # rules that make the value run later, outside of it
-        self.fwd = None if fwd is None else partial(_within, block, fwd)
-        self.jvp = None if jvp is None else partial(_within, block, jvp)
+        # rules that make the value run later, outside of the blocks of now
+        self.fwd = None if fwd is None else in_present_precision(fwd)
+        self.jvp = None if jvp is None else in_present_precision(jvp)
         self.bwd = bwd
 
     def __call__(self, args: Tensors) -> Tensors:
@@ -134,11 +134,6 @@ class CustomRule:
         parts = vjp(linear, *zeros)[1]([g for g in gs if g is not None])
         cotangent_of = dict(zip(floats, parts, strict=True))
         return [cotangent_of.get(i) for i in range(nargs)]
-
-
-def _within(block: autocast, fn: Callable[..., R], *args: Any) -> R:
-    with block:
-        return fn(*args)
 
 
 class _RefusingTape:

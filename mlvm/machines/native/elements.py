@@ -25,4 +25,4 @@ def wrapped(value: int) -> int:
 def numbers(dtype: DType) -> str:
     """Return the suffix of a kernel that adds: a float dtype, or an integer's size, since signed
     and unsigned sums wrap alike."""
-    return str(dtype if dtype.is_float else dtype.itemsize)
+    return dtype.name if dtype.is_float else str(dtype.itemsize)

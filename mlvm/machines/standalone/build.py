@@ -254,8 +254,8 @@ class _Layout:
             dtype = TensorType.of(self.planned.states[number]).dtype
             if dtype not in (f32, f64, i32, i64):
                 raise CannotBuild(
-                    f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype} that "
-                    f"is computed of a length; convert the tensor after the computation"
+                    f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype.name} "
+                    f"that is computed of a length; convert the tensor after the computation"
                 )
             scalars[number] = self.formulas.number_of(value)
         return scalars

@@ -131,7 +131,11 @@ def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: 
     pairs = (q, count), (k, kv_heads), (v, kv_heads)
     q, k, v = (ml.astype(heads(*pair), ml.float32) for pair in pairs)
     dk, dv = k.shape[3], v.shape[3]
-    state = ml.zeros((n, kv_heads, dk, dv)) if past is None else ml.astype(past, ml.float32)
+    state = (
+        ml.zeros((n, kv_heads, dk, dv), dtype=ml.float32)
+        if past is None
+        else ml.astype(past, ml.float32)
+    )
     scale = at.get("scale", 0.0) or 1.0 / math.sqrt(max(dk, 1))
     if decay is not None:
         decay = ml.exp(ml.astype(heads(decay, kv_heads), ml.float32))

@@ -51,9 +51,11 @@ def test_multiply_add_may_write_over_any_operand(size: int, place: int | None) -
 @pytest.mark.parametrize("y", DType.all.values(), ids=str)
 def test_dtypes_promote(x: DType, y: DType) -> None:
     if (x.name == "u64" and y.kind == "signed") or (x.kind == "signed" and y.name == "u64"):
-        refuses(DTypeError, f"{x} and {y} do not promote", infer, "equal", f"{x}[]", f"{y}[]")
+        refuses(
+            DTypeError, f"{x!r} and {y!r} do not promote", infer, "equal", f"{x!r}[]", f"{y!r}[]"
+        )
         return
-    assert infer("equal", f"{x}[]", f"{y}[]") == "bool[]"
+    assert infer("equal", f"{x!r}[]", f"{y!r}[]") == "bool[]"
     result = OPS["where"].infer([TensorType("bool"), TensorType(x), TensorType(y)], {})
     assert result is TensorType(promote(x, y))
 

@@ -229,7 +229,7 @@ def gaussian(x: Any) -> Any:
 def test_the_distance_of_kolmogorov_and_smirnov(draw: str, below: str, dtype: str) -> None:
     names = {**_SPACE, "N": N, "key": R.key(11), "dtype": dtype, "gaussian": gaussian}
     drawn = eval(draw, names)
-    assert (str(drawn.dtype), drawn.shape) == (dtype, (N,))
+    assert (drawn.dtype.name, drawn.shape) == (dtype, (N,))
     x = np.sort(drawn.numpy().astype(np.float64))
     assert np.isfinite(x).all()
     share = eval(below, {**names, "x": x})

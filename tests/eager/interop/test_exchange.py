@@ -13,6 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import CopyRefused, ExchangeRefused, NoExchange, StaleTensor
 from mlvm.core.types import DType
+from mlvm.eager.interop.exchange import OURS
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
 
@@ -27,6 +28,30 @@ def lent(x: ml.Tensor) -> np.ndarray[Any, Any]:
 # --- memory that is lent -------------------------------------------------------------
 
 
+UFUNCS = [
+    name
+    for name in dir(np)
+    if isinstance(ufunc := getattr(np, name), np.ufunc)
+    and ufunc.signature is None
+    and (hasattr(ml, name) or hasattr(ml, OURS.get(ufunc.__name__, "")))
+]
+
+
+@pytest.mark.parametrize("name", UFUNCS)
+def test_a_ufunc_with_the_name_of_a_function_here_calls_it(name: str) -> None:
+    ufunc = getattr(np, name)
+    array = np.asarray([0.25, 0.5], np.float32)
+    if name.startswith(("bitwise", "invert", "left", "right")):
+        array = np.asarray([1, 2])
+    if name.startswith("logical"):
+        array = np.asarray([True, False])
+    operands = [array] * ufunc.nin
+    result = ufunc(*[ml.asarray(each) for each in operands])
+    assert isinstance(result, ml.Tensor)
+    with np.errstate(invalid="ignore"):  # of acosh
+        np.testing.assert_allclose(result.numpy(), ufunc(*operands), rtol=1e-6)
+
+
 @local
 @pytest.mark.parametrize("dtype", [name for name in DType.all if name != "bf16"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
@@ -37,7 +62,8 @@ def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
         assert not view.flags.writeable
         if x.size:
             assert np.shares_memory(view, lent(ml.reshape(x, -1)))
-    assert np.asarray(x).flags.writeable
+    copies = np.asarray(x), np.asarray(x, "c16"), np.array(x), np.array(x, "c16"), x.numpy()
+    assert [each.flags.writeable for each in copies] == [False, False, True, True, True]
 
 
 @local

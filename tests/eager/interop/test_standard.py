@@ -16,8 +16,8 @@ def test_info() -> None:
     vm = ml.VM("other")
     with ml.Arena(vm, "here"):
         assert info.default_device() is vm
-        assert info.devices() == (vm, ml.default_vm())
-    assert info.devices() == (ml.default_vm(),)
+        assert info.devices() == [vm, ml.default_vm()]
+    assert info.devices() == [ml.default_vm()]
     assert info.dtypes()["bool"] is ml.bool
     assert set(info.dtypes(kind="real floating", device=vm)) == {"float32", "float64"}
     assert set(info.dtypes(kind=("bool", "signed integer"))) == {

@@ -111,7 +111,7 @@ def test_layers_take_initialisers(name: str) -> None:
         layer = make(kernel_init=ramp, bias_init=ramp, dtype=dtype)
         for path, values in expected.items():
             np.testing.assert_array_equal(layer.state()[path].numpy(), values, path)
-            assert str(layer.state()[path].dtype) == dtype
+            assert layer.state()[path].dtype == dtype
 
 
 def test_embeddings_take_initialisers() -> None:

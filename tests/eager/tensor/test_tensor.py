@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.types import TensorType
+from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor import apply as apply_file
 from mlvm.eager.tensor.apply import apply, one_op
 from tests.brief import Patch, cases, refuses
@@ -158,8 +160,36 @@ def test_an_update_keeps_the_type() -> None:
     with pytest.raises(ml.errors.ShapeError, match=r"does not fit into f32\[3\]"):
         y += ml.asarray(X)
     n = ml.asarray(M, dtype=ml.int8)
-    with pytest.raises(ml.errors.DTypeError, match="i32"):
-        n += ml.asarray(N)
+    n += ml.asarray(N)
+    assert (n.dtype, n.tolist()) == (ml.int8, (np.asarray(M, np.int8) + N).tolist())
+    with pytest.raises(ml.errors.DTypeError, match="f32"):
+        n += ml.ones(())
+
+
+KINDS = [name for name, dtype in DType.all.items() if dtype is not ml.bfloat16]
+
+
+@cases("own, other", *itertools.product(KINDS, KINDS))
+def test_an_update_casts_the_same_kind_as_numpy_does(own: str, other: str) -> None:
+    """`x += y` and `x[i] = y` cast where numpy's casting="same_kind" does."""
+    x, y = ml.ones(2, dtype=own), ml.asarray([1, 0], dtype=other)
+    a, b = x.numpy(), y.numpy()
+    is_cast = np.can_cast(b.dtype, a.dtype, "same_kind")
+    with suppress(TypeError):  # of numpy.add, whose result has another kind
+        a += b
+    try:
+        x += y
+    except ml.errors.DTypeError:
+        both = np.promote_types(a.dtype, b.dtype)
+        assert both == np.bool_ or not np.can_cast(both, a.dtype, "same_kind")  # no bools are added
+    else:
+        np.testing.assert_array_equal(x.numpy(), a)
+    x = ml.zeros(2, dtype=own)
+    if is_cast:
+        x[:] = y
+        assert x.tolist() == [1, 0]
+    else:
+        refuses(ml.errors.DTypeError, "does not become", x.__setitem__, slice(None), y)
 
 
 # --- arenas --------------------------------------------------------------------------

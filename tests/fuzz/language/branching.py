@@ -238,7 +238,7 @@ class Branching(Writer):
             if types:
                 for type in types:
                     match = inner.some(partial(is_, type))
-                    new = f"ml.ones({type.shape}, dtype='{type.dtype}')"
+                    new = f"ml.ones({type.shape}, dtype='{type.dtype.name}')"
                     results.append(match if match and self.rng.random() < 0.9 else new)
             else:
                 for _ in form.paths:

@@ -15,12 +15,13 @@ from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import TensorType
+from mlvm.core.types import TensorType, f32
 from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.recording import debug
 from mlvm.eager.tensor.autocast import autocast_dtype
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node, items_of, members_of
 from mlvm.parallel.membership import Membership, place_of, sharding_here
@@ -134,7 +135,8 @@ class Signature:
 
 def context_of(vm: VMProtocol) -> Any:
     """Return the state of mlvm that programs depend on, besides arguments and guarded state."""
-    return id(vm), debug.is_watched(vm), place_of(vm), sharding_here(), autocast_dtype()
+    dtypes = autocast_dtype(), default_float()
+    return id(vm), debug.is_watched(vm), place_of(vm), sharding_here(), *dtypes
 
 
 def context_guards(vm: VMProtocol) -> list[Guard]:
@@ -145,6 +147,7 @@ def context_guards(vm: VMProtocol) -> list[Guard]:
         Guard("attribute", membership, "member", membership.member),
         Guard("equal", None, sharding_here, sharding_here(None)),
         Guard("equal", None, autocast_dtype, autocast_dtype(None)),
+        Guard("equal", f32, default_float, default_float()),
     ]
 
 

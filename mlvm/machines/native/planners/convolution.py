@@ -232,4 +232,4 @@ def _narrow(
     work = 50 + n * places * weights.size / 20
     if each == 1:
         kernel = kernel.replace("grouped", "depthwise")
-    return kernel_call(f"{kernel}_{out.dtype}", 3, units, work, integers)
+    return kernel_call(f"{kernel}_{out.dtype.name}", 3, units, work, integers)

@@ -26,7 +26,7 @@ def zeros(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 def arange(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, start, step = types[0], attributes["start"], attributes["step"]
     if out.dtype.is_float:
-        return _range(f"range_{out.dtype}", out.size, (float(start), float(step)))
+        return _range(f"range_{out.dtype.name}", out.size, (float(start), float(step)))
     kernel = f"range_{out.dtype.itemsize}"
     return _range(kernel, out.size, start=wrapped(start), step=wrapped(step))
 
@@ -38,7 +38,7 @@ def linspace(op: str, types: Types, attributes: Attributes) -> KernelCall | None
     step = (stop - start) / max(1, out.size - attributes["endpoint"])
     if step == 0 or step - step != 0:  # it underflows, or overflows: numpy has its way with these
         return None
-    return _range(f"linspace_{out.dtype}", out.size, (start, step, stop), exact_end=last)
+    return _range(f"linspace_{out.dtype.name}", out.size, (start, step, stop), exact_end=last)
 
 
 def _range(

@@ -45,17 +45,17 @@ def row_of(
         return _row(f"copy_{out.dtype.itemsize}", dtypes, out)
     if name in ("quantize_linear", "dequantize_linear"):
         whole = dtypes[2]
-        return _row(f"{name}_{whole}", (dtypes[0], f32, whole), out)
+        return _row(f"{name}_{whole.name}", (dtypes[0], f32, whole), out)
     if name in ("gelu", "gelu_slope"):
         name = name.replace("gelu", "gelu_tanh" if attributes["approximate"] else "gelu_erf")
-    own = f"{name}_{out.dtype}"
+    own = f"{name}_{out.dtype.name}"
     if out.dtype.is_half and {*dtypes} == {out.dtype} and own in ROWS:
         return _row(own, dtypes, out)
     dtype = common_dtype(operands)
     if out.dtype.is_float and not dtype.is_inexact:
         dtype = out.dtype  # exp and the like, of integers
     first, dtype = (dtype, f32) if dtype.is_half else (None, dtype)
-    return _row(f"{name}_{dtype}", (dtype,) * len(dtypes), out, first)
+    return _row(f"{name}_{dtype.name}", (dtype,) * len(dtypes), out, first)
 
 
 def _row(
@@ -79,4 +79,4 @@ def stage(x: DType, out: DType) -> DType:
 
 def conversion(x: DType, y: DType) -> str:
     """Return the name of the row function that converts x to y, if there is one."""
-    return f"astype_{x}_{y}"
+    return f"astype_{x.name}_{y.name}"

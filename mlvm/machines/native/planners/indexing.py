@@ -44,7 +44,7 @@ def weighted_take(op: str, types: Types, attributes: Attributes) -> KernelCall |
     sizes |= {"behind": behind, "piece": piece, "updates": taps, "one": int(many == 1)}
     units = max(1, n * -(-count // piece))
     work = n * count * taps * (behind * 0.3 + 3)
-    return kernel_call(f"weighted_take_{x.dtype}", 4, units, work, sizes)
+    return kernel_call(f"weighted_take_{x.dtype.name}", 4, units, work, sizes)
 
 
 def _rows(
@@ -90,7 +90,7 @@ def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | 
     sizes |= {"kind": integer_kind(indices.dtype), "count": indices.size, "piece": piece, "by": by}
     units = max(1, -(-sizes["behind"] // piece))
     work = indices.size * 2 + updates.size * 0.3
-    return kernel_call(f"{op}_{out.dtype}", 4, units, work, sizes)
+    return kernel_call(f"{op}_{out.dtype.name}", 4, units, work, sizes)
 
 
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:

@@ -53,7 +53,7 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
         scratch += panel * _COLUMNS * 4
     integers = {"m": m, "n": n, "k": k, "groups": groups, "pairs": scale.ndim == 3}
     integers |= {"unit": unit, "at_once": at_once, "many": many}
-    kernel, units = f"quantized_matmul_{y.dtype}", -(-n // unit)
+    kernel, units = f"quantized_matmul_{y.dtype.name}", -(-n // unit)
     work = 50 + n * k * max(work, 0.025)
     return kernel_call(kernel, 4, units, work, integers, scratch=scratch)
 

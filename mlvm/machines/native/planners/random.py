@@ -18,13 +18,13 @@ from mlvm.machines.ziggurat import ziggurat
 @planner("uniform")
 def uniform(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype = types[0].dtype
-    return _draws(f"uniform_{dtype}", types, per_word=2 if dtype is f32 else 1)
+    return _draws(f"uniform_{dtype.name}", types, per_word=2 if dtype is f32 else 1)
 
 
 @planner("dropout")
 def dropout(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     rate = attributes["rate"]
-    return _draws(f"dropout_{types[0].dtype}", types, (rate, 1 / (1 - rate)), per_word=2)
+    return _draws(f"dropout_{types[0].dtype.name}", types, (rate, 1 / (1 - rate)), per_word=2)
 
 
 @planner("bernoulli")
@@ -35,7 +35,7 @@ def bernoulli(op: str, types: Types, attributes: Attributes) -> KernelCall | Non
         period = period[1:]
     if period != out.shape[out.ndim - len(period) :]:
         return None
-    return _draws(f"bernoulli_{p.dtype}", types, chances=p.size)
+    return _draws(f"bernoulli_{p.dtype.name}", types, chances=p.size)
 
 
 @planner("split_key")
@@ -54,7 +54,9 @@ def normal(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     if tables is None:
         return None
     widths, inside, density = tables
-    return _follow(f"normal_{types[0].dtype}", types, 4, floats=(*widths, *density), rest=inside)
+    return _follow(
+        f"normal_{types[0].dtype.name}", types, 4, floats=(*widths, *density), rest=inside
+    )
 
 
 @planner("randint")

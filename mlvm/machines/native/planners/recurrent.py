@@ -42,7 +42,7 @@ def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall 
     _, rows, hidden = g.shape
     width, nparts = turned.shape[0], CELLS[attributes["cell"]].cotangents
     x = Matrix(rows, width, nparts * hidden, 1)
-    product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
+    product = Product(states.dtype.name, x, Matrix(width, hidden, hidden, 1))
     scratch = g.dtype.itemsize * rows * hidden
     return _call(op, types, product, attributes, hidden, [nparts], scratch, last.nbytes)
 

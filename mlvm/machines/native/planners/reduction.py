@@ -105,10 +105,10 @@ def _sum_kernel(op: str, types: Types) -> str:
     """Return the kernel that adds or multiplies elements of x's dtype in the result's dtype."""
     out, x = types[0].dtype, types[1].dtype
     if x is out and x.is_float:
-        return f"{op}_{x}"
+        return f"{op}_{x.name}"
     if out in (i64, u64) and not x.is_float:  # modulo 2^64 they are one
-        return f"{op}_{_bytes(x)}"
-    return f"{op}_{x}_{out}"
+        return f"{op}_{_bytes(x).name}"
+    return f"{op}_{x.name}_{out.name}"
 
 
 def _bytes(dtype: DType) -> DType:
@@ -127,27 +127,27 @@ def sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 def var(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, count = types[1].dtype, types[1].size // max(1, types[0].size)
     floats, size = (count, max(0, count - attributes["correction"])), dtype.itemsize
-    axis, kernel = attributes["axis"], f"var_{dtype}"
+    axis, kernel = attributes["axis"], f"var_{dtype.name}"
     return reduction(kernel, types, axis, floats=floats, scratch=size, shared=2 * size, ns=3)
 
 
 @planner("max", "min")
 def extreme(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, size = _bytes(types[1].dtype), types[1].dtype.itemsize
-    return reduction(f"{op}_{dtype}", types, attributes["axis"], shared=size)
+    return reduction(f"{op}_{dtype.name}", types, attributes["axis"], shared=size)
 
 
 @planner("argmax", "argmin")
 def position(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, size = _bytes(types[1].dtype), types[1].dtype.itemsize
-    kernel, axis = f"{op}_{dtype}", attributes["axis"]
+    kernel, axis = f"{op}_{dtype.name}", attributes["axis"]
     return reduction(kernel, types, axis, scratch=size + 4, shared=8, ns=2, exact=True)
 
 
 @planner("all", "any")
 def decision(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[1].dtype
-    kernel = f"{op}_{x}" if x.is_float else f"{op}_u{8 * x.itemsize}"
+    kernel = f"{op}_{x.name}" if x.is_float else f"{op}_u{8 * x.itemsize}"
     return reduction(kernel, types, attributes["axis"], shared=1)
 
 

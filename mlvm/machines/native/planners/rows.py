@@ -28,12 +28,14 @@ def softmax(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     size, work = x.dtype.itemsize, 0.25 * x.nbytes
     scratch = 3 * ROWS_TOGETHER * size
     if inner == 1:
-        return kernel_call(f"{op}_{x.dtype}", 2, outer, work, {"length": length}, scratch=scratch)
+        return kernel_call(
+            f"{op}_{x.dtype.name}", 2, outer, work, {"length": length}, scratch=scratch
+        )
     width = min(inner, _WIDTH)
     blocks = -(-inner // width)
     scratch += ROWS_OF_WORK * _WIDTH * size
     integers = {"length": length, "inner": inner, "blocks": blocks, "width": width}
-    kernel = f"{op}_of_columns_{x.dtype}"
+    kernel = f"{op}_of_columns_{x.dtype.name}"
     return kernel_call(kernel, 2, outer * blocks, work, integers, scratch=scratch)
 
 
@@ -43,7 +45,7 @@ def cross_entropy(op: str, types: Types, attributes: Attributes) -> KernelCall |
     if not logits.size:
         return None
     integers = {"length": logits.shape[-1], "kind": integer_kind(labels.dtype)}
-    kernel, work = f"{op}_{logits.dtype}", 0.25 * logits.nbytes
+    kernel, work = f"{op}_{logits.dtype.name}", 0.25 * logits.nbytes
     scratch = 3 * ROWS_TOGETHER * logits.dtype.itemsize
     return kernel_call(kernel, len(types), labels.size, work, integers, scratch=scratch)
 
@@ -58,7 +60,7 @@ def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     if not x.size:
         return None
     length = x.shape[-1]
-    kernel, units, work = f"{op}_{x.dtype}", x.size // length, _NS[op] / 4 * x.nbytes
+    kernel, units, work = f"{op}_{x.dtype.name}", x.size // length, _NS[op] / 4 * x.nbytes
     scratch, floats = length * x.dtype.itemsize, (attributes["eps"],)
     return kernel_call(kernel, len(types), units, work, {"length": length}, floats, scratch=scratch)
 
@@ -76,7 +78,7 @@ def layer_norm_scale_vjp(op: str, types: Types, attributes: Attributes) -> Kerne
     rows, part = math.prod(x.shape[:-1]), part_of_rows(x)
     parts, floats = -(-rows // part), (attributes["eps"],)
     integers = {"length": length, "count": rows, "part": part}
-    kernel, shared = f"{op}_{x.dtype}", parts * length * x.dtype.itemsize
+    kernel, shared = f"{op}_{x.dtype.name}", parts * length * x.dtype.itemsize
     return kernel_call(kernel, 3, parts, 0.5 * x.size, integers, floats, shared=shared)
 
 

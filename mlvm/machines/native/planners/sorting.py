@@ -25,4 +25,4 @@ def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     record = 16 if x.dtype.itemsize == 8 else 8
     integers = {"length": length, "inner": inner, "descending": attributes["descending"]}
     work, scratch = 1.5 * record * x.size, 2 * record * length
-    return kernel_call(f"{op}_{x.dtype}", 2, x.size // length, work, integers, scratch=scratch)
+    return kernel_call(f"{op}_{x.dtype.name}", 2, x.size // length, work, integers, scratch=scratch)

@@ -34,7 +34,7 @@ def patches(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
     if attributes["padding"] != _NO_PADDING:
         value = (float(attributes["pad_value"]),)
-        return _call(f"patches_{out.dtype}", out, x, attributes, out.shape[3:5], value)
+        return _call(f"patches_{out.dtype.name}", out, x, attributes, out.shape[3:5], value)
     (down, across), (apart_y, apart_x) = attributes["stride"], attributes["dilation"]
     n, row, column, channel = strides(x)
     return moved(out, (n, row * down, column * across, row * apart_y, column * apart_x, channel))
@@ -43,19 +43,19 @@ def patches(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 @planner("unpatches")
 def unpatches(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
-    return _call(f"unpatches_{out.dtype}", x, out, attributes, x.shape[3:5], by_rows=True)
+    return _call(f"unpatches_{out.dtype.name}", x, out, attributes, x.shape[3:5], by_rows=True)
 
 
 @planner("max_pool2d", "avg_pool2d")
 def pool(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x = types
-    return _call(f"{op}_{out.dtype}", out, x, attributes, attributes["window"])
+    return _call(f"{op}_{out.dtype.name}", out, x, attributes, attributes["window"])
 
 
 @planner("max_pool2d_vjp")
 def max_pool_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     _, g, x = types
-    return _call(f"{op}_{x.dtype}", g, x, attributes, attributes["window"], by_blocks=True)
+    return _call(f"{op}_{x.dtype.name}", g, x, attributes, attributes["window"], by_blocks=True)
 
 
 def _call(

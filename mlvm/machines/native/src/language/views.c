@@ -37,7 +37,7 @@ typedef struct {
 /* Types by address, and by dtype and shape: the last of each hash, with a reference to the type. */
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
-static PyObject *slow_alias, *slow_getitem, *slow_setitem, *make_type, *view_logs;
+static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type, *view_logs;
 PyObject *live_tapes;
 static PyObject *shape_name, *dtype_name, *kind_name, *itemsize_name, *size_name, *alloc_name;
 
@@ -531,9 +531,8 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     char element[16];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     Region *region = region_of(x);
-    /* A temporary has one reference: the slow path warns that its update has no effect. */
     if (!fast_path || !region || region->first_view || region->watched || PySet_Size(live_tapes) ||
-        Py_REFCNT((PyObject *)x) < 2 || values == (PyObject *)x || !layout_of(x->type, &layout))
+        values == (PyObject *)x || !layout_of(x->type, &layout))
         return 0;
     int ndim = resolve_key(key, &layout, spans, dims);
     if (ndim < 0)
@@ -577,15 +576,22 @@ int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
         PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: its shape never changes");
         return -1;
     }
+    Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: one name, too */
     int done = assign((Allocation *)x, key, values);
     if (done) {
         note_opaque();
-        return done < 0 ? -1 : 0;
+    } else {
+        PyObject *result = call_with(slow_setitem, (PyObject *[]){x, key, values}, 3);
+        done = result ? 1 : -1;
+        Py_XDECREF(result);
     }
-    PyObject *is_temporary = Py_REFCNT(x) == 1 ? Py_True : Py_False; /* only the stack refers to it */
-    PyObject *result = call_with(slow_setitem, (PyObject *[]){x, key, values, is_temporary}, 4);
-    Py_XDECREF(result);
-    return result ? 0 : -1;
+    if (done > 0 && references <= 2) {
+        PyObject *is_temporary = references == 1 ? Py_True : Py_False;
+        PyObject *result = PyObject_CallFunctionObjArgs(warn_of_lost, x, is_temporary, NULL);
+        done = result ? 1 : -1;
+        Py_XDECREF(result);
+    }
+    return done < 0 ? -1 : 0;
 }
 
 /* --- numbers --- */
@@ -793,10 +799,11 @@ static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwarg
 static PyObject *install_indexing(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO:install_indexing", &slow_getitem, &slow_setitem))
+    if (!PyArg_ParseTuple(args, "OOO:install_indexing", &slow_getitem, &slow_setitem, &warn_of_lost))
         return NULL;
     Py_INCREF(slow_getitem);
     Py_INCREF(slow_setitem);
+    Py_INCREF(warn_of_lost);
     Py_RETURN_NONE;
 }
 
@@ -813,7 +820,8 @@ static PyMethodDef views_functions[] = {
     {"install_views", (PyCFunction)(void (*)(void))install_views, METH_VARARGS | METH_KEYWORDS,
      "Hand in what `alias` and reads need of the language."},
     {"install_indexing", install_indexing, METH_VARARGS,
-     "install_indexing(getitem, setitem): the functions for keys that C leaves to Python."},
+     "install_indexing(getitem, setitem, warn): the functions for keys that C leaves to Python, and for "
+     "updates that may be lost."},
     {NULL, NULL, 0, NULL}};
 
 int views_init(PyObject *module)

@@ -1,0 +1,95 @@
+"""Default float dtype: of Python's floats, and of results whose dtype nobody names.
+
+Each thread and task has its own. Explicit dtypes and the dtypes of operands are not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from mlvm.core.errors import CaptureError, DTypeError
+from mlvm.core.types import DType, bool_, c64, c128, f32, f64, i64
+from mlvm.eager.tensor.context import bound, current_capture
+
+_default: ContextVar[DType] = ContextVar("default_dtype", default=f32)
+
+default_float: Final[Callable[[], DType]] = _default.get
+"""Return the default float dtype of this thread or task."""
+
+
+def set_default_dtype(dtype: object, /) -> None:
+    """Set the default float dtype of this thread or task, f32 at first. It applies to creation
+    functions, Python's floats without a tensor beside them, random draws and layers. The default
+    complex dtype follows: c128 for f64, else c64.
+
+    Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
+    start later begin with f32, tasks of asyncio and of a group with the dtype of their creator. Ops
+    on integer tensors whose result is a float still give f32: cast the operand. Raises `DTypeError`
+    if the dtype is not a float, `CaptureError` in a captured function, whose later calls would not
+    set it.
+
+        >>> ml.set_default_dtype(ml.float64)
+        >>> ml.asarray(0.1), ml.zeros(2).dtype
+        (Tensor(0.1, f64[]), f64)
+        >>> ml.set_default_dtype(ml.float32)
+
+    Refuses:
+        ml.set_default_dtype("i64")  # DTypeError
+        ml.capture(lambda x: ml.set_default_dtype("f64"))(v)  # CaptureError
+    """
+    target = _checked(dtype, "set_default_dtype")
+    if current_capture.get() is not None:
+        raise CaptureError(
+            "set_default_dtype: a captured function is traced once, so its later calls would not "
+            "set the dtype. Write `with ml.default_dtype(...):` inside, or call it outside"
+        )
+    _default.set(target)
+
+
+@contextmanager
+def default_dtype(dtype: object, /) -> Iterator[None]:
+    """Set the default float dtype of this thread or task inside the block, as `set_default_dtype`
+    does. A captured function has one program for each default dtype that it is called under. Also a
+    decorator of functions: `@ml.default_dtype("float64")`. Raises `DTypeError` if the dtype is not
+    a float.
+
+        >>> with ml.default_dtype(ml.float64):
+        ...     ml.linspace(0, 1, 3), 1 + ml.nn.Linear(2, 2).bias
+        (Tensor([0. , 0.5, 1. ], f64[3]), Tensor([1., 1.], f64[2]))
+
+    Refuses:
+        ml.default_dtype("i64").__enter__()  # DTypeError
+    """
+    with bound(_default, _checked(dtype, "default_dtype")):
+        yield
+
+
+def _checked(dtype: object, function: str) -> DType:
+    target = DType.of(dtype)
+    if not target.is_float:
+        raise DTypeError(
+            f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the "
+            f"dtypes of Python's ints and bools are always i64 and bool"
+        )
+    return target
+
+
+def float_dtype(dtype: object) -> DType:
+    """Return the dtype that an argument `dtype=` names, or the default float dtype for None."""
+    return _default.get() if dtype is None else DType.of(dtype)
+
+
+def default_of(kind: type) -> DType:
+    """Return the dtype that a Python number of this class, one of `KINDS`, has alone."""
+    if kind is float:
+        return _default.get()
+    if kind is complex:
+        return c128 if _default.get() is f64 else c64
+    return bool_ if kind is bool else i64
+
+
+KINDS: Final = (bool, int, float, complex)
+"""The classes of Python's numbers, from the lowest kind up."""

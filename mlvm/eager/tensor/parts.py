@@ -1,0 +1,177 @@
+"""Warnings about updates that are lost: of parts of tensors, where NumPy would write to the whole.
+
+In: the frame of an update, `a[i] = v` or `a += v`, of a tensor to which only the name `a` refers.
+Out: a `NoEffectWarning`, or nothing. The source of an update is analysed once.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from opcode import opmap
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from mlvm.core.locks import new_lock
+from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
+
+_SITES_LIMIT: Final = 4096
+_UNPACKED_LIMIT: Final = 256
+_VIEWS: Final = frozenset(
+    ("T", "mT", "real", "imag", "reshape", "ravel", "permute_dims", "transpose", "swapaxes"),
+).union(
+    ("moveaxis", "matrix_transpose", "squeeze", "expand_dims", "broadcast_to", "diagonal", "flip")
+)
+"""Attributes and functions whose result shares its elements with the whole in NumPy."""
+
+_INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+_parsing: Final = new_lock()
+"""Held while a source is parsed: in CPython 3.11 two threads at once disturb each other."""
+
+_sites: Final[dict[tuple[int, int], tuple[CodeType, str | None]]] = {}
+"""By a code's id and the place of an instruction: the code, and what its update loses, or None."""
+
+_unpacked: Final[dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]]] = {}
+"""The latest rows that `a, b = x` has unpacked, by their ids, each with the owner of x's bytes."""
+
+
+def unpacks(frame: FrameType) -> bool:
+    """Return whether the frame's instruction unpacks values to names."""
+    return frame.f_code.co_code[frame.f_lasti] == opmap["UNPACK_SEQUENCE"]
+
+
+def note_unpacked(row: Any, whole: Any) -> None:
+    """Note a row of a tensor that is unpacked."""
+    if len(_unpacked) >= _UNPACKED_LIMIT:
+        _unpacked.clear()
+    _unpacked[id(row)] = weakref.ref(row), weakref.ref(whole.root)
+
+
+def _is_row_of_another(x: Any) -> bool:
+    """Return whether x is an unpacked row of a tensor that somebody refers to."""
+    row, reference = _unpacked.get(id(x), (None, None))
+    whole = reference() if row is not None and reference is not None and row() is x else None
+    return whole is not None and sys.getrefcount(whole) > len(whole.views()) + 2  # those here
+
+
+def warn_of_part(frame: FrameType, x: Any) -> None:
+    """Warn if the update of x at the frame's instruction is lost: x is an argument that nobody else
+    refers to, a row of a tensor that somebody refers to, or a part of one that is read later."""
+    code, place = frame.f_code, frame.f_lasti
+    found = _sites.get((id(code), place))
+    if found is None:
+        if len(_sites) >= _SITES_LIMIT:
+            _sites.clear()
+        found = _sites[id(code), place] = code, _lost(frame, type(x))
+    text = found[1]
+    if text is None and _unpacked and _is_row_of_another(x):
+        text = "a row that was unpacked"
+    if text is not None:
+        warn_at(
+            f"{code.co_filename}:{frame.f_lineno}",
+            f"this {x.type} is {text}: its update changes no other tensor. Update the whole, as in "
+            f"x[k, i] = v, or return the part and assign it, as in x[k] = f(x[k])",
+            NoEffectWarning,
+        )
+
+
+def _lost(frame: FrameType, tensor: type) -> str | None:
+    """Describe the part whose update at the frame's instruction is lost. None if the update has an
+    effect, as far as the source tells."""
+    code = frame.f_code
+    body = _body_of(code, "".join(linecache.getlines(code.co_filename, frame.f_globals)))
+    nodes = list(_own_nodes(body))
+    line, _, column, _ = list(code.co_positions())[frame.f_lasti // 2]
+    for node in nodes:
+        if (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) == (line, column):
+            target = node.target if isinstance(node, ast.AugAssign) else node
+            name = getattr(target.value if isinstance(target, ast.Subscript) else target, "id", "")
+            if name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+                return None if _may_leave(nodes, name) else f"a temporary, the argument {name!r}"
+            if name:
+                places = {**frame.f_globals, **frame.f_locals}
+                wholes = {each for each, value in places.items() if type(value) is tensor}
+                return _part_read_later(nodes, name, wholes, frame.f_lineno)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _body_of(code: CodeType, source: str) -> ast.AST:
+    """Return the node of a function or module, an empty one if the source is not known."""
+    try:
+        with _parsing:
+            tree = ast.parse(source)
+    except (SyntaxError, SystemError):  # a cell with commands; another thread that parses
+        return ast.Module([], [])
+    if code.co_name == "<module>":
+        return tree
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *[each.lineno for each in node.decorator_list]])
+            if (node.name, first) == (code.co_name, code.co_firstlineno):
+                return node
+    return ast.Module([], [])
+
+
+def _own_nodes(body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function or module, and none within its inner functions."""
+    for child in ast.iter_child_nodes(body):
+        yield child
+        if not isinstance(child, _INNER):
+            yield from _own_nodes(child)
+
+
+def _may_leave(nodes: Iterable[ast.AST], name: str) -> bool:
+    """Return whether the named value may be used after the function: it returns or yields a value,
+    gives the argument a new value, stores it, or passes it to a statement or an inner function."""
+    for node in nodes:
+        stored: list[ast.AST | None] = []
+        if isinstance(node, (ast.Yield, ast.YieldFrom)) or (
+            isinstance(node, ast.Return) and getattr(node.value, "value", node.value) is not None
+        ):
+            return True
+        if isinstance(node, ast.Assign):
+            stored = [node.value, *node.targets]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            stored = [*node.value.args, *node.value.keywords]
+        elif isinstance(node, _INNER) and name in _names(node):
+            return True
+        if any(name in _names(each, _BELOW) for each in stored):
+            return True
+    return False
+
+
+def _names(node: ast.AST | None, but: tuple[type[ast.AST], ...] = ()) -> set[str]:
+    """Return the names in an expression, but those below nodes of these classes."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if node is None or isinstance(node, but):
+        return set()
+    return {name for each in ast.iter_child_nodes(node) for name in _names(each, but)}
+
+
+_BELOW: Final = (ast.Subscript, ast.Attribute, ast.BinOp, ast.Call)
+"""Expressions whose value is not their operand itself."""
+
+
+def _part_read_later(
+    nodes: Iterable[ast.AST], name: str, wholes: set[str], line: int
+) -> str | None:
+    """Describe the part that the name has if it is one, as of `t = x.T`, and x is read after the
+    line."""
+    nodes = list(nodes)
+    for node in nodes:
+        if isinstance(node, ast.Assign) and any(name == getattr(x, "id", "") for x in node.targets):
+            function = getattr(node.value, "func", node.value)
+            if getattr(function, "attr", getattr(function, "id", "")) in _VIEWS:
+                wholes = wholes & _names(node.value) - {name}
+                for each in nodes:
+                    is_read = isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+                    if is_read and each.id in wholes and each.lineno > line:  # type: ignore[attr-defined]
+                        return f"a part of {each.id!r}"  # type: ignore[attr-defined]
+    return None

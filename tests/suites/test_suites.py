@@ -1,0 +1,61 @@
+"""The commands of `python -m tests.suites`, and the files of expected failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.brief import ROOT, cases
+from tests.suites.__main__ import HERE, SUITES, command
+from tests.suites.expected import read
+
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_known(n): assert n == 2
+
+def test_mended(): pass
+
+def test_other(): assert {other}
+"""
+
+
+@cases("suite", *SUITES)
+def test_each_expected_failure_has_a_reason(suite: str) -> None:
+    assert all(each.reason for each in read(HERE / "expected" / f"{suite}.txt"))
+    assert f"tests.suites.with_{suite}" in command(suite, [], [])
+    assert (HERE / f"with_{suite}.py").exists()
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_other_failures_and_lines_without_one_are_told(tmp_path: Path, other: bool) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS.format(other=other))
+    lines = [
+        "# why",
+        "test_it.py::test_known[*  # one is not two",
+        "test_it.py::test_m*  # mended",
+        "test_it.py::test_gone  # gone",
+    ]
+    (tmp_path / "known.txt").write_text("\n".join(lines))
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "tests.suites.expected"),
+            *("--rootdir", str(tmp_path), "--expected", str(tmp_path / "known.txt"), "-q"),
+            *("--all-expected", str(tmp_path), "-p", "no:cacheprovider"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    told = [line for line in result.stdout.splitlines() if line.startswith("no test fails")]
+    assert told == [
+        "no test fails any more: test_it.py::test_m*",
+        "no test fails any more: test_it.py::test_gone",
+    ]
+    assert ", 1 xfailed, 2 xpassed" in result.stdout
+    assert ("1 failed" in result.stdout) is not other
