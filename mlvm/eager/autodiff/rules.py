@@ -284,6 +284,19 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(places.index(i) for i in range(len(order)))
 
 
+def _view(g: Tensor, x_type: TensorType) -> Tensor:
+    """Return the cotangent in the view of x: the parts of complex numbers are floats, and other
+    bits have no slope."""
+    if g.dtype.real is x_type.dtype.real:
+        return op.view(g, dtype=x_type.dtype)
+    return full(x_type.shape, 0, dtype=x_type.dtype)
+
+
+def _view_forward(t: Tensor, dtype: str) -> Tensor:
+    viewed = op.view(t, dtype=dtype)
+    return viewed if viewed.dtype.real is t.dtype.real else full(viewed.shape, 0, dtype=dtype)
+
+
 def _roll(g: Tensor, shift: int | tuple[int, ...], axis: Axis) -> Tensor:
     back = -shift if isinstance(shift, int) else tuple(-by for by in shift)
     return op.roll(g, shift=back, axis=axis)
@@ -667,6 +680,7 @@ VJPS: Final[dict[str, Rules]] = {
     "gather_lanes": linear(x=_gather_lanes),
     # --- layout ---
     "reshape": linear(x=lambda g, x_type: reshape(g, x_type.shape)),
+    "view": forward({"x": _view}, x=_view_forward),
     "permute_dims": linear(x=lambda g, axes: op.permute_dims(g, axes=_inverse(axes))),
     "broadcast_to": {"x": lambda g: g},
     "concat": linear(xs=_part),
