@@ -24,6 +24,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import annotate_error
 
+
 def reduce_where(name: str, x: Tensor, **attributes: Any) -> Tensor:
     """Reduce the elements at which the attribute `where` is True. `mlvm.eager.functions.sums` sets
     it."""
