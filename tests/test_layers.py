@@ -75,7 +75,7 @@ CEILING = {
     "mlvm/parallel": 3_500,
     "mlvm/eager": 1_000,
     "mlvm/eager/tensor": 2_500,
-    "mlvm/eager/functions": 5_000,
+    "mlvm/eager/functions": 6_500,
     "mlvm/eager/recording": 1_500,
     "mlvm/eager/autodiff": 2_500,
     "mlvm/eager/control": 2_000,
@@ -90,7 +90,7 @@ CEILING = {
     "mlvm": 500,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 56_000,
+    "tests": 57_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

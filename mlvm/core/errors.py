@@ -634,13 +634,18 @@ def user_place() -> Place | None:
     while frame is not None:
         code = frame.f_code
         ours = OURS.get(code.co_filename)
-        if ours is None:
-            ours = code.co_filename.startswith(_NOBODYS)
-            OURS[code.co_filename] = ours
-        if not ours:
+        if not (is_ours(code.co_filename) if ours is None else ours):
             return code, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def is_ours(file: str) -> bool:
+    """Return whether a file is mlvm's, numpy's, `contextlib` or `threading`."""
+    ours = OURS.get(file)
+    if ours is None:
+        ours = OURS[file] = file.startswith(_NOBODYS)
+    return ours
 
 
 def line_of(place: Place) -> str:

@@ -131,7 +131,9 @@ def attempts(call: Call) -> Iterator[tuple[str, Callable[[], Any]]]:
             exec(code, names)
         function = eval(call.function, names)
         given = "lambda *args, **keywords: (args, keywords)"
-        ends = ast.unparse(ast.Call(ast.Name("_given"), call.arguments.args, call.arguments.keywords))
+        ends = ast.unparse(
+            ast.Call(ast.Name("_given"), call.arguments.args, call.arguments.keywords)
+        )
         args, keywords = eval(ends, {**names, "_given": eval(given)})
         return function, inspect.signature(function).bind(*args, **keywords)
 
@@ -144,7 +146,9 @@ def attempts(call: Call) -> Iterator[tuple[str, Callable[[], Any]]]:
             continue
         for text, make in WRONG.items():
 
-            def attempt(name: str = parameter.name, make: Any = make, kind: Any = parameter.kind) -> Any:
+            def attempt(
+                name: str = parameter.name, make: Any = make, kind: Any = parameter.kind
+            ) -> Any:
                 function, right = fresh()
                 value = make()
                 if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -197,7 +201,9 @@ def fault_of(call: Call, attempt: Callable[[], Any]) -> str | None:
         return None
     except MlvmError as error:
         text = str(error)
-        return None if name in text else f"does not name the function: {type(error).__name__}: {text}"
+        return (
+            None if name in text else f"does not name the function: {type(error).__name__}: {text}"
+        )
     except _TooLong:
         return f"does not return in {SECONDS} seconds"
     except Exception as error:
@@ -217,7 +223,11 @@ def faults(
     before = signal.signal(signal.SIGALRM, ring)
     seen: set[str] = set()
     here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), np.errstate(all="ignore"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+    ):
         warnings.simplefilter("ignore")
         os.chdir(folder)
         try:

@@ -166,14 +166,20 @@ def faults_of(recipe: Recipe) -> Iterator[str]:
         if uses_torch:
             total = sum(_real(torch, each).sum() for each in _listed(expected))
             slopes = torch.autograd.grad(total, [theirs[n] for n in names], allow_unused=True)
-            wanted = [0 * arrays[n] if g is None else g.numpy() for n, g in zip(names, slopes, strict=True)]
+            wanted = [
+                0 * arrays[n] if g is None else g.numpy()
+                for n, g in zip(names, slopes, strict=True)
+            ]
         elif not uses_torch and np.isfinite(arrays[names[0]]).all():
             wanted = [_differences(recipe, {**space, **theirs}, n) for n in names]
         else:
             continue
 
         def loss(xs: Any, tensors: Any = tensors) -> Any:
-            return sum(ml.sum(ml.real(x)) + ml.sum(ml.imag(x)) for x in _listed(_of_mlvm(recipe, {**tensors, **xs})))
+            return sum(
+                ml.sum(ml.real(x)) + ml.sum(ml.imag(x))
+                for x in _listed(_of_mlvm(recipe, {**tensors, **xs}))
+            )
 
         try:
             given = ml.grad(loss)({n: tensors[n] for n in names})
@@ -211,7 +217,9 @@ def _differences(recipe: Recipe, space: dict[str, Any], name: str) -> Any:
         for sign in (1, -1):
             moved = x.copy()
             moved.flat[i] += sign * step
-            both.append(sum(np.sum(v) for v in _listed(eval(recipe.reference, {**space, name: moved}))))
+            both.append(
+                sum(np.sum(v) for v in _listed(eval(recipe.reference, {**space, name: moved})))
+            )
         slopes.flat[i] = (both[0] - both[1]) / (2 * step)
     return slopes
 

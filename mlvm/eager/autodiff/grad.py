@@ -380,6 +380,7 @@ def vjp(
 def vjp(
     fn: Callable[..., Any], *primals: Tree, has_aux: Literal[True]
 ) -> tuple[Any, Callable[[Any], Any], Any]: ...
+@hinted
 def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
     """Return `fn(*primals)`, and a function from its cotangent to the primals' cotangents, a tuple.
 

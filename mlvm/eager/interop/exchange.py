@@ -36,6 +36,7 @@ from mlvm.eager.tensor.context import arena_on
 from mlvm.eager.tensor.pickling import public_name
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
+from mlvm.eager.tensor.wrapper import hinted
 
 _CPU: Final = (1, 0)  # kDLCPU
 _MOST_SHOWN: Final = 16  # rows or columns of a table
@@ -158,6 +159,7 @@ def dlpack_device(x: Tensor, /) -> tuple[int, int]:
     return _CPU
 
 
+@hinted
 def from_dlpack(
     x: object, /, *, device: VMProtocol | None = None, copy: bool | None = None
 ) -> Tensor:

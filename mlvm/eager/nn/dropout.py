@@ -55,8 +55,8 @@ class Dropout1d(_OfChannels):
     """While `training`, multiply each channel of each of the sequences by 1 / (1 - rate) with
     probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
 
-    x: f[N, L, C] -> f[N, L, C]. Raises `ArgumentError` unless 0 <= rate < 1; `ShapeError` if x has
-    another number of axes; `DTypeError` if x is not of floats.
+    x: f[N, L, C] -> f[N, L, C]. Raises `ArgumentError` unless 0 <= rate
+    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
 
         >>> ml.nn.Dropout1d(0.5).eval()(ml.ones((1, 4, 3))).shape
         (1, 4, 3)
@@ -73,8 +73,8 @@ class Dropout2d(_OfChannels):
     """While `training`, multiply each channel of each of the images by 1 / (1 - rate) with
     probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
 
-    x: f[N, H, W, C] -> f[N, H, W, C]. Raises `ArgumentError` unless 0 <= rate < 1; `ShapeError` if x has
-    another number of axes; `DTypeError` if x is not of floats.
+    x: f[N, H, W, C] -> f[N, H, W, C]. Raises `ArgumentError` unless 0 <= rate
+    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
 
         >>> ml.nn.Dropout2d(0.5).eval()(ml.ones((1, 4, 4, 3))).shape
         (1, 4, 4, 3)
@@ -91,8 +91,8 @@ class Dropout3d(_OfChannels):
     """While `training`, multiply each channel of each of the volumes by 1 / (1 - rate) with
     probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
 
-    x: f[N, D, H, W, C] -> f[N, D, H, W, C]. Raises `ArgumentError` unless 0 <= rate < 1; `ShapeError` if x has
-    another number of axes; `DTypeError` if x is not of floats.
+    x: f[N, D, H, W, C] -> f[N, D, H, W, C]. Raises `ArgumentError` unless 0 <= rate
+    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
 
         >>> ml.nn.Dropout3d(0.5).eval()(ml.ones((1, 4, 4, 4, 3))).shape
         (1, 4, 4, 4, 3)

@@ -83,6 +83,11 @@ class Module(Node):
 
     training: bool
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls) and cls.__module__.startswith("mlvm."):
+            cls.__init__ = hinted(cls.__init__)  # type: ignore[method-assign]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         require_arguments(cls, args, kwargs)
         module = super().__new__(cls)
@@ -262,6 +267,7 @@ class Module(Node):
             return type(self).__len__ is Module.__len__ or len(self) > 0
 
 
+@hinted
 def buffer(x: T) -> T:
     """Mark state of a Module that is saved and not trained: a tensor of any dtype, a container of
     tensors, or a Module whose parameters are constant. Assign the result to a field. A numpy array

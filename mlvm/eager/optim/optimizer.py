@@ -125,7 +125,7 @@ class _OfFields:
         if own and has_rule and "__init__" not in vars(cls):
             kinds = get_type_hints(cls, include_extras=True)
             cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
-            cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
+            cls.__init__ = hinted(_constructor(cls, cls._kinds))  # type: ignore[method-assign]
 
 
 def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
@@ -153,6 +153,7 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         for name, x in defaults.items()
     ]
     *first, groups, where, _ = signature(constructor).parameters.values()
+    constructor.__name__ = "__init__"
     constructor.__qualname__ = f"{cls.__qualname__}.__init__"
     vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups, where])
     return constructor

@@ -15,6 +15,7 @@ from mlvm.core.types import DType, bf16, promote
 from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 
 _KINDS: Final = {
     "bool": ("bool",),
@@ -52,6 +53,7 @@ class IntInfo(NamedTuple):
     dtype: DType
 
 
+@hinted
 def isdtype(dtype: object, kind: object) -> bool:
     """Return whether a dtype is of a kind: a dtype, one of the standard's words for several
     ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
@@ -78,6 +80,7 @@ def isdtype(dtype: object, kind: object) -> bool:
         ) from None
 
 
+@hinted
 def result_type(*arrays_and_dtypes: object) -> DType:
     """Return the dtype that tensors, dtypes and Python's numbers promote to together. Numbers take
     the dtype of the others unless they have a higher kind. An array of f64 is as beside a tensor.
@@ -108,6 +111,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
     return result
 
 
+@hinted
 def can_cast(source: object, to: object, /) -> bool:
     """Return whether a tensor or dtype promotes to the dtype `to` without becoming another.
 
@@ -126,6 +130,7 @@ def can_cast(source: object, to: object, /) -> bool:
         return False
 
 
+@hinted
 def finfo(type: object, /) -> FloatInfo:
     """Return the limits of a float dtype, or of a tensor's. Of a complex one they are those of its
     parts, whose dtype is `dtype`. Raises `DTypeError` for another dtype.
@@ -147,6 +152,7 @@ def finfo(type: object, /) -> FloatInfo:
     return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype.real)
 
 
+@hinted
 def iinfo(type: object, /) -> IntInfo:
     """Return the limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another
     dtype.

@@ -20,6 +20,7 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_precision
 from mlvm.eager.tensor.op_docs import WITH_WHERE, described
 from mlvm.eager.tensor.operands import as_operands
+from mlvm.eager.tensor.refusing import refusal
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import annotate_error
@@ -74,6 +75,11 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if text is not None:
                 raise ArgumentError(text) from None
             annotate_error(error, op.name, operands)
+            raise
+        except Exception as error:
+            refused = refusal(op.name, function, operands, {"out": out, **attributes}, error)
+            if refused is not None:
+                raise refused from error
             raise
 
     function.__name__ = function.__qualname__ = op.name
