@@ -17,6 +17,7 @@ from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.local import LocalVM as VM
 
 AT_ONCE: Final = {
@@ -152,6 +153,9 @@ PRESENT: Final[dict[str, Any]] = {
 }
 __all__ = sorted({*PLACES, *SHOWN})
 
+for _owner in (Arena, VM):
+    _owner.__init__ = hinted(_owner.__init__)  # type: ignore[misc]
+
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
     (Arena, "report", "mlvm.show.report"),
@@ -186,6 +190,13 @@ def functions() -> list[str]:
 def later(name: str) -> Any:
     """Import and return the public object of that name."""
     module, is_shown = import_module(LATER[name]), name in SHOWN
+    made = getattr(module, name, None)
+    if (
+        isinstance(made, type)
+        and "__init__" in vars(made)
+        and not hasattr(made.__init__, "__wrapped__")
+    ):
+        made.__init__ = hinted(made.__init__)  # type: ignore[misc]
     space = f"{__package__}.{name}" if is_shown else __package__
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")

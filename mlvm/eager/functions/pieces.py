@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from mlvm.eager.tensor.operands import Operand, as_operand, as_operands
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
+_MOST_SECTIONS: Final = 2**20
+
 
 @public
 def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
@@ -33,8 +35,8 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
     indices.
 
     x: [n, ...] -> tensors [..., ...] along axis 0, whose lengths differ by at most 1 for a number
-    of sections. Raises `ArgumentError` if there are less than one section; `AxisRefused` if x has
-    no such axis.
+    of sections. Raises `ArgumentError` for less than one section or very many; `AxisRefused` if
+    x has no such axis.
 
         >>> ml.array_split(ml.arange(5), 2)
         [Tensor([0, 1, 2], i64[3]), Tensor([3, 4], i64[2])]
@@ -46,8 +48,8 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
         return split(x, indices_or_sections, axis)
     [along] = axes_of(axis, x)
     sections = integer(indices_or_sections, "indices_or_sections")
-    if sections < 1:
-        raise ArgumentError(f"expected 1 section or more, got {sections}")
+    if not 1 <= sections <= _MOST_SECTIONS:
+        raise ArgumentError(f"expected 1 .. {_MOST_SECTIONS} sections, got {sections}")
     least, longer = divmod(x.shape[along], sections)
     cuts = [i * least + min(i, longer) for i in range(1, sections)]
     return split(x, cuts, axis=along)

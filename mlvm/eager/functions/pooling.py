@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, NamedTuple, overload
 
-from mlvm.core.errors import ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import require
 from mlvm.core.types import Shape
@@ -27,6 +27,8 @@ from mlvm.eager.functions.windows import (
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+
+_MOST_WINDOWS: Final = 2**20  # of adaptive pooling, which reduces each by itself
 
 
 @overload
@@ -418,6 +420,8 @@ def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
     if x.ndim < 3 or 0 in x.shape[1:-1]:
         raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
     for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
+        if count > _MOST_WINDOWS:
+            raise ArgumentError(f"expected size of at most {_MOST_WINDOWS} windows, got {count}")
         n = x.shape[axis]
         if n % count == 0:
             shape = (*x.shape[:axis], count, n // count, *x.shape[axis + 1 :])

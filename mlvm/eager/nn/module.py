@@ -112,6 +112,7 @@ class Module(Node):
         """Set `training` to False in all parts, those in buffers too; return self."""
         return self.train(False)
 
+    @hinted
     def freeze(self, where: Where | None = None) -> Self:
         """Make parameters constant: they are buffers until `unfreeze`. Return self.
 
@@ -132,6 +133,7 @@ class Module(Node):
         freeze(self, where, frozen=True)
         return self
 
+    @hinted
     def unfreeze(self, where: Where | None = None) -> Self:
         """Undo `freeze` for the parameters that `where` selects; return self. Fields assigned as an
         `nn.buffer` stay buffers.

@@ -150,6 +150,7 @@ class LossScale:
         ml.optim.LossScale(0.5)  # ArgumentError
     """
 
+    @hinted
     def __init__(
         self,
         init_scale: float = 2.0**16,

@@ -20,7 +20,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OpError, brief, is_ours
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    MlvmError,
+    OpError,
+    OutOfMemory,
+    brief,
+    is_ours,
+)
 from mlvm.core.rules import is_real
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -47,7 +55,11 @@ def refusal(
 ) -> MlvmError | None:
     """Return the typed error for an error of Python that wrong arguments of a call have caused;
     None if it is of a user's function, or of another kind."""
-    if isinstance(error, MlvmError) or not isinstance(error, _REFUSED) or is_of_user(error):
+    if isinstance(error, MlvmError) or is_of_user(error):
+        return None
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"{name}: the host has no memory for that: {error}")
+    if not isinstance(error, _REFUSED):
         return None
     try:
         given = inspect.signature(fn).bind(*args, **keywords).arguments
@@ -126,7 +138,7 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
         return any(type(value) is type(each) and value == each for each in parts)
     if hint is Tensor:
         return isinstance(value, Tensor if strict else (Tensor, *NUMBERS)) or (
-            is_array(value) and np.asarray(value).dtype.kind in "buifcV"
+            is_array(value) and _has_numbers(value)
         )
     if hint is bool:
         return isinstance(value, (bool, np.bool_))
@@ -152,6 +164,13 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
     if isinstance(value, tuple) and parts and parts[-1] is not ...:
         return len(parts) == len(value) and all(map(_fits, value, parts))
     return True
+
+
+def _has_numbers(value: Any) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "buifcV"
+    except Exception:  # a ragged list, or a foreign array
+        return False
 
 
 def _is_index(value: Any) -> bool:
