@@ -74,7 +74,7 @@ class LocalVM(Closing, VM):
         if cls is LocalVM and (unknown := options.keys() - allowed):
             names = ", ".join(f"{name}=" for name in sorted(unknown))
             raise ArgumentError(f"VM(): no {names}; there are {', '.join(sorted(allowed))}")
-        if cls is LocalVM and device != "cpu":
+        if cls is LocalVM and not (isinstance(device, str) and device == "cpu"):
             return super().__new__(cls.on_device)
         return super().__new__(cls)
 

@@ -157,8 +157,11 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
         return kind in (str, bytes) and isinstance(value, kind)
     if kind is tuple and isinstance(value, list):
         kind = list
-    if not isinstance(value, kind):
-        return False
+    try:
+        if not isinstance(value, kind):
+            return False
+    except TypeError:  # a protocol
+        return True
     if isinstance(value, (tuple, list)) and parts and kind is not tuple:
         return all(_fits(each, parts[0]) for each in value)
     if isinstance(value, tuple) and parts and parts[-1] is not ...:
