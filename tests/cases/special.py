@@ -52,6 +52,10 @@ def _orders(x: Array) -> list[Case]:
 CASES: dict[str, list[Case]] = {
     "erfc": [*_unary(math.erfc, _away(3, 4)), *_unary(math.erfc, np.array([-7.0, 3.5, 8.0]))],
     "erfinv": [*_unary(inverse_of_erf, _INSIDE), Case((_f32(_ENDS),), _each(inverse_of_erf))],
+    "erfcinv": [
+        *_unary(lambda y: inverse_of_erf(1 - y), 1 - _INSIDE),
+        *_unary(lambda y: -NormalDist().inv_cdf(y / 2) / math.sqrt(2), np.array([1e-9, 1e-3, 1.9])),
+    ],
     "lgamma": [*_unary(math.lgamma, _PLACES), *_unary(math.lgamma, _MORE)],
     "digamma": [*_unary(digamma, _PLACES), *_unary(digamma, _MORE)],
     "polygamma": [*_orders(_PLACES), *_orders(_f32(_MORE[1:])), *_orders(_f32(_PLACES[:6]))],

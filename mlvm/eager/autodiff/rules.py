@@ -54,6 +54,7 @@ from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.functions.special import i0
 from mlvm.eager.functions.sums import cumulative_prod, with_ones_before
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
@@ -101,6 +102,18 @@ def _clip_lower(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return _masked(g, op.logical_or(op.greater(x, upper), op.greater(lower, upper)))
+
+
+def _over(y: Tensor, x: Tensor) -> Tensor:
+    """Return y / x, for a y that is x / 2 near 0."""
+    none = op.equal(x, 0.0)
+    return op.where(none, constant(0.5, y.dtype), y / _one_at(none, x))
+
+
+def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
+    """Return the derivative of the logarithm of the beta density by a or b."""
+    logarithm = op.log(x) - op.digamma(a) if by == "a" else op.log1p(-x) - op.digamma(b)
+    return logarithm + op.digamma(a + b)
 
 
 def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -641,9 +654,45 @@ VJPS: Final[dict[str, Rules]] = {
     # --- special ---
     "erfc": {"x": lambda g, x: g * op.exp(-op.square(x)) * (-2 / math.sqrt(math.pi))},
     "erfinv": {"x": lambda g, out: g * op.exp(op.square(out)) * (math.sqrt(math.pi) / 2)},
+    "erfcinv": {"x": lambda g, out: g * op.exp(op.square(out)) * (-math.sqrt(math.pi) / 2)},
     "lgamma": {"x": lambda g, x: g * op.digamma(x)},
     "digamma": {"x": lambda g, x: g * op.polygamma(x, n=1)},
     "polygamma": symmetric(x=lambda g, x, n: g * op.polygamma(x, n=n + 1)),
+    # --- bessel ---
+    "j0": {"x": lambda g, x: -g * op.j1(x)},
+    "j1": {"x": lambda g, x, out: g * (op.j0(x) - _over(out, x))},
+    "y0": {"x": lambda g, x: -g * op.y1(x)},
+    "y1": {"x": lambda g, x, out: g * (op.y0(x) - out / x)},
+    "i1": {"x": lambda g, x, out: g * (i0(x) - _over(out, x))},
+    # --- incomplete ---
+    "gammainc": {
+        "a": lambda g, a, x: g * op.gammainc_slope(a, x),
+        "x": lambda g, a, x: g * op.gamma_density(a, x),
+    },
+    "gammaincc": {
+        "a": lambda g, a, x: -g * op.gammainc_slope(a, x),
+        "x": lambda g, a, x: -g * op.gamma_density(a, x),
+    },
+    "gamma_density": {
+        "a": lambda g, a, x, out: g * out * (op.log(x) - op.digamma(a)),
+        "x": lambda g, a, x, out: g * out * ((a - 1.0) / x - 1.0),
+    },
+    "gammainc_slope": {
+        "x": lambda g, a, x: g * op.gamma_density(a, x) * (op.log(x) - op.digamma(a)),
+    },
+    "betainc": {
+        "a": lambda g, a, b, x: g * op.betainc_slope(a, b, x, by="a"),
+        "b": lambda g, a, b, x: g * op.betainc_slope(a, b, x, by="b"),
+        "x": lambda g, a, b, x: g * op.beta_density(a, b, x),
+    },
+    "beta_density": {
+        "a": lambda g, a, b, x, out: g * out * _beta_rise(a, b, x, "a"),
+        "b": lambda g, a, b, x, out: g * out * _beta_rise(a, b, x, "b"),
+        "x": lambda g, a, b, x, out: g * out * ((a - 1.0) / x - (b - 1.0) / (1.0 - x)),
+    },
+    "betainc_slope": symmetric(
+        x=lambda g, a, b, x, by: g * op.beta_density(a, b, x) * _beta_rise(a, b, x, by)
+    ),
     # --- reduction ---
     "sum": linear(x=lambda g, x_type, axis: _spread(g, x_type, axis)),
     "mean": linear(x=lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)),
