@@ -94,7 +94,7 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
     fraction = ~lower & ~integrated
     b = np.where(fraction, x + 1.0 - a, 1.0)
     c, d = np.full_like(b, 1 / _TINY), 1.0 / b
-    h = d
+    h, is_done = d, np.zeros(b.shape, bool)
     for i in range(1, _MOST_TERMS):
         an = np.where(fraction, -i * (i - a), 0.0)
         b = b + 2.0
@@ -102,8 +102,9 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
         d = 1.0 / np.where(np.abs(d) < _TINY, _TINY, d)
         c = b + an / c
         c = np.where(np.abs(c) < _TINY, _TINY, c)
-        h = h * d * c
-        if (np.abs(d * c - 1.0) <= 4e-16).all():
+        h = np.where(is_done, h, h * d * c)  # each element alone decides when it has converged
+        is_done |= np.abs(d * c - 1.0) <= 4e-16
+        if is_done.all():
             break
     q = density * x * h
     if integrated.any():
@@ -228,7 +229,7 @@ def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
     by_a = -x / (a + 1.0) + (a + b) * x / ((a + 1.0) * (a + 1.0))
     c: list[Array] = [np.ones_like(x), zero, zero]
     d = inverse([1.0 + first, by_a, -x / (a + 1.0)])
-    h = d
+    h, is_done = d, np.zeros(x.shape, bool)
     for m in range(1, _MOST_TERMS):
         even = a + 2.0 * m
         scale = m * x / ((even - 1.0) * even)
@@ -241,9 +242,10 @@ def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
             d = inverse([1.0 + product[0], product[1], product[2]])
             c = [1.0 + quotient[0], quotient[1], quotient[2]]
             change = times(d, c)
-            h = times(h, change)
+            h = [np.where(is_done, old, new) for old, new in zip(h, times(h, change), strict=True)]
         rest = np.abs(change[0] - 1.0) + np.abs(change[1]) + np.abs(change[2])
-        if (rest <= 4e-16 * (1.0 + np.abs(h[1]) + np.abs(h[2]))).all():
+        is_done |= rest <= 4e-16 * (1.0 + np.abs(h[1]) + np.abs(h[2]))
+        if is_done.all():
             break
     return h[0], h[1], h[2]
 
