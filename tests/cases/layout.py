@@ -162,10 +162,10 @@ CASES: dict[str, list[Case]] = {
         Case((_X[:0],), _reshape, {"shape": (7, 0)}),
     ],
     "view": [
-        Case((_X,), _view, {"dtype": "c128"}),
+        Case((_X.reshape(3, 8),), _view, {"dtype": "c128"}),
         Case((_X * 1j,), _view, {"dtype": "f64"}),
         Case((_X,), _view, {"dtype": "i64"}),
-        Case((_X.astype("f4"),), _view, {"dtype": "u8"}),
+        Case((_INTS.astype("i4"),), _view, {"dtype": "u8"}),
         Case((_X[0, 0, 0],), _view, {"dtype": "u64"}),
     ],
     "permute_dims": [

@@ -149,7 +149,7 @@ def gammaincc(out: Array, a: Array, x: Array) -> None:
     _put_gamma(out, a, x, upper=True)
 
 
-@internal(infer=float_, elementwise=True)
+@internal(infer=float_, elementwise=True, in_place=3)
 def gamma_density(out: Array, a: Array, x: Array) -> None:
     """x^(a - 1) e^-x / Gamma(a), the derivative of P(a, x) by x; 0 beyond, and nan where P is."""
     a, x = np.broadcast_arrays(wide(a), wide(x))
@@ -160,7 +160,7 @@ def gamma_density(out: Array, a: Array, x: Array) -> None:
     put(out, np.where(inside, y, edge))
 
 
-@internal(infer=float_, elementwise=True)
+@internal(infer=float_, elementwise=True, in_place=3)
 def gammainc_slope(out: Array, a: Array, x: Array) -> None:
     """The derivative of P(a, x) by a: the sum of the terms of P times log(x) - digamma(a + n + 1)
     for a < 10 and x < a + 10, else an integral of the density times log(t) - digamma(a)."""
@@ -292,7 +292,7 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     put(out, np.where(inside, value, edge))
 
 
-@internal(infer=float_, elementwise=True)
+@internal(infer=float_, elementwise=True, in_place=3)
 def beta_density(out: Array, a: Array, b: Array, x: Array) -> None:
     """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; 0 elsewhere."""
     inside, *operands = _inside(a, b, x)
@@ -303,7 +303,7 @@ def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
     return float_(*operands)
 
 
-@internal(infer=_of_parameter, elementwise=True)
+@internal(infer=_of_parameter, elementwise=True, in_place=3)
 def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
     """The derivative of I(a, b, x) by a or b: that of the continued fraction."""
     inside, *operands = _inside(a, b, x)

@@ -17,7 +17,6 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import plain
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tensor.wrapper import hinted
 
 Vjp: TypeAlias = Callable[..., Tensor]
 
@@ -25,7 +24,6 @@ _PROGRAMS_LIMIT: Final = 4096
 _programs: Final[dict[Any, Program]] = {}
 
 
-@hinted
 def call(
     name: str,
     /,

@@ -94,7 +94,7 @@ def _misfit(
 
 def named(name: str, error: MlvmError) -> None:
     """Put the function's name before the text of an error of mlvm's own code that lacks it."""
-    if error.late or name in str(error) or is_of_user(error):
+    if error.late or name in str(error) or is_of_user(error) or isinstance(error, AssertionError):
         return
     if isinstance(error, OpError):
         error.reason, error.op, error.operands = str(error), name, ()
