@@ -117,8 +117,8 @@ def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
 
 
 def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
-    """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64: to about ten
-    digits. It is for second derivatives by a parameter, which have no closed form."""
+    """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64: to about
+    ten digits. It is for second derivatives by a parameter, which have no closed form."""
     h = op.astype(a, dtype=f64) * 0.004
     total = None
     for k, weight in ((1.0, 45.0), (2.0, -9.0), (3.0, 1.0)):

@@ -137,6 +137,7 @@ def gradient(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+@through_f32
 def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> Tensor:
     """Differentiate samples along one axis (Fornberg, Math. Comp. 51, 1988, 699-706, for three
     points)."""
