@@ -252,7 +252,7 @@ class ProgramError(MlvmError, ValueError):
 
     >>> try: ml.program_of(ml.nonzero, ml.ones(2))
     ... except ml.errors.ProgramError as error: print(error)
-    a program that returns values is not concatenated
+    program_of: a program that returns values is not concatenated
     """
 
 
@@ -435,7 +435,7 @@ class PathError(MlvmError, KeyError):
 
     >>> try: ml.nn.Dropout(0.5).load_state({'bias': ml.ones(1)})
     ... except ml.errors.PathError as error: print(error)
-    unknown tensor 'bias'; got bias
+    load_state: unknown tensor 'bias'; got bias
     """
 
     def __str__(self) -> str:
@@ -447,7 +447,7 @@ class WeightsError(MlvmError, ValueError):
 
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
-    ... except ml.errors.WeightsError as error: print(str(error).partition(': ')[2])
+    ... except ml.errors.WeightsError as error: print(str(error).rpartition(': ')[2])
     its 4 bytes end within the header
     """
 
@@ -512,7 +512,7 @@ class GroupError(MlvmError, RuntimeError):
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
-    a group is threads:N, processes:N, ray:N, mpi or auto, not 'friends'
+    group: expected threads:N, processes:N, ray:N, mpi or auto, got 'friends'
     """
 
 

@@ -281,8 +281,16 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     1) / B(a, b) from 0 to x, for a, b > 0 and 0 <= x <= 1, elementwise, with broadcasting; else
     nan. Its relative error is below 1e-11 in f64, for a and b up to 1e4.
 
+    a, b and x: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype;
+    integers and bools give f32. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an
+    operand is complex.
+
         >>> ml.betainc([1.0, 2.0], 2.0, 0.5)
         Tensor([0.75, 0.5 ], f32[2])
+
+    Refuses:
+        ml.betainc(v, v, ml.ones(3))  # ShapeError
+        ml.betainc(v, v, 1j)  # DTypeError
     """
     inside, *operands = _inside(a, b, x)
     value, _, _ = _beta_parts(*operands)

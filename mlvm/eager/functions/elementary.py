@@ -78,6 +78,9 @@ def heaviside(x: Operand, y: Operand, /) -> Tensor:
 
         >>> ml.heaviside(ml.asarray([-1.0, 0.0, 2.0]), 0.5)
         Tensor([0. , 0.5, 1. ], f32[3])
+
+    Refuses:
+        ml.heaviside(v, ml.ones(3))  # ShapeError
     """
     first, second = as_operands((x, y))
     require("real", first.type, second.type)
@@ -101,6 +104,7 @@ def ldexp(x: Tensor, exponent: Operand, /) -> Tensor:
 
     Refuses:
         ml.ldexp(v, v)  # DTypeError
+        ml.ldexp(v, ml.asarray([1, 2, 3]))  # ShapeError
     """
     require("real", type_of(x))
     x = floating(x)
@@ -128,6 +132,9 @@ def fmax(x: Operand, y: Operand, /) -> Tensor:
 
         >>> ml.fmax(ml.asarray([1.0, ml.nan]), 0.5)
         Tensor([1. , 0.5], f32[2])
+
+    Refuses:
+        ml.fmax(v, ml.ones(3))  # ShapeError
     """
     return op.maximum(*_numbers(x, y))
 
@@ -142,6 +149,9 @@ def fmin(x: Operand, y: Operand, /) -> Tensor:
 
         >>> ml.fmin(ml.asarray([1.0, ml.nan]), 0.5)
         Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.fmin(v, ml.ones(3))  # ShapeError
     """
     return op.minimum(*_numbers(x, y))
 
@@ -167,6 +177,9 @@ def logaddexp2(x: Operand, y: Operand, /) -> Tensor:
 
         >>> ml.logaddexp2(ml.asarray([1.0, 1000.0]), ml.asarray([1.0, 0.0]))
         Tensor([   2., 1000.], f32[2])
+
+    Refuses:
+        ml.logaddexp2(v, ml.ones(3))  # ShapeError
     """
     first, second = [floating(each) for each in as_operands((x, y))]
     top = stop_gradient(op.maximum(first, second))
@@ -193,6 +206,7 @@ def select(
     Refuses:
         ml.select([], [])  # ArgumentError
         ml.select([v], [v])  # DTypeError
+        ml.select([v > 0.0], [ml.ones(3)])  # ShapeError
     """
     conditions, choices = [*condlist], [*choicelist]
     if len(conditions) != len(choices) or not conditions:
@@ -218,6 +232,7 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
 
     Refuses:
         ml.complex(x * 1j, v)  # DTypeError
+        ml.complex(v, ml.ones(3))  # ShapeError
     """
     parts = as_operands((x, y))
     for each in parts:

@@ -438,6 +438,9 @@ def interp(
 
         >>> ml.interp(ml.asarray([0.5, 9.0]), ml.asarray([0.0, 1.0]), ml.asarray([2.0, 4.0]))
         Tensor([3., 4.], f32[2])
+
+    Refuses:
+        ml.interp(v, v, v, period=0.0)  # ArgumentError
     """
     require("real", type_of(x), type_of(xp), type_of(fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:

@@ -244,6 +244,9 @@ def beta(x: Operand, y: Operand, /) -> Tensor:
 
         >>> ml.beta(ml.asarray([2.0]), 3.0)
         Tensor([0.08333334], f32[1])
+
+    Refuses:
+        ml.beta(v, ml.ones(3))  # ShapeError
     """
     first, second = [floating(each) for each in as_operands((x, y))]
     require("real", first.type, second.type)
@@ -262,7 +265,7 @@ def multigammaln(x: Tensor, d: int, /) -> Tensor:
     d is not in 1 .. 1000; `DTypeError` if x is complex.
 
         >>> ml.multigammaln(ml.asarray([2.5]), 2)
-        Tensor([1.4411503], f32[1])
+        Tensor([0.8570478], f32[1])
 
     Refuses:
         ml.multigammaln(v, 0)  # ArgumentError

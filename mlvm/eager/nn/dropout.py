@@ -64,6 +64,7 @@ class Dropout1d(_OfChannels):
     Refuses:
         ml.nn.Dropout1d(1.0)  # ArgumentError
         ml.nn.Dropout1d(0.5)(images)  # ShapeError
+        ml.nn.Dropout1d(0.5)(sequences > 0.0)  # DTypeError
     """
 
     _axes = 1
@@ -82,6 +83,7 @@ class Dropout2d(_OfChannels):
     Refuses:
         ml.nn.Dropout2d(1.0)  # ArgumentError
         ml.nn.Dropout2d(0.5)(sequences)  # ShapeError
+        ml.nn.Dropout2d(0.5)(images > 0.0)  # DTypeError
     """
 
     _axes = 2
@@ -100,6 +102,7 @@ class Dropout3d(_OfChannels):
     Refuses:
         ml.nn.Dropout3d(1.0)  # ArgumentError
         ml.nn.Dropout3d(0.5)(images)  # ShapeError
+        ml.nn.Dropout3d(0.5)(volumes > 0.0)  # DTypeError
     """
 
     _axes = 3

@@ -94,7 +94,9 @@ def _misfit(
 
 def named(name: str, error: MlvmError) -> None:
     """Put the function's name before the text of an error of mlvm's own code that lacks it."""
-    if error.late or name in str(error) or is_of_user(error) or isinstance(error, AssertionError):
+    if error.late or isinstance(error, AssertionError) or name.lower() in str(error).lower():
+        return
+    if is_of_user(error):
         return
     if isinstance(error, OpError):
         error.reason, error.op, error.operands = str(error), name, ()
