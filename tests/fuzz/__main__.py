@@ -4,6 +4,8 @@
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
     values, graphs, saved, transformations, lengths, interrupts: as these
+    arguments --only conv2d
+    recipes
 
 `machines`: random programs, valid ones with instructions, text or bytes changed, each launched
 with a limit on its steps, on the reference machine and on the native one, which must do the same.
@@ -23,6 +25,9 @@ with copies.
 random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
+
+`arguments`: public functions with wrong values for each argument. `recipes`: what hints say to
+write, beside the functions of numpy and PyTorch that it replaces.
 
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
@@ -45,7 +50,7 @@ PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
     "interrupts",
 )
-OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built")
+OTHERS = ("threads", "remote", "groups", "neighbours", "races", "built", "arguments", "recipes")
 
 
 def main(argv: list[str] | None = None) -> int:

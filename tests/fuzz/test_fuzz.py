@@ -19,6 +19,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.autodiff.rules_batching import BATCHING
+from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
@@ -26,7 +27,16 @@ from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import Capsys, Patch, cases, output_of, with_long
-from tests.fuzz import graphs, interrupts, remote, saved, threads, transformations
+from tests.fuzz import (
+    arguments,
+    graphs,
+    interrupts,
+    recipes,
+    remote,
+    saved,
+    threads,
+    transformations,
+)
 from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
@@ -275,3 +285,32 @@ def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None
     monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
     _, failure = saved.fuzz(40, 0)
     assert failure is not None
+
+
+def test_wrong_arguments_raise_typed_errors_that_name_the_function() -> None:
+    counts, found = arguments.faults(every=with_long(401, 1))
+    assert found == []
+    assert counts.total() > 100
+
+
+def test_a_raw_error_and_an_error_without_a_name_are_found(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(wrapper, "refusal", lambda *_: None)
+    _, found = arguments.faults("nan_to_num")
+    assert any("raises TypeError: float() argument" in fault for fault in found)
+    monkeypatch.undo()
+    monkeypatch.setattr(wrapper, "named", lambda *_: None)
+    _, found = arguments.faults("jvp")
+    assert any("does not name the function" in fault for fault in found)
+
+
+def test_recipes_are_as_the_functions_that_they_replace(run: Run) -> None:
+    pytest.importorskip("torch")
+    assert "recipes are as the functions" in run("recipes")
+
+
+def test_a_wrong_recipe_is_found(monkeypatch: Patch) -> None:
+    pytest.importorskip("torch")
+    wrong = recipes.written() | {"threshold": ("ml.where(x > t, x, value)", "")}
+    monkeypatch.setattr(recipes, "written", lambda: wrong)
+    [threshold] = [each for each in recipes.recipes() if each.name == "threshold"]
+    assert [*recipes.faults_of(threshold)] != []
