@@ -154,7 +154,7 @@ PRESENT: Final[dict[str, Any]] = {
 __all__ = sorted({*PLACES, *SHOWN})
 
 for _owner in (Arena, VM):
-    _owner.__init__ = hinted(_owner.__init__)  # type: ignore[misc]
+    _owner.__init__ = hinted(_owner.__init__)  # type: ignore[method-assign]
 
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
@@ -190,13 +190,6 @@ def functions() -> list[str]:
 def later(name: str) -> Any:
     """Import and return the public object of that name."""
     module, is_shown = import_module(LATER[name]), name in SHOWN
-    made = getattr(module, name, None)
-    if (
-        isinstance(made, type)
-        and "__init__" in vars(made)
-        and not hasattr(made.__init__, "__wrapped__")
-    ):
-        made.__init__ = hinted(made.__init__)  # type: ignore[misc]
     space = f"{__package__}.{name}" if is_shown else __package__
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")

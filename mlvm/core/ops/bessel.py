@@ -102,7 +102,7 @@ _I1_NEAR: Final = tuple(
 
 def _near(x: Array, zeros: tuple[tuple[float, float], ...], terms: tuple[float, ...]) -> Array:
     """The polynomial of x^2 in 0 .. 25 times x^2 - r^2 for each zero r, given in two parts."""
-    result = polynomial(terms, x * x * (2 / 25) - 1.0)
+    result: Array = polynomial(terms, x * x * (2 / 25) - 1.0)
     for high, low in zeros:
         result = result * ((x - high - low) * (x + high))
     return result

@@ -39,7 +39,8 @@ def _deviance(u: Array, ratio: Array) -> Array:
 
 def _stirling(a: Array) -> Array:
     """The logarithm of Gamma(a + 1) over Stirling's formula, for a >= 10."""
-    return polynomial(STIRLING, 1.0 / (a * a)) / a
+    series: Array = polynomial(STIRLING, 1.0 / (a * a))
+    return series / a
 
 
 # --- gamma ---------------------------------------------------------------------------

@@ -120,11 +120,8 @@ def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
     """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64: to about
     ten digits. It is for second derivatives by a parameter, which have no closed form."""
     h = op.astype(a, dtype=f64) * 0.004
-    total = None
-    for k, weight in ((1.0, 45.0), (2.0, -9.0), (3.0, 1.0)):
-        part = (fn(a + k * h) - fn(a - k * h)) * weight
-        total = part if total is None else total + part
-    return total / (60.0 * h)
+    parts = [fn(a + k * h) - fn(a - k * h) for k in (1.0, 2.0, 3.0)]
+    return (45.0 * parts[0] - 9.0 * parts[1] + parts[2]) / (60.0 * h)
 
 
 def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
     if isinstance(indices_or_sections, (tuple, list)):
         return split(x, indices_or_sections, axis)
     [along] = axes_of(axis, x)
-    sections = integer(indices_or_sections, "indices_or_sections")
+    sections = integer(cast(int, indices_or_sections), "indices_or_sections")
     if not 1 <= sections <= _MOST_SECTIONS:
         raise ArgumentError(f"expected 1 .. {_MOST_SECTIONS} sections, got {sections}")
     least, longer = divmod(x.shape[along], sections)

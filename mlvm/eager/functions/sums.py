@@ -501,4 +501,4 @@ def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
     )
 
 
-op.reduce_where = reduce_where
+vars(op)["reduce_where"] = reduce_where

@@ -194,7 +194,11 @@ def from_dlpack(
         # PyTorch exports no tensor that it tracks, and numpy reads no bf16.
         if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
             return asarray(x)
-        return asarray(np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu"))
+        try:
+            array = np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu")
+        except BufferError as error:
+            raise ExchangeRefused(f"from_dlpack: {error}") from None
+        return asarray(array)
 
 
 def _copy(x: Tensor, memo: object = None, /) -> Tensor:

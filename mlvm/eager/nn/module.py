@@ -145,6 +145,7 @@ class Module(Node):
         freeze(self, where, frozen=False)
         return self
 
+    @hinted
     def astype(self, dtype: object) -> Self:
         """Return another Module with the float parameters in that dtype, and the same buffers: to
         compute in f16 or bf16 while the parameters are trained in f32. Gradients flow through it.

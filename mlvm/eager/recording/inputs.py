@@ -90,4 +90,4 @@ class ScratchPad(scratch_pad.ScratchPad):
 
 
 for _made in (QueueTensor, ScratchPad):
-    _made.__init__ = hinted(_made.__init__)  # type: ignore[misc]
+    _made.__init__ = hinted(_made.__init__)  # type: ignore[method-assign]
