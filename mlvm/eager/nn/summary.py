@@ -12,7 +12,6 @@ from mlvm.eager.functions import creation
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording.recorder import recording_of
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import among_others, flatten, named_nodes, named_tensors, replace, unflatten
 from mlvm.machines.dry import DryVM
 from mlvm.show import html
@@ -79,7 +78,6 @@ class Summary:
         return html.table(head, rows, right=numbers) + "".join(map(html.block, self._last()))
 
 
-@hinted
 def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
     """Return a table of the layers in order: parameters, and bytes of parameters and buffers. With
     `inputs` for a call of the model, the table has the type of each layer's output.
