@@ -7,7 +7,8 @@ ones. In place, the kernels are those of this processor; a wheel, which may run 
 MLVM_TARGETS names other instruction sets: `all`, `own`, names with commas between. `plain` is
 always one of them. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
 MLVM_OPTIMIZE=0 builds in a tenth of the time, for tests of the build. MLVM_COVERAGE=1 counts the
-lines that run, for gcov.
+lines that run, for gcov. Free-threaded Python has no limited API, so the extension is compiled for
+that version alone.
 """
 
 import os
@@ -28,7 +29,11 @@ from setuptools.command.build_py import build_py
 SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
 LISTS = SOURCE / "plan" / "tables.c"  # of the kernels of each set
-LIBRARY = Path("mlvm/machines/native/_native.abi3.so")
+# Before Python 3.15, headers and setuptools of a free-threaded Python refuse the limited API.
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
+SUFFIX = ".abi3.so" if LIMITED else sysconfig.get_config_var("EXT_SUFFIX")
+LIBRARY = Path(f"mlvm/machines/native/_native{SUFFIX}")
+WHEEL_OPTIONS = {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {}
 SECONDS = 3.0  # of a processor's time, for each file of kernels and set
 INCLUDED = sorted([*SOURCE.rglob("*.h"), *SOURCE.rglob("*.def")])
 # Passes by which gcc turns clamps into selects of all that follows, before it vectorizes.
@@ -253,10 +258,10 @@ setup(
             "mlvm.machines.native._native",
             sources=[str(path) for path in sorted(SOURCE.rglob("*.c"))],
             depends=[str(path) for path in INCLUDED],
-            py_limited_api=True,
+            py_limited_api=LIMITED,
             optional=os.environ.get("MLVM_NATIVE") != "1",
         )
     ],
     cmdclass={"build_ext": BuildNative, "build_py": BuildStubs},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options=WHEEL_OPTIONS,
 )

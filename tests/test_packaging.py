@@ -107,6 +107,20 @@ def without_compiler(dist: Path) -> Path:
     return installed(folder / "venv", wheel)
 
 
+def test_free_threaded_python_installs_without_the_limited_api(
+    checkout: Path, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(checkout, clone, ignore=shutil.ignore_patterns("*.so", "build"))
+    flag = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
+    (tmp_path / "sitecustomize.py").write_text(flag)
+    build = (sys.executable, "setup.py", "-q", "bdist_wheel")
+    run(*build, cwd=clone, PYTHONPATH=str(tmp_path), CC="/bin/false", **QUICK)
+    [wheel] = (clone / "dist").glob("*.whl")
+    assert "abi3" not in wheel.name
+    installed(tmp_path / "venv", wheel)
+
+
 def test_the_wheel_holds_the_package_alone(dist: Path, checkout: Path) -> None:
     [wheel] = dist.glob("*.whl")
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -253,7 +253,7 @@ class ProgramError(MlvmError, ValueError):
 
     >>> try: ml.program_of(ml.nonzero, ml.ones(2))
     ... except ml.errors.ProgramError as error: print(error)
-    a program that returns values is not concatenated
+    program_of: a program that returns values is not concatenated
     """
 
 
@@ -436,7 +436,7 @@ class PathError(MlvmError, KeyError):
 
     >>> try: ml.nn.Dropout(0.5).load_state({'bias': ml.ones(1)})
     ... except ml.errors.PathError as error: print(error)
-    unknown tensor 'bias'; got bias
+    load_state: unknown tensor 'bias'; got bias
     """
 
     def __str__(self) -> str:
@@ -448,7 +448,7 @@ class WeightsError(MlvmError, ValueError):
 
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
-    ... except ml.errors.WeightsError as error: print(str(error).partition(': ')[2])
+    ... except ml.errors.WeightsError as error: print(str(error).rpartition(': ')[2])
     its 4 bytes end within the header
     """
 
@@ -522,7 +522,7 @@ class GroupError(MlvmError, RuntimeError):
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
-    a group is threads:N, processes:N, ray:N, mpi or auto, not 'friends'
+    group: expected threads:N, processes:N, ray:N, mpi or auto, got 'friends'
     """
 
 
@@ -644,13 +644,18 @@ def user_place() -> Place | None:
     while frame is not None:
         code = frame.f_code
         ours = OURS.get(code.co_filename)
-        if ours is None:
-            ours = code.co_filename.startswith(_NOBODYS)
-            OURS[code.co_filename] = ours
-        if not ours:
+        if not (is_ours(code.co_filename) if ours is None else ours):
             return code, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def is_ours(file: str) -> bool:
+    """Return whether a file is mlvm's, numpy's, `contextlib` or `threading`."""
+    ours = OURS.get(file)
+    if ours is None:
+        ours = OURS[file] = file.startswith(_NOBODYS)
+    return ours
 
 
 def line_of(place: Place) -> str:

@@ -17,6 +17,7 @@ from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.local import LocalVM as VM
 
 AT_ONCE: Final = {
@@ -50,10 +51,10 @@ AT_ONCE: Final = {
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
         expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
         reshape roll rot90 split squeeze stack swapaxes tile unstack vstack""",
-    "mlvm.eager.functions.sorting": """argsort interp isin searchsorted sort topk unique
-        unique_all unique_counts unique_inverse unique_values""",
-    "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff
-        logcumsumexp outer std trapezoid""",
+    "mlvm.eager.functions.sorting": """argpartition argsort interp isin partition searchsorted
+        sort topk unique unique_all unique_counts unique_inverse unique_values""",
+    "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff gradient
+        logcumsumexp outer std trapezoid var""",
     "mlvm.eager.functions.windows": "fold unfold",
     "mlvm.eager.interop.exchange": "from_dlpack",
     "mlvm.eager.tensor.autocast": "autocast",
@@ -82,19 +83,24 @@ WHEN_ASKED: Final = {
     "mlvm.eager.control.functions": "function",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
     "mlvm.eager.files.checkpoints": "load save",
+    "mlvm.eager.functions.elementary": """cbrt complex fmax fmin heaviside ldexp logaddexp2
+        put_along_axis scatter select sinc view view_as_complex view_as_real""",
     "mlvm.eager.functions.images": "grid_sample interpolate pixel_shuffle pixel_unshuffle",
     "mlvm.eager.functions.linalg": "cross tensordot vecdot",
+    "mlvm.eager.functions.pieces": """array_split atleast_1d atleast_2d atleast_3d column_stack
+        delete diag_embed dsplit dstack hsplit unflatten vsplit""",
     "mlvm.eager.functions.products": """cdist diag diagonal dot inner kron trace tril_indices
         triu_indices vdot""",
     "mlvm.eager.functions.quantization": """dequantize_linear dynamic_quantize_linear
         quantize_groups quantize_linear""",
     "mlvm.eager.functions.segments": """segment_max segment_mean segment_min segment_prod
         segment_sum""",
-    "mlvm.eager.functions.signal": "hamming hanning istft stft",
-    "mlvm.eager.functions.special": """allclose array_equal fmod i0 isclose lerp logit
-        nan_to_num polygamma xlogy""",
+    "mlvm.eager.functions.signal": "convolve correlate hamming hanning istft stft",
+    "mlvm.eager.functions.special": """allclose array_equal beta fmod gamma i0 isclose lerp
+        logit multigammaln nan_to_num polygamma xlogy""",
     "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram
-        median nanmax nanmean nanmin nanstd nansum nanvar percentile ptp quantile""",
+        median nanmax nanmean nanmedian nanmin nanpercentile nanquantile nanstd nansum nanvar
+        percentile ptp quantile""",
     "mlvm.eager.nn.ctc": "ctc",
     "mlvm.eager.nn.quantized": "quantization_errors quantize",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
@@ -147,6 +153,9 @@ PRESENT: Final[dict[str, Any]] = {
     name: getattr(import_module(room), there) for name, (room, there) in _places(AT_ONCE).items()
 }
 __all__ = sorted({*PLACES, *SHOWN})
+
+for _owner in (Arena, VM):
+    _owner.__init__ = hinted(_owner.__init__)  # type: ignore[method-assign]
 
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),

@@ -52,6 +52,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
+from mlvm.eager.tensor.wrapper import hinted
 
 __all__ = ["leaves", "map"]
 
@@ -656,6 +657,7 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 # --- what is made with them ----------------------------------------------------------
 
 
+@hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
     """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at its place, as
     `jax.tree.map`.
@@ -699,6 +701,7 @@ def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
     raise DTypeError(f"two trees differ{_at(path)}: {text}")
 
 
+@hinted
 def leaves(tree: Tree, /) -> list[Any]:
     """Return the leaves of the tree in order, repeated ones, too; None has no leaves.
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -70,11 +71,11 @@ class LocalVM(Closing, VM):
     """The VM of a device; see `mlvm.machines.gpu`, which adds it."""
 
     def __new__(cls, *args: Any, device: str = "cpu", **options: Any) -> LocalVM:
-        allowed = {"name", *(LocalVM.__init__.__kwdefaults__ or ())}
+        allowed = {"name", *(unwrap(LocalVM.__init__).__kwdefaults__ or ())}
         if cls is LocalVM and (unknown := options.keys() - allowed):
             names = ", ".join(f"{name}=" for name in sorted(unknown))
             raise ArgumentError(f"VM(): no {names}; there are {', '.join(sorted(allowed))}")
-        if cls is LocalVM and device != "cpu":
+        if cls is LocalVM and not (isinstance(device, str) and device == "cpu"):
             return super().__new__(cls.on_device)
         return super().__new__(cls)
 

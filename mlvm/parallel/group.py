@@ -403,7 +403,7 @@ def checked_timeout(timeout: float | None) -> float | None:
     if timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
     ):
-        raise GroupError(f"a timeout is a number of seconds > 0, not {brief(timeout)}")
+        raise GroupError(f"a group's timeout is a number of seconds > 0, not {brief(timeout)}")
     return timeout
 
 

@@ -29,7 +29,7 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
         ml.parallel.group("friends")  # GroupError
         ml.parallel.group(2)  # GroupError
     """
-    kind, colon, count = name.partition(":") if isinstance(name, str) else ("", "", "")
+    kind, colon, count = name.partition(":") if isinstance(name, str) else (name, "", "")
     if kind == "mpi" and not colon:
         return MpiGroup(timeout=timeout)
     if kind == "auto" and not colon:
@@ -39,4 +39,6 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
         makes = {"threads": Group, "processes": ProcessGroup, "ray": RayGroup}
         created: AnyGroup = makes[kind](int(count), timeout=timeout)
         return created
-    raise GroupError(f"a group is threads:N, processes:N, ray:N, mpi or auto, not {brief(name)}")
+    raise GroupError(
+        f"group: expected threads:N, processes:N, ray:N, mpi or auto, got {brief(name)}"
+    )

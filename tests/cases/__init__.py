@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from tests.cases import (
+    bessel,
     creation,
     decompositions,
     elementwise,
     fft,
+    incomplete,
     indexing,
     lanes,
     layout,
@@ -28,7 +30,7 @@ from tests.cases import (
 from tests.cases.case import Case
 
 _ROOMS = (
-    *(creation, decompositions, elementwise, fft, indexing),
+    *(bessel, creation, decompositions, elementwise, fft, incomplete, indexing),
     *(lanes, layout, linalg, neural, packed, quantized, random, recurrent),
     *(reduction, special, windows),
 )

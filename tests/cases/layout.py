@@ -147,12 +147,26 @@ _WINDOWS: list[dict[str, Any]] = [
 _SMALL = {"start": (2, 3), "length": (2, 2), "step": (-1, -3)}
 _TALL = {"start": (0, 0), "length": (2, 2), "step": (1, 2)}
 
+
+def _view(x: Array, dtype: str) -> Array:
+    return x.view(
+        {"c128": np.complex128, "f64": np.float64}.get(dtype) or f"{dtype[0]}{int(dtype[1:]) // 8}"
+    )
+
+
 CASES: dict[str, list[Case]] = {
     "reshape": [
         Case((_X,), _reshape, {"shape": (4, 6)}),
         Case((_INTS,), _reshape, {"shape": (12, 1)}),
         Case((_X[:1, :1, :1],), _reshape, {"shape": ()}),
         Case((_X[:0],), _reshape, {"shape": (7, 0)}),
+    ],
+    "view": [
+        Case((_X.reshape(3, 8),), _view, {"dtype": "c128"}),
+        Case((_X * 1j,), _view, {"dtype": "f64"}),
+        Case((_X,), _view, {"dtype": "i64"}),
+        Case((_INTS.astype("i4"),), _view, {"dtype": "u8"}),
+        Case((_X[0, 0, 0],), _view, {"dtype": "u64"}),
     ],
     "permute_dims": [
         Case((_X,), _permute_dims, {"axes": (2, 0, 1)}),

@@ -20,6 +20,11 @@ def inverse_of_erf(y: float) -> float:
     return math.copysign(-NormalDist().inv_cdf((1 - abs(y)) / 2) / math.sqrt(2), y)
 
 
+def _from_the_end(y: float) -> float:
+    """The inverse of erfc, by the normal distribution's."""
+    return -NormalDist().inv_cdf(y / 2) / math.sqrt(2)
+
+
 def digamma(x: float) -> float:
     """log(x + n) less the sum of 1 / (x + k) for k < n, and the first terms of what is left."""
     end = x + _TERMS
@@ -52,6 +57,10 @@ def _orders(x: Array) -> list[Case]:
 CASES: dict[str, list[Case]] = {
     "erfc": [*_unary(math.erfc, _away(3, 4)), *_unary(math.erfc, np.array([-7.0, 3.5, 8.0]))],
     "erfinv": [*_unary(inverse_of_erf, _INSIDE), Case((_f32(_ENDS),), _each(inverse_of_erf))],
+    "erfcinv": [
+        *_unary(lambda y: inverse_of_erf(1 - y), 1 - _INSIDE),
+        Case((_f32(np.array([1e-9, 1e-3, 1.9])),), _each(_from_the_end)),
+    ],
     "lgamma": [*_unary(math.lgamma, _PLACES), *_unary(math.lgamma, _MORE)],
     "digamma": [*_unary(digamma, _PLACES), *_unary(digamma, _MORE)],
     "polygamma": [*_orders(_PLACES), *_orders(_f32(_MORE[1:])), *_orders(_f32(_PLACES[:6]))],

@@ -4,6 +4,8 @@
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
     values, graphs, saved, transformations, lengths, interrupts, templates, guards: as these
+    arguments --only conv2d
+    recipes
 
 `machines`: random programs, valid ones with instructions, text or bytes changed, each launched
 with a limit on its steps, on the reference machine and on the native one, which must do the same.
@@ -31,6 +33,9 @@ warnings must be identical.
 `extremes`, `kinks`, `counts`, `tails` hold public functions against f64, limits and scipy: at
 infinities and other extreme values, in derivatives up to the third at zeros and ties, for 70,000
 elements in half precision, and in the tails of distributions. They take names of functions.
+
+`arguments`: public functions with wrong values for each argument. `recipes`: what hints say to
+write, beside the functions of numpy and PyTorch that it replaces.
 
 Others have options of their own: `threads`, `remote` (damaged messages, killed clients), `groups`
 (killed members), `neighbours` (waiting times of a server), `races` (device kernels under oclgrind),
@@ -65,7 +70,7 @@ OTHERS = (
     "extremes",
     "tails",
     "counts",
-    *("kinks", "writers", "attributes", "variants"),
+    *("kinks", "writers", "attributes", "variants", "arguments", "recipes"),
 )
 
 

@@ -23,6 +23,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.autodiff.rules_batching import BATCHING
 from mlvm.eager.capture.guards.guard_set import GuardSet
+from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
@@ -31,6 +32,7 @@ from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
 from tests.brief import Capsys, Patch, cases, output_of, run_python, with_long
 from tests.fuzz import (
+    arguments,
     attributes,
     counts,
     extremes,
@@ -38,6 +40,7 @@ from tests.fuzz import (
     guards,
     interrupts,
     kinks,
+    recipes,
     remote,
     saved,
     tails,
@@ -441,3 +444,32 @@ def test_a_variant_of_an_onnx_test_that_differs_is_noticed(
     wrong = TABLE["ReduceL1"]._replace(run=lambda at, x, axes=None: x)
     monkeypatch.setitem(TABLE, "ReduceL1", wrong)
     assert variants.differences("ReduceL1", case)
+
+
+def test_wrong_arguments_raise_typed_errors_that_name_the_function() -> None:
+    counts, found = arguments.faults(every=with_long(401, 1))
+    assert found == []
+    assert counts.total() > 100
+
+
+def test_a_raw_error_and_an_error_without_a_name_are_found(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(wrapper, "refusal", lambda *_: None)
+    _, found = arguments.faults("nan_to_num")
+    assert any("raises TypeError: float() argument" in fault for fault in found)
+    monkeypatch.undo()
+    monkeypatch.setattr(wrapper, "named", lambda *_: None)
+    _, found = arguments.faults("jvp")
+    assert any("does not name the function" in fault for fault in found)
+
+
+def test_recipes_are_as_the_functions_that_they_replace(run: Run) -> None:
+    pytest.importorskip("torch")
+    assert "recipes are as the functions" in run("recipes")
+
+
+def test_a_wrong_recipe_is_found(monkeypatch: Patch) -> None:
+    pytest.importorskip("torch")
+    wrong = recipes.written() | {"threshold": ("ml.where(x > t, x, value)", "")}
+    monkeypatch.setattr(recipes, "written", lambda: wrong)
+    [threshold] = [each for each in recipes.recipes() if each.name == "threshold"]
+    assert [*recipes.faults_of(threshold)] != []

@@ -1,9 +1,11 @@
 """The tensor ops, a file a room, whose import fills `mlvm.core.op.OPS`."""
 
+from mlvm.core.ops import bessel as bessel
 from mlvm.core.ops import creation as creation
 from mlvm.core.ops import decompositions as decompositions
 from mlvm.core.ops import elementwise as elementwise
 from mlvm.core.ops import fft as fft
+from mlvm.core.ops import incomplete as incomplete
 from mlvm.core.ops import indexing as indexing
 from mlvm.core.ops import lanes as lanes
 from mlvm.core.ops import layout as layout

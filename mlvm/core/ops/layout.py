@@ -283,6 +283,28 @@ def _astype(x: TensorType, dtype: str) -> TensorType:
     return x.with_dtype(target)
 
 
+def _view(x: TensorType, dtype: str) -> TensorType:
+    target = DType.named(dtype)
+    if target.is_storage or x.dtype.is_storage or "bool" in (target.kind, x.dtype.kind):
+        raise DTypeError(f"the bytes of {x.dtype} are not those of {target}")
+    if target.itemsize == x.dtype.itemsize:
+        return x.with_dtype(target)
+    if not x.ndim:
+        raise ShapeError(f"a scalar of {x.dtype} does not become scalars of {target}")
+    nbytes = x.shape[-1] * x.dtype.itemsize
+    if nbytes % target.itemsize:
+        raise ShapeError(f"{nbytes} bytes of the last axis are no whole number of {target}")
+    return TensorType(target, (*x.shape[:-1], nbytes // target.itemsize))
+
+
+@movement(infer=_view)
+def view(out: Array, x: Array, *, dtype: str) -> None:
+    """The bytes of x as elements of another dtype, which is neither bool nor of few bits. If it has
+    another size, the last axis has another length."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    np.copyto(out, flat.view(out.dtype).reshape(out.shape))
+
+
 @movement(infer=_triangle, copies_only=True)
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).

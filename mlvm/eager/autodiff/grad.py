@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from inspect import getclosurevars, unwrap
+from inspect import getclosurevars, signature, unwrap
 from itertools import chain
 from types import FunctionType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from mlvm.core.errors import DTypeError, GradientError, brief, user_line
+from mlvm.core.errors import ArgumentError, DTypeError, GradientError, brief, user_line
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
@@ -224,8 +224,9 @@ class _Session:
 @overload
 def value_and_grad(
     fn: Callable[P, Tensor],
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = None,
     *,
+    argnames: str | Sequence[str] | None = None,
     has_aux: Literal[False] = False,
     holomorphic: bool = False,
     where: Where | None = None,
@@ -233,8 +234,9 @@ def value_and_grad(
 @overload
 def value_and_grad(
     fn: Callable[P, tuple[Tensor, A]],
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = None,
     *,
+    argnames: str | Sequence[str] | None = None,
     has_aux: Literal[True],
     holomorphic: bool = False,
     where: Where | None = None,
@@ -242,8 +244,9 @@ def value_and_grad(
 @hinted
 def value_and_grad(
     fn: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = None,
     *,
+    argnames: str | Sequence[str] | None = None,
     has_aux: bool = False,
     holomorphic: bool = False,
     where: Where | None = None,
@@ -251,7 +254,9 @@ def value_and_grad(
     """Return a function that returns `fn`'s value and its gradient with respect to `argnums`.
 
     `argnums` is the number of an argument by position, or a tuple of numbers; below 0 it counts
-    from the last. `fn` returns a float tensor of shape (). With `has_aux` it returns a pair of that
+    from the last. `argnames` is the name of an argument, or several names, whose gradients are a
+    dict; `argnums` counts beside it only if it is given, and the gradient is then a pair of both.
+    `fn` returns a float tensor of shape (). With `has_aux` it returns a pair of that
     and anything else, and the result is `((value, aux), gradient)`.
 
     The arguments named by `argnums` are trees of float or complex tensors, arrays and numbers,
@@ -277,20 +282,87 @@ def value_and_grad(
 
     Raises `GradientError` if the value is no scalar, or depends on an argument through an op
     without a gradient; `DTypeError` if an argument has tensors of other dtypes; `ArgumentError`
-    if `where` selects none of them.
+    if `where` selects none of them, or `fn` has no argument of a name.
 
         >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
         (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))
         >>> params = {"w": ml.ones(2), "b": ml.ones(1)}
         >>> ml.value_and_grad(lambda p: ml.sum(p["w"] * p["b"]), where="b")(params)
         (Tensor(2., f32[]), {'b': Tensor([2.], f32[1])})
+        >>> ml.grad(lambda x, *, scale: ml.sum(x * scale), argnames="scale")(ml.ones(2), scale=3.0)
+        Tensor(2., f32[])
 
     Refuses:
         ml.value_and_grad(ml.sum, where="w")(x)  # ArgumentError
+        ml.grad(lambda x: ml.sum(x), argnames="y")  # ArgumentError
         ml.value_and_grad(ml.sum)(ints)  # DTypeError
         ml.value_and_grad(lambda x: x)(v)  # GradientError
     """
-    return collecting(fn, argnums, has_aux=has_aux, holomorphic=holomorphic, where=where)
+    options: Any = {"has_aux": has_aux, "holomorphic": holomorphic, "where": where}
+    if argnames is not None:
+        return _by_name(fn, argnums, argnames, options)
+    return collecting(fn, 0 if argnums is None else argnums, **options)
+
+
+def _by_name(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] | None,
+    argnames: str | Sequence[str],
+    options: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """Return the function of `value_and_grad` for arguments by name: these are one more argument, a
+    dict, before the others."""
+    _require_function(fn)
+    names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
+    positions = _positions_of(fn, names)
+
+    def of_dict(named: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        values = list(args)
+        for name, x in named.items():
+            place = positions.get(name, len(values))
+            if name in kwargs or place >= len(values):
+                kwargs[name] = x
+            else:
+                values[place] = x
+        return fn(*values, **kwargs)
+
+    numbers: tuple[int, ...] = () if argnums is None else as_argnums(argnums)
+    after = tuple([number + (number >= 0) for number in numbers])
+    differentiated = collecting(of_dict, (0, *after), **options)
+
+    @wraps(fn, updated=())
+    def by_name(*args: Any, **kwargs: Any) -> Any:
+        named = {}
+        for name in names:
+            place = positions.get(name, len(args))
+            if name not in kwargs and place >= len(args):
+                raise ArgumentError(f"argnames: the call gives no argument {name!r}")
+            named[name] = kwargs[name] if name in kwargs else args[place]
+        result, (gradients, *others) = differentiated(named, *args, **kwargs)
+        mine = gradients[argnames] if isinstance(argnames, str) else gradients
+        if argnums is None:
+            return result, mine
+        return result, (others[0] if isinstance(argnums, int) else tuple(others), mine)
+
+    return by_name
+
+
+def _positions_of(fn: Callable[..., Any], names: Sequence[str]) -> dict[str, int]:
+    """Return the positions of the parameters of these names that may be given by position. Raises
+    `ArgumentError` if the function has no parameter of a name."""
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"argnames: expected names of arguments, got {brief(names)}")
+    try:
+        parameters = signature(fn).parameters
+    except (TypeError, ValueError):  # of a function in C
+        return {}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    unknown = [name for name in names if name not in parameters and not takes_any]
+    if unknown:
+        listed = ", ".join(parameters) or "none"
+        raise ArgumentError(f"argnames: there is no argument {unknown[0]!r}; there are {listed}")
+    by_place = [n for n, each in parameters.items() if each.kind < each.VAR_POSITIONAL]
+    return {name: place for place, name in enumerate(by_place)}
 
 
 def collecting(
@@ -341,8 +413,9 @@ def collecting(
 @overload
 def grad(
     fn: Callable[P, Tensor],
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = None,
     *,
+    argnames: str | Sequence[str] | None = None,
     has_aux: Literal[False] = False,
     holomorphic: bool = False,
     where: Where | None = None,
@@ -350,8 +423,9 @@ def grad(
 @overload
 def grad(
     fn: Callable[P, tuple[Tensor, A]],
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = None,
     *,
+    argnames: str | Sequence[str] | None = None,
     has_aux: Literal[True],
     holomorphic: bool = False,
     where: Where | None = None,
@@ -359,8 +433,9 @@ def grad(
 @hinted
 def grad(
     fn: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
+    argnums: int | Sequence[int] | None = None,
     *,
+    argnames: str | Sequence[str] | None = None,
     has_aux: bool = False,
     holomorphic: bool = False,
     where: Where | None = None,
@@ -374,7 +449,11 @@ def grad(
         >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([ 3., 12.], f32[2])
     """
-    differentiated = collecting(fn, argnums, has_aux=has_aux, holomorphic=holomorphic, where=where)
+    options: Any = {"has_aux": has_aux, "holomorphic": holomorphic, "where": where}
+    if argnames is not None:
+        differentiated = _by_name(fn, argnums, argnames, options)
+    else:
+        differentiated = collecting(fn, 0 if argnums is None else argnums, **options)
 
     @wraps(fn, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -392,6 +471,7 @@ def vjp(
 def vjp(
     fn: Callable[..., Any], *primals: Tree, has_aux: Literal[True]
 ) -> tuple[Any, Callable[[Any], Any], Any]: ...
+@hinted
 def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
     """Return `fn(*primals)`, and a function from its cotangent to the primals' cotangents, a tuple.
 

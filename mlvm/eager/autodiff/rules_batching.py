@@ -469,6 +469,7 @@ BATCHING: Final[dict[str, Rule]] = {
     ),
     **_for_ops("flip sort argsort tril triu", _rows),
     "roll": _flattened,
+    "view": lambda call, n, x: apply(call, x.x),
     # --- creation ---
     "full": _rows,
     # --- indexing ---

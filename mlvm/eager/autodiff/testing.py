@@ -16,6 +16,7 @@ from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, among_others, flatten, named_leaves, named_tensors, substitute
 
 __all__ = ["check_gradients", "replacement"]
@@ -25,6 +26,7 @@ Function: TypeAlias = Callable[..., Tree]
 _STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
 
 
+@hinted
 def check_gradients(
     fn: Callable[..., Tree], *args: Any, order: int = 1, tolerance: float = 1e-6
 ) -> None:
@@ -67,6 +69,7 @@ def check_gradients(
     _check(fn, wide, {i: f"argument {i}" for i in numbers}, order, tolerance, 1)
 
 
+@hinted
 def replacement(
     pattern: Callable[..., Tree], name: str, *types: TensorType, tolerance: float = 1e-5
 ) -> None:

@@ -849,6 +849,7 @@ class Measured(NamedTuple):
         return plan_table(self.plan, (f"{self.arena:,}", "eagerly, in an arena"))
 
 
+@hinted
 def measure(
     fn: Callable[..., Any],
     *args: Any,

@@ -34,10 +34,12 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor, described
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.step.flow import Block
 
 
+@hinted
 def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) -> Any:
     """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
@@ -60,6 +62,7 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
     return copied(as_tree(thunks[0 if bool(pred) else 1]()))
 
 
+@hinted
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
     """Return `branches[index](*operands)`; an index out of range takes the nearest branch.
 

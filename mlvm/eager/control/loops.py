@@ -54,6 +54,7 @@ from mlvm.eager.tensor.number import index_of, is_free, is_length
 from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
 from mlvm.step.flow import LoopInfo
 
@@ -64,6 +65,7 @@ _ADD: Final = one_op("add")
 _SET_ROW: Final = one_op("dynamic_update", axis=0)
 
 
+@hinted
 def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bool = False) -> Tree:
     """Apply `body_fun` while `cond_fun(state)` is true; return the final state.
 
@@ -106,6 +108,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     return copied(state)
 
 
+@hinted
 def fori_loop(
     lower: Tensor | int,
     upper: Tensor | int,
@@ -154,6 +157,7 @@ def fori_loop(
     return copied(state)
 
 
+@hinted
 def scan(
     f: Body,
     init: Tree,
@@ -233,6 +237,7 @@ def scan(
     return copied(state), with_leaves(like, iter(results))
 
 
+@hinted
 def map(f: Body, xs: Tree) -> Tree:
     """Apply `f` to each row of `xs`; stack the results. It is a `scan` without a state.
 

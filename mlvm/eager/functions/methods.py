@@ -109,7 +109,7 @@ def var(
     """Compute the variance with numpy's keywords; `numpy.var(x)` calls it. `ddof` is numpy's name
     for `correction`."""
     by = _correction(ddof, correction)
-    return op.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
+    return sums.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
 
 
 @public

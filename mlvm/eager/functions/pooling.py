@@ -4,21 +4,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final, Literal, NamedTuple, overload
 
-from mlvm.core.errors import ShapeError
+from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import require
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
+from mlvm.eager.functions.creation import arange, full, zeros_like
+from mlvm.eager.functions.elements import stop_gradient, unravel_index
 from mlvm.eager.functions.halves import through_f32
-from mlvm.eager.functions.shapes import expand_dims, part, reshape, squeeze, stack
-from mlvm.eager.functions.windows import Sides, Volume, Window, geometry_of, require_places
+from mlvm.eager.functions.shapes import expand_dims, part, permute_dims, reshape, squeeze, stack
+from mlvm.eager.functions.windows import (
+    Geometry,
+    Sides,
+    Volume,
+    Window,
+    geometry_of,
+    require_places,
+)
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
+_MOST_WINDOWS: Final = 2**20  # of adaptive pooling, which reduces each by itself
 
+
+@overload
+def max_pool2d(
+    x: Tensor,
+    window: Window,
+    *,
+    stride: Window | None = None,
+    padding: Sides = "VALID",
+    dilation: Window = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def max_pool2d(
+    x: Tensor,
+    window: Window,
+    *,
+    stride: Window | None = None,
+    padding: Sides = "VALID",
+    dilation: Window = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 @public
 def max_pool2d(
     x: Tensor,
@@ -27,9 +61,13 @@ def max_pool2d(
     stride: Window | None = None,
     padding: Sides = "VALID",
     dilation: Window = 1,
-) -> Tensor:
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """Take the largest element of each window of NHWC images. The stride is the window unless
-    given; padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too.
+    given; padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too. With
+    `ceil_mode`, a last window may extend beyond the padding. With `return_indices`, the positions
+    (i64) of these elements in the flattened H W places follow, as in PyTorch.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
     x has another number of axes, or the window is larger than the padded image; `ArgumentError`
@@ -41,7 +79,9 @@ def max_pool2d(
     Refuses:
         ml.max_pool2d(images, 0)  # ArgumentError
     """
-    return _pooled(op.max_pool2d, x, 2, window, stride, padding, dilation)
+    places = _places(x, 2, window, stride, padding, dilation, ceil_mode)
+    y = _pooled(op.max_pool2d, x, places)
+    return (y, _indices(x, places)) if return_indices else y
 
 
 @public
@@ -52,9 +92,13 @@ def avg_pool2d(
     stride: Window | None = None,
     padding: Sides = "VALID",
     dilation: Window = 1,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> Tensor:
     """Average each window of NHWC images. The stride is the window unless given; padding, as in
-    `conv2d`, counts as zeros; `dilation` is that of `conv2d`, too.
+    `conv2d`, counts as zeros, and without `count_include_pad` not at all; `dilation` is that of
+    `conv2d`, too. With `ceil_mode`, a last window may extend beyond the padding, where nothing
+    counts.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
     x has another number of axes, or the window is larger than the padded image; `ArgumentError`
@@ -66,9 +110,32 @@ def avg_pool2d(
     Refuses:
         ml.avg_pool2d(images, 0)  # ArgumentError
     """
-    return _pooled(op.avg_pool2d, x, 2, window, stride, padding, dilation)
+    places = _places(x, 2, window, stride, padding, dilation, ceil_mode)
+    return _averaged(x, places, count_include_pad)
 
 
+@overload
+def max_pool1d(
+    x: Tensor,
+    window: int,
+    *,
+    stride: int | None = None,
+    padding: str | Pair = "VALID",
+    dilation: int = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def max_pool1d(
+    x: Tensor,
+    window: int,
+    *,
+    stride: int | None = None,
+    padding: str | Pair = "VALID",
+    dilation: int = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 @public
 def max_pool1d(
     x: Tensor,
@@ -77,7 +144,9 @@ def max_pool1d(
     stride: int | None = None,
     padding: str | Pair = "VALID",
     dilation: int = 1,
-) -> Tensor:
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """Take the largest element of each window of sequences; `padding` is "VALID", "SAME" or
     (before, after), otherwise as `max_pool2d`.
 
@@ -91,7 +160,9 @@ def max_pool1d(
     Refuses:
         ml.max_pool1d(sequences, 0)  # ArgumentError
     """
-    return _pooled(op.max_pool2d, x, 1, window, stride, padding, dilation)
+    places = _places(x, 1, window, stride, padding, dilation, ceil_mode)
+    y = _pooled(op.max_pool2d, x, places)
+    return (y, _indices(x, places)) if return_indices else y
 
 
 @public
@@ -102,6 +173,8 @@ def avg_pool1d(
     stride: int | None = None,
     padding: str | Pair = "VALID",
     dilation: int = 1,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> Tensor:
     """Average each window of sequences; `padding` is "VALID", "SAME" or (before, after), otherwise
     as `avg_pool2d`.
@@ -116,9 +189,32 @@ def avg_pool1d(
     Refuses:
         ml.avg_pool1d(sequences, 0)  # ArgumentError
     """
-    return _pooled(op.avg_pool2d, x, 1, window, stride, padding, dilation)
+    places = _places(x, 1, window, stride, padding, dilation, ceil_mode)
+    return _averaged(x, places, count_include_pad)
 
 
+@overload
+def max_pool3d(
+    x: Tensor,
+    window: Volume,
+    *,
+    stride: Volume | None = None,
+    padding: Sides = "VALID",
+    dilation: Volume = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def max_pool3d(
+    x: Tensor,
+    window: Volume,
+    *,
+    stride: Volume | None = None,
+    padding: Sides = "VALID",
+    dilation: Volume = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 @public
 def max_pool3d(
     x: Tensor,
@@ -127,7 +223,9 @@ def max_pool3d(
     stride: Volume | None = None,
     padding: Sides = "VALID",
     dilation: Volume = 1,
-) -> Tensor:
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """Take the largest element of each window of volumes; `padding` is "VALID", "SAME" or ((front,
     back), (top, bottom), (left, right)), otherwise as `max_pool2d`.
 
@@ -141,7 +239,9 @@ def max_pool3d(
     Refuses:
         ml.max_pool3d(volumes, 0)  # ArgumentError
     """
-    return _pooled(op.max_pool2d, x, 3, window, stride, padding, dilation)
+    places = _places(x, 3, window, stride, padding, dilation, ceil_mode)
+    y = _pooled(op.max_pool2d, x, places)
+    return (y, _indices(x, places)) if return_indices else y
 
 
 @public
@@ -153,6 +253,8 @@ def avg_pool3d(
     stride: Volume | None = None,
     padding: Sides = "VALID",
     dilation: Volume = 1,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> Tensor:
     """Average each window of volumes; `padding` is "VALID", "SAME" or ((front, back), (top,
     bottom), (left, right)), otherwise as `avg_pool2d`.
@@ -167,7 +269,8 @@ def avg_pool3d(
     Refuses:
         ml.avg_pool3d(volumes, 0)  # ArgumentError
     """
-    return _pooled(op.avg_pool2d, x, 3, window, stride, padding, dilation)
+    places = _places(x, 3, window, stride, padding, dilation, ceil_mode)
+    return _averaged(x, places, count_include_pad)
 
 
 @public
@@ -207,34 +310,101 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
     return _adapted(op.max, x, size)
 
 
-def _pooled(
-    pool: Any,
+class _Places(NamedTuple):
+    """Windows over the places of an input: the shape of a window, their geometry, and what
+    `ceil_mode` adds behind the padding of each axis."""
+
+    shape: Shape
+    geometry: Geometry
+    more: Shape
+
+    @property
+    def padding(self) -> tuple[Pair, ...]:
+        """The padding, with what `ceil_mode` adds."""
+        sides = zip(self.geometry.padding, self.more, strict=True)
+        return tuple((before, after + more) for (before, after), more in sides)
+
+
+def _places(
     x: Tensor,
     axes: int,
     window: Ints,
     stride: Ints | None,
     padding: Sides | Pair,
     dilation: Ints,
-) -> Tensor:
-    """Pool x in windows over `axes` axes by a function of images."""
+    ceil_mode: bool,
+) -> _Places:
+    """Return the windows over `axes` axes of x."""
     size, shape = require_places(x, axes), each_of(window, axes, "window")
     stride = shape if stride is None else stride
-    geometry, _ = geometry_of(size, shape, stride, padding, dilation)
+    geometry, span = geometry_of(size, shape, stride, padding, dilation)
+    more = [0] * axes
+    if ceil_mode:
+        for i, (n, length, step) in enumerate(zip(size, span, geometry.stride, strict=True)):
+            padded = n + sum(geometry.padding[i])
+            last = -(-(padded - length) // step) * step  # where the last window begins
+            if last >= n + geometry.padding[i][0]:  # none begins behind the input
+                last -= step
+            more[i] = max(0, last + length - padded)
+    return _Places(shape, geometry, tuple(more))
+
+
+def _pooled(pool: Any, x: Tensor, places: _Places) -> Tensor:
+    """Pool x in windows by a function of images."""
+    shape, axes = places.shape, len(places.shape)
+    geometry = places.geometry._replace(padding=places.padding)
     if axes == 2:
         return _of_images(pool, x, shape, *geometry)
     if axes == 1:
         images = expand_dims(x, axis=1)
         return squeeze(_of_images(pool, images, (1, *shape), *geometry.of_rows()), axis=1)
     # in each layer, and then from layer to layer: neither a mean nor a largest element cares
-    n, depth = x.shape[0], size[0]
+    n, depth = x.shape[:2]
     steps, sides, dilations = geometry
     layers = reshape(x, (n * depth, *x.shape[2:]))
     layers = _of_images(pool, layers, shape[1:], steps[1:], sides[1:], dilations[1:])
-    _, *places, channels = layers.shape
-    columns = reshape(layers, (n, depth, 1, places[0] * places[1] * channels))
+    _, *rest, channels = layers.shape
+    columns = reshape(layers, (n, depth, 1, rest[0] * rest[1] * channels))
     down = (shape[0], 1), (steps[0], 1), (sides[0], (0, 0)), (dilations[0], 1)
     y = _of_images(pool, columns, *down)
-    return reshape(y, (n, y.shape[1], *places, channels))
+    return reshape(y, (n, y.shape[1], *rest, channels))
+
+
+def _averaged(x: Tensor, places: _Places, with_padding: bool) -> Tensor:
+    """Average the windows of x; what does not count is divided out."""
+    y = _pooled(op.avg_pool2d, x, places)
+    if not any(places.more) and (with_padding or not any(map(any, places.geometry.padding))):
+        return y
+    counted = full((1, *x.shape[1:-1], 1), 1.0, dtype=x.dtype)
+    if with_padding:
+        widths = ((0, 0), *places.geometry.padding, (0, 0))
+        counted = op.pad(counted, widths=widths, value=1.0)
+        sides = tuple((0, more) for more in places.more)
+        places = _Places(places.shape, places.geometry._replace(padding=sides), (0,) * len(sides))
+    return y / _pooled(op.avg_pool2d, counted, places)
+
+
+def _indices(x: Tensor, places: _Places) -> Tensor:
+    """Return the position of the first largest element of each window, in the flattened places."""
+    axes, sizes = len(places.shape), x.shape[1:-1]
+    x = op.pad(stop_gradient(x), widths=((0, 0), *places.padding, (0, 0)), value=-math.inf)
+    rows: list[Tensor] = []
+    for i, (length, step, by) in enumerate(
+        zip(places.shape, places.geometry.stride, places.geometry.dilation, strict=True)
+    ):
+        starts = arange(0, x.shape[1 + 2 * i] - by * (length - 1), step)
+        at = reshape(starts, (-1, 1)) + arange(length) * by
+        x = op.take(x, reshape(at, -1), axis=1 + 2 * i)
+        x = reshape(x, (*x.shape[: 1 + 2 * i], *at.shape, *x.shape[2 + 2 * i :]))
+        rows.append(at - places.padding[i][0])
+    order = (0, *range(1, 2 * axes, 2), 2 * axes + 1, *range(2, 2 * axes + 1, 2))
+    x = permute_dims(x, order)
+    chosen = op.argmax(reshape(x, (*x.shape[: axes + 2], math.prod(places.shape))), axis=-1)
+    result, parts = zeros_like(chosen), unravel_index(chosen, places.shape)
+    for i, (at, k, n) in enumerate(zip(rows, parts, sizes, strict=True)):
+        first = reshape(at[:, 0], [-1 if j == i else 1 for j in range(-1, axes + 1)])
+        result = result * n + op.clip(first + k * places.geometry.dilation[i], 0, n - 1)
+    return result
 
 
 def _of_images(
@@ -250,6 +420,8 @@ def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
     if x.ndim < 3 or 0 in x.shape[1:-1]:
         raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
     for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
+        if count > _MOST_WINDOWS:
+            raise ArgumentError(f"expected size of at most {_MOST_WINDOWS} windows, got {count}")
         n = x.shape[axis]
         if n % count == 0:
             shape = (*x.shape[:axis], count, n // count, *x.shape[axis + 1 :])

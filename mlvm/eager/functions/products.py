@@ -212,9 +212,9 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 def _indices(n: int, k: int, m: int | None, *, below: bool) -> tuple[Tensor, Tensor]:
     """Return the rows and columns of a triangle, by a stable sort that puts its places first."""
     rows, columns = counts_of((n, n if m is None else m), "n and m")
+    places = op.arange(start=0, stop=rows * columns, step=1, dtype=i64)
     lengths = [max(0, min(columns, i + k + (1 if below else 0))) for i in range(rows)]
     count = sum(lengths) if below else rows * columns - sum(lengths)
-    places = op.arange(start=0, stop=rows * columns, step=1, dtype=i64)
     if not count:
         return places[:0], places[:0]
     row, column = op.floor_divide(places, columns), op.remainder(places, columns)

@@ -422,8 +422,8 @@ def uniform(
         max(abs(low), abs(high)) > most or high - low > widest
     ):
         raise ArgumentError(
-            f"low = {brief(low)} must be less than high = {brief(high)}, both finite in {target.name}, "
-            f"and high - low in {_wide_dtype(target).name}"
+            f"low = {brief(low)} must be less than high = {brief(high)}, both finite in "
+            f"{target.name}, and high - low in {_wide_dtype(target).name}"
         )
     if (low, high) == (0, 1):
         return op.uniform(_or_next(key), shape=sizes, dtype=target)

@@ -518,20 +518,40 @@ def _listed(repeats: Ints | Tensor) -> Ints:
 
 
 @public
-def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tensor:
+def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None) -> Tensor:
     """Move every element `shift` places up along `axis` (None: in row-major order). Elements moved
-    beyond the end come to the front.
+    beyond the end come to the front. The shift may be a tensor of one integer for one axis, such as
+    the counter of a loop.
 
     x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `ArgumentError`
-    unless shifts and axes are equally many.
+    unless shifts and axes are equally many; `DTypeError` if a tensor `shift` is not of integers;
+    `ShapeError` if it has several elements.
 
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
         Tensor([3, 1, 2], i64[3])
 
     Refuses:
         ml.roll(v, (1, 2), 0)  # ArgumentError
+        ml.roll(v, v)  # DTypeError
+        ml.roll(v, ints)  # ShapeError
     """
+    if isinstance(shift, Tensor):
+        return _rolled(x, shift, axis)
     return op.roll(x, shift=shift, axis=axis)
+
+
+def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
+    """Roll by a number that is a tensor: take the elements at shifted positions."""
+    rules.require("integer", shift.type)
+    if shift.size != 1:
+        raise ShapeError(f"expected a shift of one element, got {shift.type}")
+    if axis is None:
+        return reshape(_rolled(reshape(x, -1), shift, 0), x.shape)
+    [along] = axes_of(axis, x)
+    n = x.shape[along]
+    by = op.astype(reshape(shift, ()), dtype="i64")
+    places = op.remainder(arange(n) - by, max(n, 1))
+    return op.take(x, places, axis=along)
 
 
 @public
@@ -573,15 +593,16 @@ def pad(
     x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0, *, mode: Border = "constant"
 ) -> Tensor:
     """Pad x with `value`. `widths` is one int for all sides, a pair (before, after) for all axes,
-    or a pair for each axis.
+    or a pair for each axis. A negative width removes elements from that side.
 
     The other modes are numpy's: "edge" repeats the edge, "symmetric" mirrors x with the edge,
     "reflect" without it, and "wrap" continues at the other end. A border wider than x repeats the
     pattern.
 
-    x: [n, ...] -> [before + n + after, ...]. Raises `ArgumentError` if a width is negative, the
-    pairs are not as many as the axes, integers cannot hold the value, or the mode is unknown;
-    `ShapeError` if the border would consist of elements of an empty axis.
+    x: [n, ...] -> [before + n + after, ...]. Raises `ArgumentError` if a width is negative in
+    another mode than "constant", the pairs are not as many as the axes, integers cannot hold the
+    value, or the mode is unknown; `ShapeError` if more elements would be removed than there are, or
+    the border would consist of elements of an empty axis.
 
         >>> ml.pad(ml.asarray([1.0, 2.0]), 1)
         Tensor([0., 1., 2., 0.], f32[4])
@@ -599,7 +620,11 @@ def pad(
         widths = (widths, widths)
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
-    pairs = tuple(pair(width, "widths", least=0) for width in widths)
+    least = 0 if mode != "constant" else -(2**63)
+    pairs = tuple(pair(width, "widths", least=least) for width in widths)
+    if mode == "constant" and min(map(min, pairs), default=0) < 0:
+        x = _cropped(x, pairs)
+        pairs = tuple((max(before, 0), max(after, 0)) for before, after in pairs)
     if mode != "constant":
         return _bordered(x, pairs, mode)
     large = isinstance(value, int) and abs(value) > 2**53  # which an f64 may not have
@@ -607,6 +632,18 @@ def pad(
         return op.pad(x, widths=pairs, value=float(value) if value.__class__ is bool else value)
     inside = op.pad(full(x.shape, True), widths=pairs)
     return op.where(inside, op.pad(x, widths=pairs), as_operand(value, x))
+
+
+def _cropped(x: Tensor, pairs: tuple[Pair, ...]) -> Tensor:
+    """Remove as many elements from the sides of x as negative widths say."""
+    if len(pairs) != x.ndim:
+        raise ArgumentError(f"expected {x.ndim} pairs of widths, got {len(pairs)}")
+    for axis, (before, after) in enumerate(pairs):
+        start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)
+        if start > stop:
+            raise ShapeError(f"axis {axis} of {x.shape[axis]} elements has none to remove so many")
+        x = part(x, axis, span(start, stop))
+    return x
 
 
 def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:

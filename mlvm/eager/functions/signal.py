@@ -8,21 +8,27 @@ whose shifted copies add up to a constant, are for frames.
 from __future__ import annotations
 
 import math
+from typing import Literal, TypeAlias, get_args
 
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import Norm
 from mlvm.core.rules import require
 from mlvm.core.types import DType, f32, f64, i64
 from mlvm.eager.functions.arguments import integer, span, type_of
+from mlvm.eager.functions.convolution import conv1d
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype
-from mlvm.eager.functions.matrices import floating
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.matrices import conj, floating
 from mlvm.eager.functions.shapes import broadcast_to, matrix_transpose, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+
+Mode: TypeAlias = Literal["full", "same", "valid"]
+"""Which sums `convolve` and `correlate` return."""
 
 
 @public
@@ -209,3 +215,71 @@ def _places(frames: int, hop: int, size: int) -> Tensor:
     """Return the positions of the samples of each frame: i64[frames, size]."""
     starts = op.arange(start=0, stop=frames, step=1, dtype=i64) * hop
     return reshape(starts, (frames, 1)) + op.arange(start=0, stop=size, step=1, dtype=i64)
+
+
+# --- convolutions of vectors ---------------------------------------------------------
+
+
+@public
+@in_f32
+def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
+    """Convolve two vectors: element k is the sum of x[i] y[k - i]. "full" has all sums, "same" as
+    many as the longer vector, from the middle, and "valid" those in which all elements of the
+    shorter vector take part.
+
+    x: [m], y: [n], any dtype but bool -> [m + n - 1], [max(m, n)] or [max(m, n) - min(m, n) + 1].
+    Raises `ShapeError` if an operand is not a vector, or is empty; `ArgumentError` if the mode is
+    unknown; `DTypeError` if an operand is bool or the dtypes do not promote.
+
+        >>> ml.convolve(ml.asarray([1.0, 2.0, 3.0]), ml.asarray([1.0, 0.5]))
+        Tensor([1. , 2.5, 4. , 1.5], f32[4])
+
+    Refuses:
+        ml.convolve(v, v, mode="all")  # ArgumentError
+        ml.convolve(x, v)  # ShapeError
+    """
+    return _sums_of_products(x, y, mode, (min(x.size, y.size) - 1) // 2)
+
+
+@public
+@in_f32
+def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
+    """Correlate two vectors, as in `numpy.correlate`: element k of all is the sum of x[i + k - n +
+    1] conj(y[i]); `mode` is that of `convolve`.
+
+    x: [m], y: [n], any dtype but bool -> as in `convolve`. Raises what `convolve` raises.
+
+        >>> ml.correlate(ml.asarray([1.0, 2.0, 3.0]), ml.asarray([0.0, 1.0]))
+        Tensor([2., 3.], f32[2])
+
+    Refuses:
+        ml.correlate(v, v, mode="all")  # ArgumentError
+        ml.correlate(x, v)  # ShapeError
+    """
+    least = min(type_of(x).size, type_of(y).size)
+    first = (least - 1) // 2 if x.size >= y.size else least // 2
+    return _sums_of_products(x, conj(op.flip(y)), mode, first)
+
+
+def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
+    """Convolve vectors; `first` is where "same" begins. Products are arranged so that each column
+    of a matrix has those of one sum; floats take a convolution of sequences."""
+    require("numeric", type_of(x), type_of(y))
+    if mode not in get_args(Mode):
+        raise ArgumentError(
+            f"expected mode as one of {', '.join(get_args(Mode))}, got {brief(mode)}"
+        )
+    if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
+        raise ShapeError("expected two vectors with elements")
+    if x.size < y.size:
+        x, y = y, x
+    m, n = x.size, y.size
+    if x.dtype.is_float and y.dtype.is_float:
+        kernel = reshape(op.flip(y), (n, 1, 1))
+        full_sums = reshape(conv1d(reshape(x, (1, m, 1)), kernel, padding=(n - 1, n - 1)), -1)
+    else:
+        products = reshape(y, (n, 1)) * x
+        rows = reshape(op.pad(products, widths=((0, 0), (0, n))), -1)
+        full_sums = op.sum(reshape(part(rows, 0, span(n * (m + n - 1))), (n, m + n - 1)), axis=0)
+    start, count = {"full": (0, m + n - 1), "same": (first, m), "valid": (n - 1, m - n + 1)}[mode]
+    return part(full_sums, 0, span(start, start + count))

@@ -10,9 +10,17 @@ import math
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
-from mlvm.core.rules import require
+from mlvm.core.rules import is_real, require
 from mlvm.core.types import bool_, f32, i64, u8
-from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
+from mlvm.eager.functions.arguments import (
+    Ints,
+    axes_of,
+    counts_of,
+    integer,
+    integers,
+    span,
+    type_of,
+)
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, between, take
 from mlvm.eager.functions.halves import through_f32
@@ -74,8 +82,9 @@ def argsort(
 
 
 @public
-def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Tensor, Tensor]:
     """Return the k largest elements along `axis`, the largest first, and their positions (i64).
+    Without `largest`, return the k smallest, the smallest first.
 
     Of equal elements the first one comes first, and nan counts as the largest, as in
     `jax.lax.top_k`.
@@ -93,8 +102,47 @@ def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
         raise ArgumentError(f"expected k of at most {x.shape[along]}, got {count}")
-    indices = part(argsort(x, axis=along, descending=True), along, span(count))
+    indices = part(argsort(x, axis=along, descending=bool(largest)), along, span(count))
     return op.take_along_axis(x, indices, axis=along), indices
+
+
+@public
+def partition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
+    """Move the element of each rank `kth` to its place along `axis`, with no larger one before it
+    and no smaller one after it. This function sorts everything, as numpy may.
+
+    x: [..., n], any dtype but complex, and so is the result. Raises `ArgumentError` if a rank is
+    out of range; `AxisRefused` if x has no such axis; `DTypeError` if x is complex.
+
+        >>> ml.partition(ml.asarray([3.0, 1.0, 2.0]), 1)
+        Tensor([1., 2., 3.], f32[3])
+
+    Refuses:
+        ml.partition(v, 9)  # ArgumentError
+    """
+    _require_ranks(x, kth, axis)
+    return sort(x, axis=axis)
+
+
+@public
+def argpartition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
+    """Return the positions (i64) along `axis` of the elements in the order of `partition`.
+
+    x: [..., n] -> i64[..., n]. Raises what `partition` raises.
+
+        >>> ml.argpartition(ml.asarray([3.0, 1.0, 2.0]), 1)
+        Tensor([1, 2, 0], i64[3])
+    """
+    _require_ranks(x, kth, axis)
+    return argsort(x, axis=axis)
+
+
+def _require_ranks(x: Tensor, kth: Ints, axis: int) -> None:
+    [along] = axes_of(axis, x)
+    n = x.shape[along]
+    for rank in integers(kth, "kth"):
+        if not -n <= rank < n:
+            raise ArgumentError(f"expected kth in {-n} .. {n - 1}, got {rank}")
 
 
 @public
@@ -373,22 +421,34 @@ def _dense(x: Tensor, equal_nan: bool) -> Tensor:
 @public
 @through_f32
 def interp(
-    x: Tensor, xp: Tensor, fp: Tensor, left: Operand | None = None, right: Operand | None = None
+    x: Tensor,
+    xp: Tensor,
+    fp: Tensor,
+    left: Operand | None = None,
+    right: Operand | None = None,
+    period: float | None = None,
 ) -> Tensor:
     """Interpolate linearly between the points (xp, fp), at x. Before the first point it is `left`
-    (default: the first fp), behind the last one `right` (default: the last fp).
+    (default: the first fp), behind the last one `right` (default: the last fp). With a `period`,
+    the points repeat, xp may have any order, and `left` and `right` are ignored.
 
     x: [...], xp: [n] in order, fp: [n], floats, or integers as f32 -> f[...]. Raises `ShapeError`
     if xp and fp are not nonempty vectors of equal length; `DTypeError` if an operand is bool or
-    complex.
+    complex; `ArgumentError` if the period is not a finite number other than 0.
 
         >>> ml.interp(ml.asarray([0.5, 9.0]), ml.asarray([0.0, 1.0]), ml.asarray([2.0, 4.0]))
         Tensor([3., 4.], f32[2])
+
+    Refuses:
+        ml.interp(v, v, v, period=0.0)  # ArgumentError
     """
     require("real", type_of(x), type_of(xp), type_of(fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ShapeError(f"expected vectors xp and fp of one length, got {xp.type} and {fp.type}")
     x, xp, fp = [each if each.dtype.is_float else astype(each, f32) for each in (x, xp, fp)]
+    if period is not None:
+        x, xp, fp = _repeating(x, xp, fp, period)
+        left = right = None
     n = xp.size
     above = op.clip(searchsorted(xp, x, side="right"), min(1, n - 1), n - 1)
     below = op.maximum(above - 1, 0)
@@ -419,6 +479,25 @@ def _share(x: Tensor, x0: Tensor, x1: Tensor, is_level: Tensor) -> Tensor:
     is_inside = op.logical_not(op.logical_or(op.equal(x, x0), op.equal(x, x1)))
     ends = op.where(op.logical_and(both, is_inside), between_both, ends)
     return op.where(is_finite, share, ends)
+
+
+def _repeating(x: Tensor, xp: Tensor, fp: Tensor, period: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Move x and the points into one period, and add the last point before it and the first one
+    behind it."""
+    if not is_real(period) or not math.isfinite(period) or not period:
+        raise ArgumentError(f"expected period as a finite number other than 0, got {brief(period)}")
+    length = abs(float(period))
+    x, xp = op.remainder(x, length), op.remainder(xp, length)
+    order = op.argsort(xp, axis=0)
+    xp, fp = [op.take(each, order, axis=0) for each in (xp, fp)]
+    (first, f_first), (last, f_last) = [
+        [part(each, 0, span(at, at + 1)) for each in (xp, fp)] for at in (0, xp.size - 1)
+    ]
+    return (
+        x,
+        concat([last - length, xp, first + length]),
+        concat([f_last, fp, f_first]),
+    )
 
 
 @public

@@ -19,7 +19,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo, result_type
-from mlvm.eager.tensor.operands import Operand, as_operand
+from mlvm.eager.tensor.operands import Operand, as_operand, as_operands
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -210,6 +210,82 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
     """
     type_of(x)
     return op.polygamma(x, n=integer(n, "n"))
+
+
+@public
+@in_f32
+def gamma(x: Tensor, /) -> Tensor:
+    """Compute the gamma function, a sign times e^`lgamma`: nan at -1, -2, ..., and inf at 0. Draws
+    are `random.gamma`.
+
+    x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `DTypeError` if x
+    is complex.
+
+        >>> ml.gamma(ml.asarray([5.0, -0.5]))
+        Tensor([24.       , -3.5449076], f32[2])
+    """
+    x = floating(x)
+    require("real", x.type)
+    return op.exp(op.lgamma(x)) * _gamma_sign(x)
+
+
+def _gamma_sign(x: Tensor) -> Tensor:
+    """Return the sign of the gamma function: nan at its poles but 0, where it is that of the 0."""
+    x = stop_gradient(x)
+    floor = op.floor(x)
+    is_pole = op.logical_and(op.less(x, 0.0), op.equal(x, floor))
+    parity = 1.0 - 2.0 * op.remainder(floor, 2.0)
+    sign = op.where(op.less(x, 0.0), parity, op.copysign(constant(1.0, x.dtype), x))
+    return op.where(is_pole, constant(math.nan, x.dtype), sign)
+
+
+@public
+@in_f32
+def beta(x: Operand, y: Operand, /) -> Tensor:
+    """Compute the beta function gamma(x) gamma(y) / gamma(x + y), elementwise, with broadcasting,
+    by `lgamma`. Draws are `random.beta`.
+
+    x and y: shapes that broadcast to [...], any dtype but complex; integers and bools as f32 ->
+    f[...]. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is complex.
+
+        >>> ml.beta(ml.asarray([2.0]), 3.0)
+        Tensor([0.08333334], f32[1])
+
+    Refuses:
+        ml.beta(v, ml.ones(3))  # ShapeError
+    """
+    first, second = [floating(each) for each in as_operands((x, y))]
+    require("real", first.type, second.type)
+    total = first + second
+    sign = _gamma_sign(first) * _gamma_sign(second) * _gamma_sign(total)
+    return op.exp(op.lgamma(first) + op.lgamma(second) - op.lgamma(total)) * sign
+
+
+@public
+@in_f32
+def multigammaln(x: Tensor, d: int, /) -> Tensor:
+    """Compute the logarithm of the multivariate gamma function: d (d - 1) / 4 log(pi) plus the sum
+    of lgamma(x - j / 2) for j = 0 .. d - 1; nan unless x > (d - 1) / 2.
+
+    x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `ArgumentError` if
+    d is not in 1 .. 1000; `DTypeError` if x is complex.
+
+        >>> ml.multigammaln(ml.asarray([2.5]), 2)
+        Tensor([0.8570478], f32[1])
+
+    Refuses:
+        ml.multigammaln(v, 0)  # ArgumentError
+    """
+    x = floating(x)
+    require("real", x.type)
+    if not 1 <= integer(d, "d") <= 1000:
+        raise ArgumentError(f"expected d in 1 .. 1000, got {d}")
+    total = op.lgamma(x)
+    for j in range(1, d):
+        total = total + op.lgamma(x - j / 2)
+    inside = op.greater(x, (d - 1) / 2)
+    total = total + d * (d - 1) / 4 * math.log(math.pi)
+    return op.where(inside, total, constant(math.nan, x.dtype))
 
 
 @public

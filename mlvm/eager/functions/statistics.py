@@ -87,13 +87,7 @@ def _quantile(
     fixed = stop_gradient(place)
     low, high = op.floor(fixed), op.ceil(fixed)
     below, above = [op.take(rows, astype(at, i64), axis=-1) for at in (low, high)]
-    weight = {
-        "linear": place - low,
-        "lower": low * 0.0,
-        "higher": high - low,
-        "midpoint": (high - low) * 0.5,
-        "nearest": op.round(fixed) - low,
-    }[method]
+    weight = _weight(method, place, fixed, low, high)
     result = between(below, above, astype(weight, rows.dtype))
     result = op.where(op.equal(below, above), below, result)
     last = part(rows, rows.ndim - 1, span(rows.shape[-1] - 1, rows.shape[-1]))
@@ -281,6 +275,96 @@ def _extreme(reduce: Any, x: Tensor, least: float, axis: Axis, keepdims: bool) -
     extreme = reduce(_without_nan(x, least), axis=axis, keepdims=keepdims)
     none = op.all(op.isnan(x), axis=axis, keepdims=keepdims)
     return op.where(none, constant(math.nan, x.dtype), extreme)
+
+
+@public
+def nanquantile(
+    x: Tensor, q: Numbers, axis: Axis = None, *, method: Method = "linear", keepdims: bool = False
+) -> Tensor:
+    """Compute `quantile` of the elements that are not nan; nan if all are.
+
+    x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
+    -> f[*q.shape, ...]. Raises what `quantile` raises.
+
+        >>> ml.nanquantile(ml.asarray([3.0, ml.nan, 2.0]), 0.5)
+        Tensor(2.5, f32[])
+
+    Refuses:
+        ml.nanquantile(v, 1.5)  # ArgumentError
+    """
+    return _nanquantile(x, q, 1.0, axis, method, keepdims)
+
+
+@public
+def nanpercentile(
+    x: Tensor, q: Numbers, axis: Axis = None, *, method: Method = "linear", keepdims: bool = False
+) -> Tensor:
+    """Compute `nanquantile` for q in 0 .. 100.
+
+    x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
+    -> f[*q.shape, ...]. Raises what `quantile` raises.
+
+        >>> ml.nanpercentile(ml.asarray([3.0, ml.nan, 2.0]), 50.0)
+        Tensor(2.5, f32[])
+
+    Refuses:
+        ml.nanpercentile(v, 101.0)  # ArgumentError
+    """
+    return _nanquantile(x, q, 100.0, axis, method, keepdims)
+
+
+@public
+def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Compute the `median` of the elements that are not nan; nan if all are.
+
+    x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
+    axes, or with 1 in their place if `keepdims`. Raises what `median` raises.
+
+        >>> ml.nanmedian(ml.asarray([3.0, ml.nan, 1.0, 2.0]))
+        Tensor(2., f32[])
+    """
+    return nanquantile(x, 0.5, axis, keepdims=keepdims)
+
+
+def _nanquantile(
+    x: Tensor, q: Numbers, most: float, axis: Axis, method: Method, keepdims: bool
+) -> Tensor:
+    """Compute `nanquantile` for q in 0 .. most. Sorting puts nan last, so the numbers of a row are
+    its first elements."""
+    if method not in _METHODS:
+        raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
+    x = floating(x)
+    require("real", x.type)
+    share = _share(q, most)
+    rows = _rows(widened(x), axis)
+    if not rows.shape[-1]:
+        raise ShapeError("there are no elements")
+    rows = op.sort(rows, axis=-1)
+    counts = op.sum(astype(op.logical_not(op.isnan(rows)), f64), axis=-1, keepdims=True)
+    valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
+    flat = reshape(op.where(valid, share, constant(0.0, f64)), -1)
+    place = op.maximum(counts - 1.0, 0.0) * flat
+    fixed = stop_gradient(place)
+    low, high = op.floor(fixed), op.ceil(fixed)
+    below, above = [op.take_along_axis(rows, astype(at, i64), axis=-1) for at in (low, high)]
+    weight = astype(_weight(method, place, fixed, low, high), rows.dtype)
+    result = op.where(op.equal(below, above), below, below + (above - below) * weight)
+    is_defined = op.logical_and(op.greater(counts, 0.0), reshape(valid, -1))
+    result = rounded(op.where(is_defined, result, constant(math.nan, rows.dtype)), x.dtype)
+    result = reshape(moveaxis(result, -1, 0), (*share.shape, *rows.shape[:-1]))
+    axes = tuple([share.ndim + i for i in axes_of(axis, x)])
+    return expand_dims(result, axis=axes) if keepdims else result
+
+
+def _weight(method: Method, place: Tensor, fixed: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the share of the element above a position, by which it is interpolated."""
+    return {
+        "linear": place - low,
+        "lower": low * 0.0,
+        "higher": high - low,
+        "midpoint": (high - low) * 0.5,
+        "nearest": op.round(fixed) - low,
+    }[method]
 
 
 # --- averages and covariances --------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, Literal
 
-from mlvm.core.errors import ArgumentError, ShapeError
-from mlvm.core.rules import Axis, require
+from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.rules import Axis, broadcast_shapes, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
+from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, neighbours, part, reshape
@@ -16,7 +19,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.dtypes import finfo
+from mlvm.eager.tensor.dtypes import finfo, iinfo
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -25,18 +28,156 @@ from mlvm.eager.tensor.wrapper import public
 @public
 @in_f32
 def std(
-    x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+    x: Tensor,
+    /,
+    axis: Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    where: Tensor | None = None,
 ) -> Tensor:
     """Compute the standard deviation along `axis`: the square root of `var`. If all elements are
     equal, its gradient is 0, like that of `sqrt` at 0.
 
-    x: [...], any dtype but complex. The result: the shape and dtype that `var` has. Raises
-    `AxisRefused` if x has no such axis; `DTypeError` if an operand is complex.
+    x: [...], any dtype. The result: the shape and dtype that `var` has. Raises what `var` raises.
 
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
     """
-    return op.sqrt(op.var(x, axis=axis, correction=correction, keepdims=keepdims))
+    return op.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims, where=where))
+
+
+@public
+def var(
+    x: Tensor,
+    /,
+    axis: Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    out: Tensor | None = None,
+    where: Tensor | None = None,
+) -> Tensor:
+    """Compute the variance along `axis`: the mean of |x - mean(x)|^2, of n - `correction` elements.
+    Of complex numbers it is the sum of the variances of their real and imaginary parts. With
+    `where`, only the elements count at which that bool tensor is True.
+
+    x: [...], any dtype, integers and bools as f32 -> f, the shape of x without the axes, or with 1
+    in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `ShapeError` if
+    `where` does not broadcast to x; `DTypeError` if `where` is not bool.
+
+        >>> ml.var(ml.asarray([1.0, 3.0]))
+        Tensor(1., f32[])
+
+    Refuses:
+        ml.var(v, where=v)  # DTypeError
+        ml.var(v, where=ml.ones(3, dtype="bool"))  # ShapeError
+    """
+    if type_of(x).dtype.kind == "complex":
+        parts = [
+            var(each, axis, correction=correction, keepdims=keepdims, where=where)
+            for each in (op.real(x), op.imag(x))
+        ]
+        return op.add(*parts, out=out)
+    if where is None:
+        return op.var(x, axis=axis, correction=correction, keepdims=keepdims, out=out)
+    if out is not None:
+        raise ArgumentError("out= is not supported with where")
+    return _masked_var(x, axis, correction, keepdims, where)
+
+
+@in_f32
+def _masked_var(x: Tensor, axis: Axis, correction: float, keepdims: bool, mask: Tensor) -> Tensor:
+    """Compute the variance of the elements at which the mask is True."""
+    x = x if x.dtype.is_float else astype(x, f32)
+    zero = constant(0.0, x.dtype)
+    away = op.where(mask, x - op.mean(x, axis=axis, keepdims=True, where=mask), zero)
+    total = op.sum(op.square(away), axis=axis, keepdims=keepdims)
+    shape = broadcast_to(astype(mask, x.dtype), x.shape)
+    left = op.sum(shape, axis=axis, keepdims=keepdims) - float(correction)
+    return total / op.where(op.greater(left, 0.0), left, constant(math.nan, x.dtype))
+
+
+@public
+def gradient(
+    f: Tensor,
+    /,
+    *spacing: float | Tensor,
+    axis: Axis = None,
+    edge_order: Literal[1, 2] = 1,
+) -> Any:
+    """Return the derivative of samples along each of the axes (None: all), by central differences,
+    as in `numpy.gradient`; for derivatives of functions see `grad`. At the two ends the differences
+    are one-sided, of first or second order.
+
+    `spacing` is one distance for all axes (default: 1), or for each axis a distance or a vector of
+    coordinates. One axis gives a tensor, several give a tuple.
+
+    f: [..., n, ...], any dtype but bool, integers as f32 -> the shape of f. Raises `ShapeError` if
+    an axis is shorter than edge_order + 1 or coordinates have another length; `ArgumentError` if
+    the spacings are not as many as axes, or `edge_order` is unknown; `AxisRefused` if f has no such
+    axis; `DTypeError` if f is bool.
+
+        >>> ml.gradient(ml.asarray([1.0, 2.0, 4.0, 7.0]))
+        Tensor([1. , 1.5, 2.5, 3. ], f32[4])
+
+    Refuses:
+        ml.gradient(v, 1.0, 1.0)  # ArgumentError
+        ml.gradient(ml.ones(1))  # ShapeError
+    """
+    require("numeric", type_of(f))
+    f = f if f.dtype.is_inexact else astype(f, f32)
+    axes = axes_of(axis, f)
+    if edge_order not in (1, 2):
+        raise ArgumentError(f"expected edge_order 1 or 2, got {brief(edge_order)}")
+    if len(spacing) not in (0, 1, len(axes)) or not axes:
+        raise ArgumentError(f"expected spacings for {len(axes)} axes, got {len(spacing)}")
+    steps = (spacing or (1.0,)) * (len(axes) if len(spacing) < 2 else 1)
+    results = [_slopes(f, along, by, edge_order) for along, by in zip(axes, steps, strict=True)]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+@through_f32
+def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> Tensor:
+    """Differentiate samples along one axis (Fornberg, Math. Comp. 51, 1988, 699-706, for three
+    points)."""
+    n = f.shape[axis]
+    if n < edge_order + 1:
+        raise ShapeError(f"axis {axis} of {n} samples is shorter than {edge_order + 1}")
+    if is_array(spacing):
+        spacing = as_operand(spacing, f)
+    ndim = f.ndim
+
+    def shaped(x: Tensor) -> Tensor:
+        return reshape(x, [x.size if i == axis else 1 for i in range(ndim)])
+
+    if isinstance(spacing, Tensor) and spacing.ndim:
+        if spacing.shape != (n,):
+            raise ShapeError(f"expected coordinates of {n} samples, got {spacing.type}")
+        places = spacing if spacing.dtype.is_inexact else astype(spacing, f.dtype)
+        after, before = neighbours(places, 0)
+        h = shaped(after - before)
+    else:
+        distance = as_operand(spacing, f)
+        if distance.ndim:
+            raise ShapeError(f"expected a distance or {n} coordinates, got {distance.type}")
+        h = broadcast_to(distance, [n - 1 if i == axis else 1 for i in range(ndim)])
+    after, before = neighbours(f, axis)
+    rises = (after - before) / h  # between neighbours
+    first, last = part(rises, axis, span(1)), part(rises, axis, span(n - 2, n - 1))
+    if n == 2:
+        return concat([first, last], axis=axis)
+    behind, ahead = neighbours(rises, axis)
+    h_behind, h_ahead = neighbours(h, axis)
+    inner = (ahead * h_behind + behind * h_ahead) / (h_behind + h_ahead)
+    if edge_order == 2:
+        (h0, h1), (h2, h3) = [
+            [part(h, axis, span(i, i + 1)) for i in pair] for pair in ((0, 1), (n - 3, n - 2))
+        ]
+        second = part(rises, axis, span(1, 2)), part(rises, axis, span(n - 3, n - 2))
+        first = first + (first - second[0]) * h0 / (h0 + h1)
+        last = last + (last - second[1]) * h3 / (h2 + h3)
+    return concat([first, inner, last], axis=axis)
 
 
 @public
@@ -95,6 +236,8 @@ def diff(
         pieces = [_joinable(each, x, along) for each in (prepend, x, append) if each is not None]
         x = concat(pieces, axis=along)
     for _ in range(times):
+        if not x.shape[along]:
+            break
         behind, before = neighbours(x, along)
         x = behind - before
     return x
@@ -116,10 +259,12 @@ def cumulative_sum(
     *,
     dtype: object = None,
     include_initial: bool = False,
+    exclusive: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
-    `include_initial` a 0 comes before them, and the axis is longer by one.
+    `include_initial` a 0 comes before them, and the axis is longer by one; with `exclusive` each is
+    the sum of the elements before that one.
 
     x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
     and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
@@ -133,11 +278,12 @@ def cumulative_sum(
     """
     target = None if dtype is None else DType.of(dtype)
     x = _counted(x)
-    if not include_initial:
+    if not (include_initial or exclusive):
         return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
-        raise ArgumentError("out= is not supported with include_initial")
-    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
+        raise ArgumentError("out= is not supported with include_initial or exclusive")
+    after = _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
+    return _without_last(after, axis) if exclusive and not include_initial else after
 
 
 def _counted(x: Tensor) -> Tensor:
@@ -151,12 +297,24 @@ def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
     return op.pad(x, widths=tuple((int(i == along), 0) for i in range(x.ndim)), value=value)
 
 
+def _without_last(x: Tensor, axis: int | None) -> Tensor:
+    along = (axis or 0) % x.ndim
+    return part(x, along, span(x.shape[along] - 1))
+
+
 @public
 def cumulative_prod(
-    x: Tensor, /, axis: int | None = None, *, dtype: object = None, include_initial: bool = False
+    x: Tensor,
+    /,
+    axis: int | None = None,
+    *,
+    dtype: object = None,
+    include_initial: bool = False,
+    exclusive: bool = False,
 ) -> Tensor:
     """Compute running products along `axis` (None: the only one), in the dtype that `prod` uses.
-    With `include_initial` a 1 comes before them, and the axis is longer by one.
+    With `include_initial` a 1 comes before them, and the axis is longer by one; with `exclusive`
+    each is the product of the elements before that one.
 
     It takes log2(n) products of all elements and no division, so gradients are right if x has zeros
     (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986). If all elements are finite, the
@@ -182,7 +340,10 @@ def cumulative_prod(
         result = product(with_ones_before(result, along, step), result, finite)
         step = 2 * step
     result = rounded(result, kind)
-    return _after(1.0, result, axis) if include_initial else result
+    if not (include_initial or exclusive):
+        return result
+    after = _after(1.0, result, axis)
+    return _without_last(after, axis) if exclusive and not include_initial else after
 
 
 def finite_along(x: Tensor, axis: int | tuple[int, ...]) -> Tensor | None:
@@ -292,6 +453,45 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     return op.sum(heights * op.subtract(*neighbours(x, along)), axis=along) / 2.0
 
 
+def reduce_where(name: str, x: Tensor, *, where: Operand, **attributes: Any) -> Tensor:
+    """Reduce the elements of x at which `where` is True: the others become an element that changes
+    no result."""
+    mask = as_operand(where)
+    if mask.dtype is not bool_:
+        raise DTypeError(f"expected where as a bool tensor, got {mask.type}")
+    if broadcast_shapes(mask.shape, x.shape) != x.shape:
+        raise ShapeError(f"where of shape {mask.shape} does not broadcast to {x.shape}")
+    if name == "mean":
+        return _masked_mean(x, mask, **attributes)
+    if name in ("any", "all"):
+        x = astype(x, bool_)
+    x = op.where(mask, x, full((), _neutral(name, x.dtype), dtype=x.dtype))
+    result: Tensor = getattr(op, name)(x, **attributes)
+    return result
+
+
+def _neutral(name: str, dtype: DType) -> Any:
+    """Return the element that changes no result of a reduction in that dtype."""
+    if name in ("max", "min", "logsumexp"):
+        sign = 1 if name == "min" else -1
+        if dtype.is_inexact:
+            return sign * math.inf
+        if dtype is bool_:
+            return name == "min"
+        limits = iinfo(dtype)
+        return limits.max if name == "min" else limits.min
+    return {"sum": 0, "prod": 1, "any": False, "all": True}[name]
+
+
+@in_f32
+def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
+    """Divide the sum of the elements at which the mask is True by their number."""
+    x = x if x.dtype.is_inexact else astype(x, f32)
+    total = op.sum(op.where(mask, x, constant(0, x.dtype)), **attributes)
+    counted = broadcast_to(astype(mask, x.dtype.real), x.shape)
+    return total / op.sum(counted, **attributes)
+
+
 def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
     """Shift x by `by` places along an axis, with ones before it; elements beyond the end are
     dropped."""
@@ -323,3 +523,6 @@ def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
     return tuple(
         i for i, n in enumerate(shape) if i < extra or (original[i - extra] == 1 and n != 1)
     )
+
+
+vars(op)["reduce_where"] = reduce_where

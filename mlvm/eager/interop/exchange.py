@@ -38,6 +38,7 @@ from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.pickling import public_name
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
+from mlvm.eager.tensor.wrapper import hinted
 
 _CPU: Final = (1, 0)  # kDLCPU
 _MOST_SHOWN: Final = 16  # rows or columns of a table
@@ -162,6 +163,7 @@ def dlpack_device(x: Tensor, /) -> tuple[int, int]:
     return _CPU
 
 
+@hinted
 def from_dlpack(
     x: object, /, *, device: VMProtocol | None = None, copy: bool | None = None
 ) -> Tensor:
@@ -196,7 +198,11 @@ def from_dlpack(
         # PyTorch exports no tensor that it tracks, and numpy reads no bf16.
         if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
             return asarray(x)
-        return asarray(np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu"))
+        try:
+            array = np.from_dlpack(x) if device is None else np.from_dlpack(x, device="cpu")
+        except BufferError as error:
+            raise ExchangeRefused(f"from_dlpack: {error}") from None
+        return asarray(array)
 
 
 def _copy(x: Tensor, memo: object = None, /) -> Any:

@@ -46,6 +46,9 @@ from mlvm.eager.nn.convolution import ConvTranspose1d as ConvTranspose1d
 from mlvm.eager.nn.convolution import ConvTranspose2d as ConvTranspose2d
 from mlvm.eager.nn.convolution import ConvTranspose3d as ConvTranspose3d
 from mlvm.eager.nn.dropout import Dropout as Dropout
+from mlvm.eager.nn.dropout import Dropout1d as Dropout1d
+from mlvm.eager.nn.dropout import Dropout2d as Dropout2d
+from mlvm.eager.nn.dropout import Dropout3d as Dropout3d
 from mlvm.eager.nn.linear import Bilinear as Bilinear
 from mlvm.eager.nn.linear import Embedding as Embedding
 from mlvm.eager.nn.linear import EmbeddingBag as EmbeddingBag

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import ArgumentError, brief
-from mlvm.eager.functions import neural
+from mlvm.core.errors import ArgumentError, ShapeError, brief
+from mlvm.core.rules import is_real
+from mlvm.eager.functions import creation, neural
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -25,9 +26,83 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float) -> None:
-        if not 0 <= rate < 1:
-            raise ArgumentError(f"Dropout: expected rate in [0, 1), got {brief(rate)}")
+        if not (is_real(rate) and 0 <= rate < 1):
+            raise ArgumentError(
+                f"{type(self).__name__}: expected rate in [0, 1), got {brief(rate)}"
+            )
         self.rate = float(rate)
 
     def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:
         return neural.dropout(x, self.rate, key=key) if self.training else x
+
+
+class _OfChannels(Dropout):
+    """Base of the layers that drop whole channels of inputs with `_axes` axes of positions."""
+
+    _axes: int
+
+    def __call__(self, x: Tensor, *, key: Tensor | None = None) -> Tensor:
+        if x.ndim != self._axes + 2:
+            name = type(self).__name__
+            raise ShapeError(f"{name}: expected {self._axes + 2} dimensions, got {x.type}")
+        if not self.training:
+            return x
+        kept = creation.ones((x.shape[0], *[1] * self._axes, x.shape[-1]), dtype=x.dtype)
+        return x * neural.dropout(kept, self.rate, key=key)
+
+
+class Dropout1d(_OfChannels):
+    """While `training`, multiply each channel of each of the sequences by 1 / (1 - rate) with
+    probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
+
+    x: f[N, L, C] -> f[N, L, C]. Raises `ArgumentError` unless 0 <= rate
+    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
+
+        >>> ml.nn.Dropout1d(0.5).eval()(ml.ones((1, 4, 3))).shape
+        (1, 4, 3)
+
+    Refuses:
+        ml.nn.Dropout1d(1.0)  # ArgumentError
+        ml.nn.Dropout1d(0.5)(images)  # ShapeError
+        ml.nn.Dropout1d(0.5)(sequences > 0.0)  # DTypeError
+    """
+
+    _axes = 1
+
+
+class Dropout2d(_OfChannels):
+    """While `training`, multiply each channel of each of the images by 1 / (1 - rate) with
+    probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
+
+    x: f[N, H, W, C] -> f[N, H, W, C]. Raises `ArgumentError` unless 0 <= rate
+    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
+
+        >>> ml.nn.Dropout2d(0.5).eval()(ml.ones((1, 4, 4, 3))).shape
+        (1, 4, 4, 3)
+
+    Refuses:
+        ml.nn.Dropout2d(1.0)  # ArgumentError
+        ml.nn.Dropout2d(0.5)(sequences)  # ShapeError
+        ml.nn.Dropout2d(0.5)(images > 0.0)  # DTypeError
+    """
+
+    _axes = 2
+
+
+class Dropout3d(_OfChannels):
+    """While `training`, multiply each channel of each of the volumes by 1 / (1 - rate) with
+    probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
+
+    x: f[N, D, H, W, C] -> f[N, D, H, W, C]. Raises `ArgumentError` unless 0 <= rate
+    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
+
+        >>> ml.nn.Dropout3d(0.5).eval()(ml.ones((1, 4, 4, 4, 3))).shape
+        (1, 4, 4, 4, 3)
+
+    Refuses:
+        ml.nn.Dropout3d(1.0)  # ArgumentError
+        ml.nn.Dropout3d(0.5)(images)  # ShapeError
+        ml.nn.Dropout3d(0.5)(volumes > 0.0)  # DTypeError
+    """
+
+    _axes = 3

@@ -84,6 +84,11 @@ class Module(Node):
 
     training: bool
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls) and cls.__module__.startswith("mlvm."):
+            cls.__init__ = hinted(cls.__init__)  # type: ignore[method-assign]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         require_arguments(cls, args, kwargs)
         module = super().__new__(cls)
@@ -108,6 +113,7 @@ class Module(Node):
         """Set `training` to False in all parts, those in buffers too; return self."""
         return self.train(False)
 
+    @hinted
     def freeze(self, where: Where | None = None) -> Self:
         """Make parameters constant: they are buffers until `unfreeze`. Return self.
 
@@ -128,6 +134,7 @@ class Module(Node):
         freeze(self, where, frozen=True)
         return self
 
+    @hinted
     def unfreeze(self, where: Where | None = None) -> Self:
         """Undo `freeze` for the parameters that `where` selects; return self. Fields assigned as an
         `nn.buffer` stay buffers.
@@ -139,6 +146,7 @@ class Module(Node):
         freeze(self, where, frozen=False)
         return self
 
+    @hinted
     def astype(self, dtype: object) -> Self:
         """Return another Module with the float parameters in that dtype, and the same buffers: to
         compute in f16 or bf16 while the parameters are trained in f32. Gradients flow through it.
@@ -264,6 +272,7 @@ class Module(Node):
             return type(self).__len__ is Module.__len__ or len(self) > 0
 
 
+@hinted
 def buffer(x: T) -> T:
     """Mark state of a Module that is saved and not trained: a tensor of any dtype, a container of
     tensors, or a Module whose parameters are constant. Assign the result to a field. A numpy array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mlvm.core.errors import ShapeError
 from mlvm.eager.functions import pooling
@@ -27,17 +28,46 @@ class _Pool(Module):
         stride: Ints | None = None,
         padding: Sides | tuple[int, int] = "VALID",
         dilation: Ints = 1,
+        ceil_mode: bool = False,
     ) -> None:
         name, axes = type(self).__name__, self._axes
         self.window = window_of(name, "window", window, axes)
         self.stride = self.window if stride is None else window_of(name, "stride", stride, axes)
         self.padding = checked_padding(name, padding, axes)
         self.dilation = window_of(name, "dilation", dilation, axes)
+        self.ceil_mode = bool(ceil_mode)
 
     def __call__(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self._pooled(x)
+        return pooled
+
+    def _pooled(self, x: Tensor, **options: Any) -> Any:
         function = type(self)._function
         places = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        return function(x, self.window, **places)
+        return function(x, self.window, **places, ceil_mode=self.ceil_mode, **options)
+
+
+class _AvgPool(_Pool):
+    """Base of the layers of means; `count_include_pad` decides whether padding counts."""
+
+    def __init__(
+        self,
+        window: Ints,
+        *,
+        stride: Ints | None = None,
+        padding: Sides | tuple[int, int] = "VALID",
+        dilation: Ints = 1,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        super().__init__(
+            window, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode
+        )
+        self.count_include_pad = bool(count_include_pad)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self._pooled(x, count_include_pad=self.count_include_pad)
+        return pooled
 
 
 class MaxPool1d(_Pool):
@@ -94,7 +124,7 @@ class MaxPool3d(_Pool):
     _function = staticmethod(pooling.max_pool3d)
 
 
-class AvgPool1d(_Pool):
+class AvgPool1d(_AvgPool):
     """The mean of each window of f[N, L, C]; padding counts as zeros; see `avg_pool1d`.
 
     f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
@@ -112,7 +142,7 @@ class AvgPool1d(_Pool):
     _function = staticmethod(pooling.avg_pool1d)
 
 
-class AvgPool2d(_Pool):
+class AvgPool2d(_AvgPool):
     """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
 
     f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
@@ -130,7 +160,7 @@ class AvgPool2d(_Pool):
     _function = staticmethod(pooling.avg_pool2d)
 
 
-class AvgPool3d(_Pool):
+class AvgPool3d(_AvgPool):
     """The mean of each window of f[N, D, H, W, C]; padding counts as zeros; see `avg_pool3d`.
 
     f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or

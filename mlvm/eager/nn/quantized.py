@@ -15,7 +15,7 @@ from mlvm.eager.nn.linear import Embedding, Linear
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import public
+from mlvm.eager.tensor.wrapper import hinted, public
 from mlvm.eager.tree import Where, fits, holds_tensors, named_leaves, named_nodes, nothing_meant
 from mlvm.show.report import table
 
@@ -254,6 +254,7 @@ class _Compared(Module):
         return y
 
 
+@hinted
 def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> QuantizationErrors:
     """Measure the error of each quantised layer against its Linear: of its weights, and with
     `inputs`, of its outputs in a call of the model. Each layer gets its inputs in the unquantised

@@ -25,6 +25,7 @@ from mlvm.eager.optim.layerwise import Muon as Muon
 from mlvm.eager.optim.optimizer import Group as Group
 from mlvm.eager.optim.optimizer import Groups as Groups
 from mlvm.eager.optim.optimizer import Optimizer as Optimizer
+from mlvm.eager.optim.rules import ASGD as ASGD
 from mlvm.eager.optim.rules import SGD as SGD
 from mlvm.eager.optim.rules import Adadelta as Adadelta
 from mlvm.eager.optim.rules import Adagrad as Adagrad
@@ -35,6 +36,7 @@ from mlvm.eager.optim.rules import Lion as Lion
 from mlvm.eager.optim.rules import NAdam as NAdam
 from mlvm.eager.optim.rules import RAdam as RAdam
 from mlvm.eager.optim.rules import RMSProp as RMSProp
+from mlvm.eager.optim.rules import Rprop as Rprop
 from mlvm.eager.optim.schedules import Plateau as Plateau
 from mlvm.eager.optim.schedules import Schedule as Schedule
 from mlvm.eager.optim.schedules import constant as constant

@@ -20,6 +20,7 @@ from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.values import kind_of
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import (
     Tree,
     flatten,
@@ -61,6 +62,7 @@ class EMA:
         ml.optim.EMA({})  # ArgumentError
     """
 
+    @hinted
     def __init__(self, params: Tree, decay: float = 0.999, *, warmup: bool = False) -> None:
         self.decay = number_in("EMA", "decay", decay, 0, 1)
         self.warmup = warmup
@@ -169,6 +171,7 @@ class MultiSteps:
         ml.optim.MultiSteps(None, 2)  # ArgumentError
     """
 
+    @hinted
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(f"MultiSteps: expected an optimizer, got {kind_of(optimizer)}")

@@ -64,6 +64,7 @@ def is_in_parts(tree: Tree) -> bool:
     return isinstance(tree, Node) and tree._as_dict is Parts
 
 
+@hinted
 def global_norm(tree: Tree) -> Tensor:
     """Return the square root of the sum of all squares in a tree of float tensors: f[]; f32 for
     half precision. Of complex numbers it takes the squares of their magnitudes.
@@ -159,6 +160,7 @@ class LossScale:
         ml.optim.LossScale(0.5)  # ArgumentError
     """
 
+    @hinted
     def __init__(
         self,
         init_scale: float = 2.0**16,
@@ -252,6 +254,7 @@ class LossScale:
         return f"<LossScale: {self.value}>"
 
 
+@hinted
 def all_finite(tree: Tree) -> Tensor:
     """Test whether all elements of a tree of float tensors are finite: bool[]. Sharded gradients
     (`ml.parallel.Parts`) are tested as a whole: all members call this.

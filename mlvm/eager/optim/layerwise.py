@@ -5,12 +5,15 @@ They are as those in `rules`. Members of a group that keep pieces of parameters 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, ClassVar, Final
 
+from mlvm.core.errors import ArgumentError
 from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
+from mlvm.eager.functions.arguments import integer
+from mlvm.eager.optim.line_search import strong_wolfe
 from mlvm.eager.optim.optimizer import Optimizer, Tensors, Update
 from mlvm.eager.optim.ranges import AtLeastOne, Count, Fraction, Positive
 from mlvm.eager.optim.rules import (
@@ -26,6 +29,8 @@ from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.dtypes import result_type
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import hinted
+from mlvm.eager.tree import Tree
 
 
 class Lamb(Adam):
@@ -52,6 +57,7 @@ class Lamb(Adam):
     weight_decay: Positive = 0.0
 
     _by_element: ClassVar[bool] = False
+    _couples_decay: ClassVar[bool] = False
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
@@ -224,8 +230,8 @@ class LBFGS(Optimizer):
     and Schnabel, 1994).
 
     The first step is scaled by min(1, 1 / sum |g|), and steps with a curvature below 1e-10 are
-    dropped, as in PyTorch. There is no line search, PyTorch's default. So an update takes
-    gradients, and PyTorch's `step(closure)` with `max_iter` iterations is
+    dropped, as in PyTorch. `update` has no line search, PyTorch's default; `search` has one. So
+    PyTorch's `step(closure)` with `max_iter` iterations is
 
         for _ in range(max_iter):
             loss, grads = loss_and_grads(model)
@@ -256,6 +262,7 @@ class LBFGS(Optimizer):
         return rate, self.count == 0.0
 
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
+        updates = [(p, self._given(hyper, p, g), state, x) for p, g, state, x in updates]
         wide = result_type(*[p.dtype for p, *_ in updates])
         gram: Any = None
         tables = []
@@ -278,6 +285,58 @@ class LBFGS(Optimizer):
             apply_into(state[0], COPY, g)
             apply_into(state[1], COPY, elements.where(is_first, shortened, rate) * d)
             p += state[1]
+
+    @hinted
+    def search(
+        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, most: int = 25
+    ) -> Tensor:
+        """Update along the direction of `update`, by a step that satisfies the strong Wolfe
+        conditions (Nocedal and Wright, algorithms 3.5 and 3.6), as PyTorch's `line_search_fn=
+        "strong_wolfe"`. Return the loss after it, f[].
+
+        `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
+        called `most` times at most, and once before. The host reads the losses, so this cannot be
+        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1.
+
+            >>> w = ml.asarray([3.0, -2.0])
+            >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
+            >>> loss_of = lambda params: ml.sum(params["w"] ** 4)
+            >>> for _ in range(20):
+            ...     loss = optimizer.search(lambda: ml.value_and_grad(loss_of)({"w": w}))
+            >>> float(loss) < 1e-4
+            True
+
+        Refuses:
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), most=0)  # ArgumentError
+        """
+        if integer(most, "most") < 1:
+            raise ArgumentError(f"expected most >= 1, got {most}")
+        loss, grads = loss_and_grads()
+        starts = {path: op.copy(p) for path, p in self._params.items()}
+        first = self._checked(grads)
+        self.update(grads)
+        steps = {path: op.copy(step) for path, step in self._state["step"].items()}
+        losses = {0.0: loss}
+
+        def slope(gradients: Mapping[str, Tensor]) -> float:
+            return sum(float(op.sum(gradients[path] * step)) for path, step in steps.items())
+
+        def move(t: float) -> None:
+            for path, step in steps.items():
+                [factor] = scalars_like(step, t)
+                multiply_add_into(self._params[path], step, factor, starts[path])
+
+        def at(t: float) -> tuple[float, float]:
+            move(t)
+            losses[t], gradients = loss_and_grads()
+            return sign * float(losses[t]), sign * slope(self._checked(gradients))
+
+        sign = -1.0 if self.maximize else 1.0
+        t = strong_wolfe(at, sign * float(loss), sign * slope(first), most)
+        move(t)
+        for path, step in steps.items():
+            apply_into(self._state["step"][path], COPY, step * t)
+        return losses[t]
 
 
 def _direction(gram: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
+from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import Number
@@ -108,6 +109,10 @@ def _argument(**how: Any) -> Any:
     """Return a field of dataclass-like constructors, for type checkers."""
 
 
+_OF_ALL: Mapping[str, Any] = {"maximize": bool}
+"""Hyperparameters of all optimizers, the last in their signatures."""
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
     """Base of classes whose fields are hyperparameters. Each is a keyword of the constructor, with
@@ -125,7 +130,8 @@ class _OfFields:
         if own and has_rule and "__init__" not in vars(cls):
             kinds = get_type_hints(cls, include_extras=True)
             cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
-            cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
+            cls._kinds = {**{n: x for n, x in cls._kinds.items() if n != "maximize"}, **_OF_ALL}
+            cls.__init__ = hinted(_constructor(cls, cls._kinds))  # type: ignore[method-assign]
 
 
 def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
@@ -153,13 +159,15 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         for name, x in defaults.items()
     ]
     *first, groups, where, _ = signature(constructor).parameters.values()
+    constructor.__name__ = "__init__"
     constructor.__qualname__ = f"{cls.__qualname__}.__init__"
     vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups, where])
     return constructor
 
 
 class Optimizer(_OfFields):
-    """Updates a tree of parameters in place; base of the optimizers.
+    """Updates a tree of parameters in place; base of the optimizers. With `maximize`, the gradients
+    count with the other sign.
 
     `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
     updates done. All state is allocated at construction, in the arena of the parameter that it
@@ -193,6 +201,8 @@ class Optimizer(_OfFields):
         ml.optim.SGD(ints, 0.1)  # DTypeError
         ml.optim.SGD([v, ml.ones(2, device=vm)], 0.1)  # HandleError
     """
+
+    maximize: bool = False
 
     if TYPE_CHECKING:
         _tree: Tree = _argument(alias="params", kw_only=False)
@@ -435,6 +445,9 @@ class Optimizer(_OfFields):
     """True if an element's update depends on its own gradient and state alone, so that parameters
     may be sharded."""
 
+    _couples_decay: ClassVar[bool] = False
+    """True if `weight_decay` p is added to the gradient."""
+
     _state_names: ClassVar[tuple[str, ...]] = ()
     """Names of the state, initially zero."""
 
@@ -459,8 +472,17 @@ class Optimizer(_OfFields):
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
         """Update the parameters of one group and their state: one by one, unless a rule is about
         all of them."""
-        for update in updates:
-            self._step(hyper, *update)
+        for p, g, state, scalars in updates:
+            self._step(hyper, p, self._given(hyper, p, g), state, scalars)
+
+    def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
+        """Return the gradient that the rule gets: of the negative loss with `maximize`, and with
+        `weight_decay` p where the rule couples it."""
+        if hyper.maximize:
+            g = -g
+        if self._couples_decay and hyper.weight_decay:
+            g = op.multiply_add(p, scalar(hyper.weight_decay, p.dtype), g)
+        return g
 
     # --- checks --------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Final, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 from mlvm.core.errors import ArgumentError, brief
 
@@ -18,8 +18,6 @@ AtLeastOne: TypeAlias = Annotated[float, (1, math.inf)]
 
 Count: TypeAlias = Annotated[int, (1, 2**24)]
 """An int from 1 on."""
-
-PAIR: Final = tuple[Fraction, Fraction]
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
@@ -46,7 +44,7 @@ def checked(where: str, name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, bool):
             raise ArgumentError(f"{where}: expected {name} as True or False, got {value!r}")
         return value
-    if kind == PAIR:
+    if get_origin(kind) is tuple:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             raise ArgumentError(f"{where}: expected {name} as two numbers, got {value!r}")
         pair = zip(value, get_args(kind), strict=True)

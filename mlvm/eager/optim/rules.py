@@ -15,9 +15,9 @@ from mlvm.core.errors import ArgumentError
 from mlvm.core.types import f64
 from mlvm.eager.functions import elements
 from mlvm.eager.optim.optimizer import Optimizer, Tensors
-from mlvm.eager.optim.ranges import Fraction, Positive
+from mlvm.eager.optim.ranges import AtLeastOne, Fraction, Positive
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.apply import COPY, one_op
 from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.number import compute
@@ -34,6 +34,9 @@ class SGD(Optimizer):
     v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
     d = g + weight_decay p + momentum v               and with `nesterov` (Sutskever et al., 2013)
 
+    `dampening` multiplies the gradient in v by 1 - dampening, from the second update on, as in
+    PyTorch.
+
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
@@ -49,24 +52,31 @@ class SGD(Optimizer):
     momentum: Fraction = 0.0
     nesterov: bool = False
     weight_decay: Positive = 0.0
+    dampening: Fraction = 0.0
+
+    _couples_decay = True
 
     def _require(self, hyper: Any) -> None:
         if hyper.nesterov and not hyper.momentum:
             raise ArgumentError("SGD: expected a momentum > 0 for nesterov, got 0")
+        if hyper.nesterov and hyper.dampening:
+            raise ArgumentError("SGD: expected a dampening of 0 for nesterov")
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
         return ["momentum"] if hyper.momentum else []
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.momentum, hyper.weight_decay)
+        scalars = -rate, *scalars_like(rate, hyper.momentum)
+        if not hyper.dampening:
+            return scalars
+        one, share = scalars_like(rate, 1.0, 1 - hyper.dampening)
+        return *scalars, op.where(op.equal(self.count, 0.0), one, share)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, momentum, weight_decay = scalars
-        if hyper.weight_decay:
-            g = op.multiply_add(p, weight_decay, g)
+        minus_rate, momentum, *share = scalars
         if hyper.momentum:
             [v] = state
-            multiply_add_into(v, v, momentum, g)
+            multiply_add_into(v, v, momentum, g * share[0] if share else g)
             g = op.multiply_add(v, momentum, g) if hyper.nesterov else v
         multiply_add_into(p, g, minus_rate, p)
 
@@ -100,19 +110,19 @@ class RMSProp(Optimizer):
     centered: bool = False
     weight_decay: Positive = 0.0
 
+    _couples_decay = True
+
     def _state_of(self, hyper: Any) -> Sequence[str]:
         maybe = {"gradient_mean": hyper.centered, "momentum": hyper.momentum}
         return ["square_mean", *[name for name, is_kept in maybe.items() if is_kept]]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum, hyper.weight_decay
+        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum
         return -rate, *scalars_like(rate, *numbers)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, alpha, rest, eps, momentum, weight_decay = scalars
+        minus_rate, alpha, rest, eps, momentum = scalars
         v, *others = state
-        if hyper.weight_decay:
-            g = op.multiply_add(p, weight_decay, g)
         part = rest * g
         v *= alpha
         multiply_add_into(v, part, g, v)
@@ -131,7 +141,7 @@ class RMSProp(Optimizer):
 
 class Adagrad(Optimizer):
     """p -= rate * g / (sqrt(v) + eps), with v the sum of all g^2 (Duchi et al., JMLR 12, 2011;
-    `eps` as PyTorch has it).
+    `eps` as PyTorch has it). `weight_decay` p is added to g before.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -146,7 +156,9 @@ class Adagrad(Optimizer):
     """
 
     eps: Positive = 1e-10
+    weight_decay: Positive = 0.0
 
+    _couples_decay = True
     _state_names = ("square_sum",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
@@ -166,6 +178,8 @@ class Adadelta(Optimizer):
     d = sqrt(u + eps) / sqrt(v + eps) g
     u = rho u + (1 - rho) d^2
 
+    `weight_decay` p is added to g before all that.
+
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
@@ -180,7 +194,9 @@ class Adadelta(Optimizer):
 
     rho: Fraction = 0.9
     eps: Positive = 1e-6
+    weight_decay: Positive = 0.0
 
+    _couples_decay = True
     _state_names = ("square_mean", "step_square_mean")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
@@ -246,6 +262,9 @@ class Adam(Optimizer):
     beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
     the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
 
+    `weight_decay` p is added to g before all that; `AdamW` decouples it. With `amsgrad`, v is the
+    largest exponential mean so far (Reddi et al., arXiv 1904.09237; corrected as in PyTorch).
+
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
         >>> w = ml.ones(2)
@@ -260,8 +279,13 @@ class Adam(Optimizer):
 
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8
+    weight_decay: Positive = 0.0
+    amsgrad: bool = False
 
-    _state_names = ("gradient_sum", "square_sum")
+    _couples_decay = True
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["gradient_sum", "square_sum", *["largest_square_sum"] * hyper.amsgrad]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
@@ -294,6 +318,8 @@ class AdamW(Adam):
 
     weight_decay: Positive = 0.01
 
+    _couples_decay = False
+
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         return (*super()._scalars(hyper, rate), 1 - hyper.weight_decay * rate)
 
@@ -305,7 +331,8 @@ class AdamW(Adam):
 
 class Adamax(Optimizer):
     """p -= rate * m / u, with m the unbiased exponential mean of gradients and u = max(beta2 u, |g|
-    + eps) (Kingma and Ba, arXiv 1412.6980, algorithm 2; `eps` as in PyTorch).
+    + eps) (Kingma and Ba, arXiv 1412.6980, algorithm 2; `eps` as in PyTorch). `weight_decay` p is
+    added to g before.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -321,7 +348,9 @@ class Adamax(Optimizer):
 
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8
+    weight_decay: Positive = 0.0
 
+    _couples_decay = True
     _state_names = ("gradient_sum", "largest")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
@@ -421,13 +450,103 @@ class RAdam(Adam):
         multiply_add_into(p, gradient_sum / divisor, minus_rate, p)
 
 
+class Rprop(Optimizer):
+    """Resilient propagation (Riedmiller and Braun, "A direct adaptive method for faster
+    backpropagation learning", 1993; as in PyTorch), for gradients of the whole data set:
+
+    step = clip(step * etas[1 or 0], *step_sizes)     where g has the sign of the one before or not
+    p -= step * sign(g)                               but 0 where the sign has changed
+
+    The first steps are the learning rate.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Rprop({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+
+    Refuses:
+        ml.optim.Rprop(v, -1.0)  # ArgumentError
+    """
+
+    etas: tuple[Fraction, AtLeastOne] = (0.5, 1.2)
+    step_sizes: tuple[Positive, Positive] = (1e-6, 50.0)
+
+    _state_names = ("gradient", "step")
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return op.equal(self.count, 0.0), rate, *scalars_like(rate, *hyper.etas, *hyper.step_sizes)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        is_first, rate, less, more, least, most = scalars
+        before, step = state
+        agreement = op.sign(g) * op.sign(before)
+        one, zero = scalars_like(p, 1.0, 0.0)
+        turned = op.less(agreement, 0.0)
+        factor = op.where(turned, less, op.where(op.greater(agreement, 0.0), more, one))
+        size = op.clip(op.where(is_first, rate, step) * factor, least, most)
+        g = op.where(turned, zero, g)
+        apply_into(step, COPY, size)
+        apply_into(before, COPY, g)
+        p -= op.sign(g) * size
+
+
+class ASGD(Optimizer):
+    """Stochastic gradient descent with an average of the parameters in the state, `average` (Polyak
+    and Juditsky, SIAM J. Control Optim. 30, 1992; as in PyTorch). In update t = 1, 2, ...:
+
+    eta = rate / (1 + lambd rate (t - 1))^alpha
+    p = (1 - lambd eta) p - eta g
+    average += (p - average) / max(1, t - 1 - t0)
+
+    `weight_decay` p is added to g before all that.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.ASGD({"w": w}, 0.5, lambd=0.0)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w, optimizer.state()["average/w"]
+        (Tensor([0.5, 0.5], f32[2]), Tensor([0.5, 0.5], f32[2]))
+
+    Refuses:
+        ml.optim.ASGD(v, -1.0)  # ArgumentError
+    """
+
+    lambd: Positive = 1e-4
+    alpha: Positive = 0.75
+    t0: Positive = 1e6
+    weight_decay: Positive = 0.0
+
+    _couples_decay = True
+    _state_names = ("average",)
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        before = elements.astype(self.count, rate.dtype)
+        eta = rate / op.pow(1 + hyper.lambd * rate * before, hyper.alpha)
+        share = 1 / op.maximum(before - hyper.t0, 1.0)
+        return -eta, 1 - hyper.lambd * eta, share
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_eta, factor, share = scalars
+        [average] = state
+        p *= factor
+        multiply_add_into(p, g, minus_eta, p)
+        multiply_add_into(average, p - average, share, average)
+
+
 def moments(g: Tensor, state: Tensors, betas: Tensors) -> Tensors:
-    """Update and return Adam's moments m and v with this gradient."""
-    gradient_sum, square_sum = state
+    """Update Adam's moments m and v with this gradient, and return them; v is the largest so far if
+    the state has that."""
+    gradient_sum, square_sum, *largest = state
     beta1, beta2 = betas
     multiply_add_into(gradient_sum, gradient_sum, beta1, g)
     square_sum *= beta2
     multiply_add_into(square_sum, g, g, square_sum)
+    if largest:
+        square_sum = op.maximum(largest[0], square_sum, out=largest[0])
     return gradient_sum, square_sum
 
 

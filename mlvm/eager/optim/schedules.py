@@ -242,6 +242,7 @@ class Plateau:
         ml.optim.Plateau(-1.0)  # ArgumentError
     """
 
+    @hinted
     def __init__(
         self,
         rate: float,

@@ -31,6 +31,7 @@ from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.batching import axis_of
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
@@ -45,6 +46,7 @@ from mlvm.parallel.membership import place_of
 def rank() -> int: ...
 @overload
 def rank(axis_name: str) -> Tensor: ...
+@hinted
 def rank(axis_name: str | None = None) -> int | Tensor:
     """Return the current VM's rank in its group, from 0; 0 on a VM without a group. With an
     `axis_name`, the index along the `vmap` of that name, i64[].
@@ -60,6 +62,7 @@ def rank(axis_name: str | None = None) -> int | Tensor:
     return place_of(current_arena().vm)[0] if axis_name is None else axis_of(axis_name)[1]
 
 
+@hinted
 def size(axis_name: str | None = None) -> int:
     """Return the size of the current VM's group; 1 on a VM without a group. With an `axis_name`,
     the size of the `vmap` of that name.
@@ -78,6 +81,7 @@ def size(axis_name: str | None = None) -> int:
 # --- collectives ---------------------------------------------------------------------
 
 
+@hinted
 def all_reduce(
     tree: Tree, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
@@ -116,6 +120,7 @@ def all_reduce(
         _over_lanes(tree, lambda x: _reduced(x, op, axis_name))
 
 
+@hinted
 def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
     """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
     nothing may use its tensors.
@@ -134,6 +139,7 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None
     _in_place("all_reduce.start", tree, op=op, timeout=timeout)
 
 
+@hinted
 def all_reduce_wait(tree: Tree) -> None:
     """End what `all_reduce_start` has begun with this tree.
 
@@ -153,6 +159,7 @@ def all_reduce_wait(tree: Tree) -> None:
     _in_place("all_reduce.wait", tree)
 
 
+@hinted
 def broadcast(
     tree: Tree, root: int = 0, *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
@@ -180,6 +187,7 @@ def broadcast(
         _over_lanes(tree, lambda x: getitem(_gathered(x, axis_name), root))
 
 
+@hinted
 def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None = None) -> Tensor:
     """Concatenate all members' x along axis 0 in order of rank: f[k, ...] -> f[size * k, ...]. A
     scalar counts as one element. With an `axis_name`, x along the `vmap` of that name.
@@ -203,6 +211,7 @@ def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None
     return _apply("all_gather", x, timeout=timeout)
 
 
+@hinted
 def reduce_scatter(
     x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> Tensor:
@@ -230,6 +239,7 @@ def reduce_scatter(
     return _apply("reduce_scatter", x, op=op, timeout=timeout)
 
 
+@hinted
 def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
     """Begin what `all_gather` does, and go on. Until `all_gather_wait` of the result and x returns,
     nothing may use the two.
@@ -248,6 +258,7 @@ def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
     return _begun("all_gather", x, timeout=timeout)
 
 
+@hinted
 def all_gather_wait(y: Tensor, x: Tensor) -> None:
     """End what `all_gather_start` has begun with x: y has the elements then.
 
@@ -267,6 +278,7 @@ def all_gather_wait(y: Tensor, x: Tensor) -> None:
     _ended("all_gather", y, x)
 
 
+@hinted
 def reduce_scatter_start(
     x: Tensor, op: Reduction = "sum", *, timeout: float | None = None
 ) -> Tensor:
@@ -287,6 +299,7 @@ def reduce_scatter_start(
     return _begun("reduce_scatter", x, op=op, timeout=timeout)
 
 
+@hinted
 def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
     """End what `reduce_scatter_start` has begun with x: y has the elements then.
 
@@ -306,6 +319,7 @@ def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
     _ended("reduce_scatter", y, x)
 
 
+@hinted
 def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
     """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
@@ -326,6 +340,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
     _effect("send", [x], to=to, timeout=timeout)
 
 
+@hinted
 def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
     """Receive the tensor of that type that the member with rank `source` sends.
 

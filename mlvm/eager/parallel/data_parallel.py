@@ -19,6 +19,7 @@ from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, size
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Node, Tree, Where
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup
@@ -48,6 +49,7 @@ def value_and_grad(
     has_aux: Literal[True],
     where: Where | None = None,
 ) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
+@hinted
 def value_and_grad(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -154,6 +156,7 @@ class _Buckets:
 # --- data parallelism ----------------------------------------------------------------
 
 
+@hinted
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:

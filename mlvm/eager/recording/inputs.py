@@ -15,7 +15,7 @@ from mlvm.eager.functions.random import prepare
 from mlvm.eager.recording.recorder import current_capture, refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import require_arguments
+from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.input import pipeline, queue
 from mlvm.show import html
 
@@ -87,3 +87,7 @@ class ScratchPad(scratch_pad.ScratchPad):
         return super().tensor(type, offset, kind)
 
     tensor.__doc__ = scratch_pad.ScratchPad.tensor.__doc__
+
+
+for _made in (QueueTensor, ScratchPad):
+    _made.__init__ = hinted(_made.__init__)  # type: ignore[method-assign]

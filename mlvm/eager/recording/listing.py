@@ -12,9 +12,11 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import Array
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.step.concatenate import Launch, concatenate
 
 
+@hinted
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:
     """Call `fn(*args)` on the current VM, and return its launches as one program.
 

@@ -16,6 +16,7 @@ from mlvm.eager.tensor.constants import dtype_beside, scalar_kind
 from mlvm.eager.tensor.default import default_of
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 
 _KINDS: Final = {
     "bool": ("bool",),
@@ -53,6 +54,7 @@ class IntInfo(NamedTuple):
     dtype: DType
 
 
+@hinted
 def isdtype(dtype: object, kind: object) -> bool:
     """Return whether a dtype is of a kind: a dtype, one of the standard's words for several
     ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
@@ -79,6 +81,7 @@ def isdtype(dtype: object, kind: object) -> bool:
         ) from None
 
 
+@hinted
 def result_type(*arrays_and_dtypes: object) -> DType:
     """Return the dtype that tensors, dtypes and Python's numbers promote to together. Numbers take
     the dtype of the others unless they have a higher kind. An array of f64 is as beside a tensor.
@@ -109,6 +112,7 @@ def result_type(*arrays_and_dtypes: object) -> DType:
     return result
 
 
+@hinted
 def can_cast(source: object, to: object, /) -> bool:
     """Return whether a tensor or dtype promotes to the dtype `to` without becoming another.
 
@@ -127,6 +131,7 @@ def can_cast(source: object, to: object, /) -> bool:
         return False
 
 
+@hinted
 def finfo(type: object, /) -> FloatInfo:
     """Return the limits of a float dtype, or of a tensor's. Of a complex one they are those of its
     parts, whose dtype is `dtype`. Raises `DTypeError` for another dtype.
@@ -148,6 +153,7 @@ def finfo(type: object, /) -> FloatInfo:
     return FloatInfo(info.bits, eps, high, low, float(info.smallest_normal), dtype.real)
 
 
+@hinted
 def iinfo(type: object, /) -> IntInfo:
     """Return the limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another
     dtype.

@@ -38,6 +38,12 @@ _RESULTS: Final = {
 """Texts of the result's dtype, by the kinds of dtype for which it is not that of the operands."""
 
 
+WITH_WHERE: Final = frozenset(["sum", "mean", "prod", "max", "min", "any", "all", "logsumexp"])
+"""Reductions that take `where=`, a bool tensor of the elements that count."""
+
+_WHERE: Final = "With `where`, only elements count at which that bool tensor is True. "
+
+
 def described(op: Op) -> str:
     """Return the op's docstring with the shapes, dtypes and errors of its type rule."""
     if any(each.default is REQUIRED for each in op.attributes.values()):
@@ -76,9 +82,10 @@ def _of_two(op: Op) -> str:
 def _of_reduction(op: Op) -> str:
     allowed, result = _dtypes(op, "x's")
     axes = "the axis" if op.attributes["axis"].hint == int | None else "the axes in"
+    where = _WHERE if op.name in WITH_WHERE else ""
     return (
-        f"x: [...], {allowed} -> the shape of x without {axes} `axis` (None: all axes; kept with "
-        f"length 1 if `keepdims`){result}. Raises `AxisRefused` for an axis that x does not "
+        f"{where}x: [...], {allowed} -> the shape of x without {axes} `axis` (None: all axes; kept "
+        f"with length 1 if `keepdims`){result}. Raises `AxisRefused` for an axis that x does not "
         f"have, {_dtype_error(allowed)}."
     )
 

@@ -18,17 +18,25 @@ from mlvm.core.types import DType
 from mlvm.eager.tensor import templates, wrapper
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_precision
-from mlvm.eager.tensor.op_docs import described
+from mlvm.eager.tensor.op_docs import WITH_WHERE, described
 from mlvm.eager.tensor.operands import as_operands
+from mlvm.eager.tensor.refusing import refusal
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import annotate_error
+
+
+def reduce_where(name: str, x: Tensor, **attributes: Any) -> Tensor:
+    """Reduce the elements at which the attribute `where` is True. `mlvm.eager.functions.sums` sets
+    it."""
+    raise NotImplementedError
 
 
 def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
     takes_dtype, has_precision = "dtype" in op.attributes, op.precision is not None
     last = len(op.inputs) if _takes_axis(op) else None
+    takes_where = op.name in WITH_WHERE
 
     def checked(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
         try:
@@ -39,6 +47,10 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 if isinstance(axis, Tensor):
                     raise ArgumentError("takes one tensor; of two see maximum and minimum")
                 attributes["axis"] = axis
+            if takes_where and attributes.get("where") is not None:
+                if out is not None:
+                    raise ArgumentError("out= is not supported with where")
+                return reduce_where(op.name, *as_operands(operands), **attributes)
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _name_of(attributes["dtype"], op)
             for x in operands:
@@ -63,6 +75,11 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             if text is not None:
                 raise ArgumentError(text) from None
             annotate_error(error, op.name, operands)
+            raise
+        except Exception as error:
+            refused = refusal(op.name, function, operands, {"out": out, **attributes}, error)
+            if refused is not None:
+                raise refused from error
             raise
 
     def function(*operands: Any, **keywords: Any) -> Tensor:
@@ -116,6 +133,9 @@ def _signature(op: Op) -> Signature:
     if not op.dynamic:
         out = Parameter("out", Parameter.KEYWORD_ONLY, default=None, annotation=Tensor | None)
         parameters.append(out)
+    if op.name in WITH_WHERE:
+        hint: Any = Tensor | None
+        parameters.append(Parameter("where", Parameter.KEYWORD_ONLY, default=None, annotation=hint))
     return Signature(parameters, return_annotation=Tensor)
 
 

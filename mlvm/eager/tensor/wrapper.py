@@ -15,6 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
+from mlvm.eager.tensor.refusing import named, refusal
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
@@ -100,10 +101,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                     error.op = None  # an inner op, which the caller has not called
                 annotate_error(error, fn.__name__, _operands(signature, args, keywords))
             raise
-        except TypeError:
-            text = hint(fn.__name__, args, keywords, signature.parameters)
-            if text is not None:
-                raise ArgumentError(text) from None
+        except Exception as error:
+            _refuse(fn, signature.parameters, args, keywords, error)
             raise
 
     @wraps(fn)
@@ -120,23 +119,45 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def hinted(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function: arguments that it does not take raise `ArgumentError` with the remedy, and
-    its errors have no inner frames."""
+    """Wrap a function or a constructor: wrong arguments raise a typed error with its name and a
+    remedy, and its errors have no inner frames."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return fn(*args, **keywords)
         except MlvmError as error:
+            named(_name_of(fn, args), error)
             error.__traceback__ = None
             raise
-        except TypeError:
-            text = hint(fn.__name__, args, keywords, inspect.signature(fn).parameters)
-            if text is not None:
-                raise ArgumentError(text) from None
+        except Exception as error:
+            _refuse(fn, inspect.signature(fn).parameters, args, keywords, error)
             raise
 
     return function
+
+
+def _refuse(
+    fn: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    args: Sequence[object],
+    keywords: Mapping[str, object],
+    error: Exception,
+) -> None:
+    """Raise the typed error for arguments that a function does not take, if they caused an error of
+    Python or numpy."""
+    name = _name_of(fn, args)
+    text = hint(name, args, keywords, parameters) if isinstance(error, TypeError) else None
+    if text is not None:
+        raise ArgumentError(text) from None
+    refused = refusal(name, fn, args, keywords, error)
+    if refused is not None:
+        raise refused from error
+
+
+def _name_of(fn: Callable[..., Any], args: Sequence[object]) -> str:
+    """Return the name that users call: that of the class for a constructor or a call of a layer."""
+    return type(args[0]).__name__ if fn.__name__ in ("__init__", "__call__") else fn.__name__
 
 
 def names_of(space: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.shapes import moveaxis, reshape, split
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.jvp import TracedFunction, jvp, linearized
 from mlvm.eager.transform.vmap import vmap
 from mlvm.eager.tree import Tree, as_dicts, flatten
@@ -36,6 +37,7 @@ def _split_axis(y: Tensor, types: Sequence[TensorType], axis: int) -> list[Tenso
     return list(split(y, ends, axis=axis)) if ends else [y]
 
 
+@hinted
 def jacfwd(
     fn: Callable[..., Tree],
     argnums: int | Sequence[int] = 0,
@@ -99,6 +101,7 @@ def jacfwd(
     return jacobian
 
 
+@hinted
 def jacrev(
     fn: Callable[..., Tree],
     argnums: int | Sequence[int] = 0,
@@ -162,6 +165,7 @@ def jacrev(
     return jacobian
 
 
+@hinted
 def hessian(
     fn: Callable[..., Tree],
     argnums: int | Sequence[int] = 0,
@@ -189,6 +193,7 @@ def hessian(
     return jacfwd(jacrev(fn, argnums, **options), argnums, **options)
 
 
+@hinted
 def hvp(
     fn: Callable[..., Tensor],
     primals: Sequence[Tree],

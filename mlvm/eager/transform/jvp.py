@@ -32,6 +32,7 @@ from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor, described
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import (
     OUTSIDE,
@@ -537,6 +538,7 @@ def jvp(
     *,
     has_aux: Literal[True],
 ) -> tuple[Any, Any, Any]: ...
+@hinted
 def jvp(
     fn: Callable[..., Any],
     primals: Sequence[Tree],
@@ -586,6 +588,7 @@ def jvp(
     return (value, tangent, aux) if has_aux else (value, tangent)
 
 
+@hinted
 def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
     """Return `fn(*primals)` and the linear function from tangents to the tangent of the value.
 

@@ -33,7 +33,8 @@ def _compile(simd: str) -> str:
     """Compile an instruction set that a checkout was not built for. Return the cause of a
     failure."""
     native, checkout = Path(__file__).parent, Path(__file__).parents[3]
-    library, sources = native / "_native.abi3.so", native / "src" / "module.c"
+    library = next(native.glob("_native.*.so"), native / "_native.abi3.so")
+    sources = native / "src" / "module.c"
     if simd not in _SETS or not all(x.exists() for x in (library, sources, checkout / "setup.py")):
         return ""
     if f"kernels of {simd}\0".encode() in library.read_bytes():

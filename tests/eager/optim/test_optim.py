@@ -58,9 +58,9 @@ def tensors(arrays: dict[str, Array], dtype: str = "f64") -> dict[str, Tensor]:
 
 def sgd(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     v, momentum = np.zeros_like(p), hyper.get("momentum", 0.0)
-    for g in gs:
-        g = g + hyper.get("weight_decay", 0.0) * p
-        v = momentum * v + g
+    for t, g in enumerate(gs):
+        g = (-g if hyper.get("maximize") else g) + hyper.get("weight_decay", 0.0) * p
+        v = momentum * v + (1 - hyper.get("dampening", 0.0) * (t > 0)) * g
         p = p - rate * (g + momentum * v if hyper.get("nesterov") else v)
     return p
 
@@ -81,6 +81,42 @@ def adam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     for t, _, m, v in moments(gs, hyper):
         step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + hyper.get("eps", 1e-8))
         p = p - rate * (step + hyper.get("weight_decay", 0.0) * p)
+    return p
+
+
+def coupled_adam(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
+    """Algorithm 1 of arXiv 1412.6980 of g + weight_decay p, with the v of arXiv 1904.09237."""
+    (beta1, beta2), m = hyper.get("betas", (0.9, 0.999)), np.zeros_like(p)
+    v, largest = m, m
+    for t, g in enumerate(gs, 1):
+        g = (-g if hyper.get("maximize") else g) + hyper.get("weight_decay", 0.0) * p
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        largest = np.maximum(largest, v) if hyper.get("amsgrad") else v
+        root = np.sqrt(largest / (1 - beta2**t)) + hyper.get("eps", 1e-8)
+        p = p - rate * m / (1 - beta1**t) / root
+    return p
+
+
+def rprop(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
+    """As the documentation of torch.optim.Rprop writes it."""
+    before, step = np.zeros_like(p), np.full_like(p, rate)
+    (less, more), sizes = hyper.get("etas", (0.5, 1.2)), hyper.get("step_sizes", (1e-6, 50.0))
+    for g in gs:
+        agree = np.sign(g * before)
+        step = np.clip(step * np.select([agree > 0, agree < 0], [more, less], 1.0), *sizes)
+        before = np.where(agree < 0, 0.0, g)
+        p = p - np.sign(before) * step
+    return p
+
+
+def asgd(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
+    """As the documentation of torch.optim.ASGD writes it."""
+    decay, alpha = hyper.get("lambd", 1e-4), hyper.get("alpha", 0.75)
+    for t, g in enumerate(gs):
+        g = g + hyper.get("weight_decay", 0.0) * p
+        eta = rate / (1 + decay * rate * t) ** alpha
+        p = (1 - decay * eta) * p - eta * g
     return p
 
 
@@ -111,6 +147,7 @@ def lion(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
 def adagrad(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     total = np.zeros_like(p)
     for g in gs:
+        g = g + hyper.get("weight_decay", 0.0) * p
         total = total + g**2
         p = p - rate * g / (np.sqrt(total) + hyper.get("eps", 1e-10))
     return p
@@ -121,6 +158,7 @@ def adadelta(p: Array, gs: list[Array], rate: float, hyper: Hyper) -> Array:
     rho, eps = hyper.get("rho", 0.9), hyper.get("eps", 1e-6)
     squares, steps = np.zeros_like(p), np.zeros_like(p)
     for g in gs:
+        g = g + hyper.get("weight_decay", 0.0) * p
         squares = rho * squares + (1 - rho) * g**2
         step = -np.sqrt(steps + eps) / np.sqrt(squares + eps) * g
         steps = rho * steps + (1 - rho) * step**2
@@ -216,7 +254,9 @@ REFERENCES = {
     "RMSProp": rmsprop,
     "Adagrad": adagrad,
     "Adadelta": adadelta,
-    "Adam": adam,
+    "Adam": coupled_adam,
+    "Rprop": rprop,
+    "ASGD": asgd,
     "AdamW": adam,
     "Adamax": adamax,
     "NAdam": nadam,
@@ -240,6 +280,17 @@ CASES: list[tuple[str, Hyper]] = [
     ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
     ("SGD", {"momentum": 0.9, "nesterov": True}),
     ("SGD", {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "maximize": True, "weight_decay": 0.1}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True, "betas": (0.9, 0.5)}),
+    ("Adam", {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+    ("Adagrad", {"weight_decay": 0.1}),
+    ("Adadelta", {"weight_decay": 0.1}),
+    ("Rprop", {}),
+    ("Rprop", {"etas": (0.3, 1.5), "step_sizes": (0.015, 0.05)}),
+    ("ASGD", {}),
+    ("ASGD", {"lambd": 0.1, "alpha": 0.5, "t0": 3.0, "weight_decay": 0.1}),
     ("RMSProp", {}),
     ("RMSProp", {"alpha": 0.5, "eps": 1e-3}),
     ("RMSProp", {"momentum": 0.9}),
@@ -309,6 +360,40 @@ def test_an_optimizer_is_its_formula(name: str, hyper: Hyper, dtype: str, tolera
         expected = REFERENCES[name](START[path], [g[path] for g in GRADIENTS], 0.02, hyper)
         assert x.dtype == np.dtype(f"f{4 if dtype == 'f32' else 8}")
         np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_average_of_asgd_begins_after_t0() -> None:
+    w = asarray(np.array([1.0]))
+    optimizer, seen = optim.ASGD({"w": w}, 0.1, t0=1.0), list[float]()
+    for _ in range(5):
+        optimizer.update({"w": asarray(np.array([1.0]))})
+        seen.append(w.item())
+    average = 0.0
+    for t, p in enumerate(seen):
+        average += (p - average) / max(1.0, t - 1.0)
+    np.testing.assert_allclose(optimizer.state()["average/w"].numpy(), [average], rtol=1e-12)
+
+
+def test_a_line_search_minimizes_where_full_steps_diverge() -> None:
+    def loss_of(params: dict[str, Tensor]) -> Tensor:
+        x, y = params["w"][0], params["w"][1]
+        return 100.0 * (y - x * x) ** 2 + (1.0 - x) ** 2  # Rosenbrock's
+
+    for sign in (1.0, -1.0):
+        params = {"w": asarray(np.array([-1.2, 1.0]))}
+        optimizer = optim.LBFGS(params, 1.0, maximize=sign < 0)
+        calls = 0
+
+        def loss_and_grads(params: Any = params, sign: float = sign) -> Any:
+            nonlocal calls
+            calls += 1
+            return value_and_grad(lambda each: sign * loss_of(each))(params)
+
+        for _ in range(40):
+            loss = optimizer.search(loss_and_grads)
+        assert abs(loss.item()) < 1e-20
+        assert calls < 150
+        np.testing.assert_allclose(params["w"].numpy(), [1.0, 1.0], rtol=1e-9)
 
 
 # --- a quasi-Newton method -----------------------------------------------------------
@@ -547,7 +632,8 @@ PARAMS = tensors(START)
 def test_a_constructor_takes_the_fields_of_its_class() -> None:
     assert str(inspect.signature(optim.AdamW)) == (
         "(params: 'Tree', learning_rate: 'float | Schedule', *, betas: 'tuple[float, float]' = "
-        "(0.9, 0.999), eps: 'float' = 1e-08, weight_decay: 'float' = 0.01, groups: 'Groups' = (), "
+        "(0.9, 0.999), eps: 'float' = 1e-08, weight_decay: 'float' = 0.01, "
+        "amsgrad: 'bool' = False, maximize: 'bool' = False, groups: 'Groups' = (), "
         "where: 'Where | None' = None)"
     )
     make: Any = optim.SGD
@@ -583,7 +669,8 @@ def test_a_class_without_a_rule_of_its_own_has_the_hyperparameters_of_its_base()
 
     optimizer = Noted({"w": asarray([1.0])}, 0.5)
     assert repr(optimizer).endswith(
-        "learning_rate=0.5, momentum=0.0, nesterov=False, weight_decay=0.0>"
+        "learning_rate=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, "
+        "dampening=0.0, maximize=False>"
     )
     with pytest.raises(TypeError, match="an Optimizer has no rule of its own"):
         optim.Optimizer({"w": asarray([1.0])}, 0.5)
@@ -702,7 +789,8 @@ def test_an_update_of_parameters_that_have_ended() -> None:
 def test_repr_names_the_hyperparameters() -> None:
     optimizer = optim.AdamW(PARAMS, 0.1)
     assert repr(optimizer) == (
-        "<AdamW of 3 tensors: learning_rate=0.1, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01>"
+        "<AdamW of 3 tensors: learning_rate=0.1, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, "
+        "amsgrad=False, maximize=False>"
     )
     groups = [("bias", {"weight_decay": 0.5})]
     table = optim.AdamW(ml.nn.Linear(2, 3), optim.cosine(0.1, 5), groups=groups)._repr_html_()

@@ -3,7 +3,10 @@
 #define MLVM_LIMITED_API_H
 
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* free-threaded Python refuses it */
 #define Py_LIMITED_API 0x030B0000
+#endif
 #include <Python.h>
 #include <structmember.h>
 

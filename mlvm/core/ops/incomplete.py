@@ -1,0 +1,320 @@
+"""Incomplete gamma and beta functions, element by element; of integers and bools they are f32.
+
+All is computed in f64 and rounded once. The densities are computed by Loader's deviances, which
+keep their digits for large parameters (Loader, "Fast and accurate computation of binomial
+probabilities", 2000). Sums and continued fractions go on until all elements have converged.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from mlvm.core.op import internal, pointwise
+from mlvm.core.ops.elementwise import float_
+from mlvm.core.ops.special import STIRLING, digamma, lgamma, polynomial, put, wide
+from mlvm.core.types import Array, TensorType
+
+_TINY: Final = 1e-300
+_LARGE: Final = 200.0  # from which parameter on gamma functions are integrated
+_MOST_TERMS: Final = 100_000
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
+
+
+def _of(kernel: Any, x: Array) -> Array:
+    result = np.empty_like(x)
+    kernel(result, x)
+    return result
+
+
+def _deviance(u: Array, ratio: Array) -> Array:
+    """u - log(1 + u), without cancellation near 0; `ratio` is 1 + u."""
+    v = u / (2.0 + u)
+    terms = polynomial(tuple([1.0 / k for k in range(25, 2, -2)]), v * v)
+    near = u * v - 2.0 * v * v * v * terms
+    return np.where(np.abs(u) < 0.3, near, u - np.log(ratio))
+
+
+def _stirling(a: Array) -> Array:
+    """The logarithm of Gamma(a + 1) over Stirling's formula, for a >= 10."""
+    series: Array = polynomial(STIRLING, 1.0 / (a * a))
+    return series / a
+
+
+# --- gamma ---------------------------------------------------------------------------
+
+
+def _gamma_density(a: Array, x: Array) -> Array:
+    """x^(a - 1) e^-x / Gamma(a), for a > 0 and 0 < x < inf."""
+    large = np.where(a < 10.0, 10.0, a)
+    far = np.exp(-_stirling(large) - large * _deviance((x - large) / large, x / large))
+    far = far * np.sqrt(large / (2 * math.pi)) / x
+    small = np.where(a < 10.0, a, 1.0)
+    near = np.exp((small - 1.0) * np.log(x) - x - _of(lgamma.kernel, small))
+    return np.where(a < 10.0, near, far)
+
+
+def _integral(a: Array, x: Array, slope: bool) -> Array:
+    """The integral of the density from x away from its peak, by Gauss and Legendre (Press et al.,
+    Numerical Recipes, 3rd edition, 6.2); of its derivative by a with `slope`."""
+    peak = np.maximum(a - 1.0, 0.0)
+    wide_ = np.sqrt(np.maximum(a, 1.0))
+    above = x > peak
+    up = np.maximum(peak + 12.0 * wide_, x + 8.0 * wide_) + 40.0
+    down = np.maximum(0.0, np.minimum(peak - 10.0 * wide_, x - 7.0 * wide_))
+    end = np.where(above, up, down)
+    half, total = (end - x) / 2.0, np.zeros_like(x)
+    psi = _of(digamma.kernel, a) if slope else 0.0
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        t = np.maximum(x + half * (node + 1.0), _TINY)
+        term = _gamma_density(a, t)
+        total = total + weight * (term * (np.log(t) - psi) if slope else term)
+    return total * half
+
+
+def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
+    """P and Q, for a > 0 and 0 < x < inf, each to its own relative error."""
+    lower = x < a + 1.0
+    integrated = a >= _LARGE
+    density = _gamma_density(a, x)
+    # the sum of x^n / (a (a + 1) ... (a + n)) (Abramowitz and Stegun, 6.5.29)
+    summed = lower & ~integrated
+    step, z = np.where(summed, a, 1.0), np.where(summed, x, 0.0)
+    term = 1.0 / step
+    total = term
+    for _ in range(_MOST_TERMS):
+        step = step + 1.0
+        term = term * z / step
+        total = total + term
+        if (term <= total * 1e-17).all():
+            break
+    p = density * x * total
+    # a continued fraction (6.5.31), by Lentz's algorithm
+    fraction = ~lower & ~integrated
+    b = np.where(fraction, x + 1.0 - a, 1.0)
+    c, d = np.full_like(b, 1 / _TINY), 1.0 / b
+    h, is_done = d, np.zeros(b.shape, bool)
+    for i in range(1, _MOST_TERMS):
+        an = np.where(fraction, -i * (i - a), 0.0)
+        b = b + 2.0
+        d = an * d + b
+        d = 1.0 / np.where(np.abs(d) < _TINY, _TINY, d)
+        c = b + an / c
+        c = np.where(np.abs(c) < _TINY, _TINY, c)
+        h = np.where(is_done, h, h * d * c)  # each element alone decides when it has converged
+        is_done |= np.abs(d * c - 1.0) <= 4e-16
+        if is_done.all():
+            break
+    q = density * x * h
+    if integrated.any():
+        area = _integral(np.where(integrated, a, _LARGE), np.where(integrated, x, _LARGE), False)
+        left = integrated & (area < 0.0)
+        right = integrated & ~left
+        p, q = np.where(left, -area, p), np.where(right, area, q)
+        lower = np.where(integrated, left, lower)
+    return np.where(lower, p, 1.0 - q), np.where(lower, 1.0 - p, q)
+
+
+def _put_gamma(out: Array, a: Array, x: Array, upper: bool) -> None:
+    a, x = np.broadcast_arrays(wide(a), wide(x))
+    inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    p, q = _gamma_parts(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
+    zero = (a > 0.0) & ((x == 0.0) | (np.isinf(a) & np.isfinite(x)))
+    one = (x > 0.0) & (((a >= 0.0) & np.isinf(x) & np.isfinite(a)) | (a == 0.0))
+    edge = np.where(zero, 1.0 if upper else 0.0, np.where(one, 0.0 if upper else 1.0, np.nan))
+    put(out, np.where(inside, q if upper else p, edge))
+
+
+@pointwise(infer=float_, precision="f32")
+def gammainc(out: Array, a: Array, x: Array) -> None:
+    """The regularized lower incomplete gamma function P(a, x), the integral of t^(a - 1) e^-t /
+    Gamma(a) from 0 to x, for a > 0 and x >= 0, elementwise, with broadcasting; else nan. Its
+    relative error is below 1e-12 in f64, for a up to 1e6.
+
+        >>> ml.gammainc([1.0, 2.0], 1.0)
+        Tensor([0.63212055, 0.26424113], f32[2])
+    """
+    _put_gamma(out, a, x, upper=False)
+
+
+@pointwise(infer=float_, precision="f32")
+def gammaincc(out: Array, a: Array, x: Array) -> None:
+    """The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x), also where that is
+    small; see `gammainc`.
+
+        >>> ml.gammaincc([1.0, 2.0], 1.0)
+        Tensor([0.36787945, 0.7357589 ], f32[2])
+    """
+    _put_gamma(out, a, x, upper=True)
+
+
+@internal(infer=float_, elementwise=True, in_place=3)
+def gamma_density(out: Array, a: Array, x: Array) -> None:
+    """x^(a - 1) e^-x / Gamma(a), the derivative of P(a, x) by x; 0 beyond, and nan where P is."""
+    a, x = np.broadcast_arrays(wide(a), wide(x))
+    inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    y = _gamma_density(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
+    at_zero = np.where(a < 1.0, np.inf, np.where(a == 1.0, 1.0, 0.0))
+    edge = np.where((x == 0.0) & (a > 0.0), at_zero, np.where((a > 0) & (x > 0), 0.0, np.nan))
+    put(out, np.where(inside, y, edge))
+
+
+@internal(infer=float_, elementwise=True, in_place=3)
+def gammainc_slope(out: Array, a: Array, x: Array) -> None:
+    """The derivative of P(a, x) by a: the sum of the terms of P times log(x) - digamma(a + n + 1)
+    for a < 10 and x < a + 10, else an integral of the density times log(t) - digamma(a)."""
+    a, x = np.broadcast_arrays(wide(a), wide(x))
+    inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    a, x = np.where(inside, a, 1.0), np.where(inside, x, 1.0)
+    summed = (a < 10.0) & (x < a + 10.0)
+    first, z = np.where(summed, a, 1.0), np.where(summed, x, 0.5)
+    factor = np.log(z) - _of(digamma.kernel, first + 1.0)
+    step, term = first, 1.0 / first
+    total = term * factor
+    for _ in range(200):
+        step = step + 1.0
+        term = term * z / step
+        factor = factor - 1.0 / step
+        total = total + term * factor
+    near = _gamma_density(first, z) * z * total
+    area = _integral(np.where(summed, 20.0, a), np.where(summed, 20.0, x), True)
+    put(out, np.where(inside, np.where(summed, near, -area), 0.0))
+
+
+# --- beta ----------------------------------------------------------------------------
+
+
+def _beta_density(a: Array, b: Array, x: Array) -> Array:
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b), for a, b > 0 and 0 < x < 1."""
+    both = (a >= 10.0) & (b >= 10.0)
+    p, q = np.where(both, a, 10.0), np.where(both, b, 10.0)
+    n = p + q
+    away = (x * n - p) / n
+    u, v = away * n / p, -away * n / q
+    deviance = p * _deviance(u, x * n / p) + q * _deviance(v, (1.0 - x) * n / q)
+    far = np.exp(_stirling(n) - _stirling(p) - _stirling(q) - deviance)
+    far = far * np.sqrt(p * q / (2 * math.pi * n)) / (x * (1.0 - x))
+    p, q = np.where(both, 1.0, a), np.where(both, 1.0, b)
+    scale = _log_beta(p, q)
+    near = np.exp((p - 1.0) * np.log(x) + (q - 1.0) * np.log1p(-x) - scale)
+    return np.where(both, far, near)
+
+
+def _log_beta(a: Array, b: Array) -> Array:
+    """log B(a, b). If only one is large, lgamma(b) - lgamma(a + b) loses no digits."""
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    large = np.where(high < 10.0, 10.0, high)
+    n = low + large
+    change = _stirling(large) - _stirling(n) + low - low * np.log(n)
+    change = change - (large - 0.5) * np.log1p(low / large)
+    small = np.where(high < 10.0, high, 1.0)
+    direct = _of(lgamma.kernel, small) - _of(lgamma.kernel, low + small)
+    return _of(lgamma.kernel, low) + np.where(high < 10.0, direct, change)
+
+
+def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
+    """The continued fraction of I (Abramowitz and Stegun, 26.5.8) by Lentz's algorithm, and its
+    derivatives by a and b, as dual numbers: [the value, by a, by b]."""
+    zero = np.zeros_like(x)
+
+    def inverse(v: list[Array]) -> list[Array]:
+        y = 1.0 / np.where(np.abs(v[0]) < _TINY, _TINY, v[0])
+        return [y, -v[1] * y * y, -v[2] * y * y]
+
+    def times(v: list[Array], w: list[Array]) -> list[Array]:
+        return [v[0] * w[0], v[1] * w[0] + v[0] * w[1], v[2] * w[0] + v[0] * w[2]]
+
+    first = -(a + b) * x / (a + 1.0)
+    by_a = -x / (a + 1.0) + (a + b) * x / ((a + 1.0) * (a + 1.0))
+    c: list[Array] = [np.ones_like(x), zero, zero]
+    d = inverse([1.0 + first, by_a, -x / (a + 1.0)])
+    h, is_done = d, np.zeros(x.shape, bool)
+    for m in range(1, _MOST_TERMS):
+        even = a + 2.0 * m
+        scale = m * x / ((even - 1.0) * even)
+        value = scale * (b - m)
+        up = [value, -value * (1.0 / (even - 1.0) + 1.0 / even), scale]
+        value = -(a + m) * (a + b + m) * x / (even * (even + 1.0))
+        by_a = value * (1.0 / (a + m) + 1.0 / (a + b + m) - 1.0 / even - 1.0 / (even + 1.0))
+        for each in (up, [value, by_a, value / (a + b + m)]):
+            product, quotient = times(each, d), times(each, inverse(c))
+            d = inverse([1.0 + product[0], product[1], product[2]])
+            c = [1.0 + quotient[0], quotient[1], quotient[2]]
+            change = times(d, c)
+            h = [np.where(is_done, old, new) for old, new in zip(h, times(h, change), strict=True)]
+        rest = np.abs(change[0] - 1.0) + np.abs(change[1]) + np.abs(change[2])
+        is_done |= rest <= 4e-16 * (1.0 + np.abs(h[1]) + np.abs(h[2]))
+        if is_done.all():
+            break
+    return h[0], h[1], h[2]
+
+
+def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
+    """I(a, b, x) and its derivatives by a and b, for a, b > 0 and 0 < x < 1."""
+    swapped = x * (a + b + 2.0) > a + 1.0
+    p, q, z = np.where(swapped, b, a), np.where(swapped, a, b), np.where(swapped, 1.0 - x, x)
+    h, by_p, by_q = _beta_fraction(p, q, z)
+    front = _beta_density(a, b, x) * x * (1.0 - x) / p
+    psi = _of(digamma.kernel, p + q)
+    value = front * h
+    log_z, log_rest = np.log(z), np.log1p(-z)
+    slope_p = front * by_p + value * (log_z - _of(digamma.kernel, p) + psi - 1.0 / p)
+    slope_q = front * by_q + value * (log_rest - _of(digamma.kernel, q) + psi)
+    return (
+        np.where(swapped, 1.0 - value, value),
+        np.where(swapped, -slope_q, slope_p),
+        np.where(swapped, -slope_p, slope_q),
+    )
+
+
+def _inside(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array, Array]:
+    """Where 0 < x < 1 and 0 < a, b < inf, and operands that are so everywhere."""
+    a, b, x = np.broadcast_arrays(wide(a), wide(b), wide(x))
+    inside = (a > 0.0) & (b > 0.0) & (x > 0.0) & (x < 1.0) & np.isfinite(a) & np.isfinite(b)
+    return inside, *[np.where(inside, each, 0.5) for each in (a, b, x)]  # type: ignore[return-value]
+
+
+@pointwise(infer=float_, precision="f32")
+def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
+    """The regularized incomplete beta function I(a, b, x), the integral of t^(a - 1) (1 - t)^(b -
+    1) / B(a, b) from 0 to x, for a, b > 0 and 0 <= x <= 1, elementwise, with broadcasting; else
+    nan. Its relative error is below 1e-11 in f64, for a and b up to 1e4.
+
+    a, b and x: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype;
+    integers and bools give f32. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an
+    operand is complex.
+
+        >>> ml.betainc([1.0, 2.0], 2.0, 0.5)
+        Tensor([0.75, 0.5 ], f32[2])
+
+    Refuses:
+        ml.betainc(v, v, ml.ones(3))  # ShapeError
+        ml.betainc(v, v, 1j)  # DTypeError
+    """
+    inside, *operands = _inside(a, b, x)
+    value, _, _ = _beta_parts(*operands)
+    a, b, x = np.broadcast_arrays(a, b, x)
+    valid = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
+    edge = np.where(valid & (x == 0.0), 0.0, np.where(valid & (x == 1.0), 1.0, np.nan))
+    put(out, np.where(inside, value, edge))
+
+
+@internal(infer=float_, elementwise=True, in_place=3)
+def beta_density(out: Array, a: Array, b: Array, x: Array) -> None:
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; 0 elsewhere."""
+    inside, *operands = _inside(a, b, x)
+    put(out, np.where(inside, _beta_density(*operands), np.where(np.isnan(a + b + x), np.nan, 0.0)))
+
+
+def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
+    return float_(*operands)
+
+
+@internal(infer=_of_parameter, elementwise=True, in_place=3)
+def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
+    """The derivative of I(a, b, x) by a or b: that of the continued fraction."""
+    inside, *operands = _inside(a, b, x)
+    _, by_a, by_b = _beta_parts(*operands)
+    put(out, np.where(inside, by_a if by == "a" else by_b, 0.0))

@@ -1,0 +1,214 @@
+"""Typed errors in the place of those of Python and numpy, for arguments of public functions.
+
+Functions convert their arguments where they use them. If such a conversion fails in mlvm's own code
+with a `TypeError` or the like, the wrappers of public functions call `refusal`: it compares the
+arguments with the annotations, and names the first that does not fit. A call that succeeds costs
+nothing. Errors that a user's function raises are left as they are.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import operator
+import os
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import NoneType, TracebackType, UnionType
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    MlvmError,
+    OpError,
+    OutOfMemory,
+    brief,
+    is_ours,
+)
+from mlvm.core.rules import is_real
+from mlvm.eager.tensor.operands import NUMBERS, is_array
+from mlvm.eager.tensor.tensor import Tensor
+
+_REFUSED: Final = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+)
+"""Errors of Python that wrong arguments cause."""
+
+_LIBRARY: Final = os.path.dirname(os.__file__)
+
+
+def refusal(
+    name: str,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    error: Exception,
+) -> MlvmError | None:
+    """Return the typed error for an error of Python that wrong arguments of a call have caused;
+    None if it is of a user's function, or of another kind."""
+    if isinstance(error, MlvmError) or is_of_user(error):
+        return None
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"{name}: the host has no memory for that: {error}")
+    if not isinstance(error, _REFUSED):
+        return None
+    try:
+        given = inspect.signature(fn).bind(*args, **keywords).arguments
+    except (TypeError, ValueError):
+        return None
+    for strict in (False, True):
+        for parameter in inspect.signature(fn).parameters.values():
+            wrong = _misfit(parameter, given, _hints(fn).get(parameter.name, Any), strict)
+            if wrong is not None:
+                return wrong.at(name, ())
+    return ArgumentError(f"an argument is not supported: {error}").at(name, ())
+
+
+def _misfit(
+    parameter: inspect.Parameter, given: Mapping[str, Any], hint: Any, strict: bool
+) -> OpError | None:
+    """Return the error for the arguments of a parameter, unless they fit its annotation. With
+    `strict`, a number is no tensor."""
+    if parameter.name not in given or parameter.name == "self":
+        return None
+    value, each = given[parameter.name], ""
+    values = [value]
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        values, each = [*(value.values() if isinstance(value, dict) else value)], "each of "
+    wrong = [x for x in values if not _fits(x, hint, strict)]
+    if not wrong:
+        return None
+    is_operand = str(parameter.annotation).startswith(("Tensor", "Operand"))
+    kind = DTypeError if is_operand else ArgumentError
+    return kind(f"expected {each}{parameter.name} as {_text(hint)}, got {brief(wrong[0])}")
+
+
+def named(name: str, error: MlvmError) -> None:
+    """Put the function's name before the text of an error of mlvm's own code that lacks it."""
+    if error.late or isinstance(error, AssertionError) or name.lower() in str(error).lower():
+        return
+    if is_of_user(error):
+        return
+    if isinstance(error, OpError):
+        error.reason, error.op, error.operands = str(error), name, ()
+    elif len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{name}: {error.args[0]}",)
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Return whether a line outside of mlvm, numpy and Python's library raised an error, or called
+    what did, inside of the call that failed."""
+    step: TracebackType | None = error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not is_ours(file) and not (file.startswith(_LIBRARY) and "site-packages" not in file):
+            return True
+        step = step.tb_next
+    return False
+
+
+@cache
+def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the annotations of a function, evaluated; none where one cannot be."""
+    try:
+        return typing.get_type_hints(inspect.unwrap(fn))
+    except Exception:  # a name that only a type checker imports
+        return {}
+
+
+def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
+    """Return whether a value fits an annotation, as far as that decides it."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (Any, object) or isinstance(hint, (typing.TypeVar, str)):
+        return True
+    if origin is typing.Annotated:
+        return _fits(value, parts[0])
+    if origin in (typing.Union, UnionType):
+        return any(_fits(value, each, strict) for each in parts)
+    if hint in (None, NoneType):
+        return value is None
+    if origin is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in parts)
+    if hint is Tensor:
+        return isinstance(value, Tensor if strict else (Tensor, *NUMBERS)) or (
+            is_array(value) and _has_numbers(value)
+        )
+    if hint is bool:
+        return isinstance(value, (bool, np.bool_))
+    if hint is int:
+        return _is_index(value)
+    if hint is float:
+        return is_real(value) or _is_scalar(value)
+    if hint is complex:
+        return isinstance(value, (complex, np.number)) or is_real(value) or _is_scalar(value)
+    if origin is collections.abc.Callable or hint is collections.abc.Callable:
+        return callable(value)
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return True
+    if issubclass(kind, collections.abc.Iterable) and isinstance(value, (str, bytes)):
+        return kind in (str, bytes) and isinstance(value, kind)
+    if kind is tuple and isinstance(value, list):
+        kind = list
+    try:
+        if not isinstance(value, kind):
+            return False
+    except TypeError:  # a protocol
+        return True
+    if isinstance(value, (tuple, list)) and parts and kind is not tuple:
+        return all(_fits(each, parts[0]) for each in value)
+    if isinstance(value, tuple) and parts and parts[-1] is not ...:
+        return len(parts) == len(value) and all(map(_fits, value, parts))
+    return True
+
+
+def _has_numbers(value: Any) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "buifcV"
+    except Exception:  # a ragged list, or a foreign array
+        return False
+
+
+def _is_index(value: Any) -> bool:
+    try:
+        return -(2**63) <= operator.index(value) < 2**63
+    except (TypeError, MlvmError):
+        return False
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.ndim
+
+
+def _text(hint: Any) -> str:
+    """Return an annotation in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        texts = dict.fromkeys(map(_text, parts))
+        return " or ".join(texts)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, parts))
+    if origin is typing.Annotated:
+        return _text(parts[0])
+    words = {int: "an int", float: "a number", complex: "a number", str: "a string"}
+    words |= {bool: "True or False", NoneType: "None", Tensor: "a tensor"}
+    if hint in words:
+        return words[hint]
+    if origin is collections.abc.Callable:
+        return "a function"
+    if origin is not None:
+        kind = origin.__name__.lower()
+        items = (
+            f" of {_text(parts[0]).removeprefix('a').removeprefix('n').strip()}s" if parts else ""
+        )
+        return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{items}"
+    return f"a {getattr(hint, '__name__', hint)}"

@@ -1,0 +1,93 @@
+"""Cases of the incomplete gamma and beta functions: through their series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from mlvm.core.types import Array
+from tests.cases.case import Case
+from tests.cases.special import digamma
+
+Function = Callable[..., float]
+
+
+def lower(a: float, x: float) -> float:
+    """P(a, x), the sum of x^(a + n) e^-x / Gamma(a + n + 1)."""
+    terms = (math.exp((a + n) * math.log(x) - x - math.lgamma(a + n + 1)) for n in range(400))
+    return math.fsum(terms)
+
+
+def density(a: float, x: float) -> float:
+    return math.exp((a - 1) * math.log(x) - x - math.lgamma(a))
+
+
+def lower_slope(a: float, x: float) -> float:
+    """The derivative of `lower` by a, term by term."""
+    psi, terms = digamma(a + 1), []
+    for n in range(400):
+        term = math.exp((a + n) * math.log(x) - x - math.lgamma(a + n + 1))
+        terms.append(term * (math.log(x) - psi))
+        psi += 1 / (a + n + 1)
+    return math.fsum(terms)
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def beta_density(a: float, b: float, x: float) -> float:
+    return math.exp((a - 1) * math.log(x) + (b - 1) * math.log1p(-x) - _log_beta(a, b))
+
+
+def below(a: float, b: float, x: float) -> float:
+    """I(a, b, x), by the series of DLMF 8.17.8."""
+    term, terms = 1.0, [1.0]
+    for n in range(3000):
+        term *= (a + b + n) / (a + 1 + n) * x
+        terms.append(term)
+    return beta_density(a, b, x) * x * (1 - x) / a * math.fsum(terms)
+
+
+def below_slope(a: float, b: float, x: float, by: str) -> float:
+    """The derivative of `below` by a or b, by differences of the sixth order."""
+    h = 5e-3
+
+    def at(k: int) -> float:
+        return below(a + k * h, b, x) if by == "a" else below(a, b + k * h, x)
+
+    weights = {1: 45.0, 2: -9.0, 3: 1.0}
+    return math.fsum(w * (at(k) - at(-k)) for k, w in weights.items()) / (60 * h)
+
+
+def _each(fn: Function, **attributes: str) -> Callable[..., Array]:
+    def expected(*operands: Array, **_: str) -> Array:
+        wide = [x.astype(np.float64) for x in operands]
+        return np.vectorize(lambda *xs: fn(*xs, **attributes), otypes=[float])(*wide)
+
+    return expected
+
+
+def _cases(fn: Function, *operands: Array, **attributes: str) -> list[Case]:
+    narrow = tuple([x.astype(np.float32) for x in operands])
+    expected = _each(fn, **attributes)
+    return [Case(each, expected, attributes) for each in (operands, narrow)]
+
+
+_A = np.array([0.3, 1.0, 2.5, 4.0, 9.0, 30.0, 15.0])
+_X = np.array([0.2, 1.5, 2.0, 9.0, 7.0, 26.0, 31.0])
+_P = np.array([0.5, 1.0, 2.5, 12.0, 30.0])
+_Q = np.array([2.0, 0.7, 1.5, 14.0, 11.0])
+_T = np.array([0.1, 0.6, 0.8, 0.45, 0.7])
+
+CASES: dict[str, list[Case]] = {
+    "gammainc": _cases(lower, _A, _X),
+    "gammaincc": _cases(lambda a, x: 1 - lower(a, x), _A, _X),
+    "gamma_density": _cases(density, _A, _X),
+    "gammainc_slope": _cases(lower_slope, _A, _X),
+    "betainc": _cases(below, _P, _Q, _T),
+    "beta_density": _cases(beta_density, _P, _Q, _T),
+    "betainc_slope": [case for by in "ab" for case in _cases(below_slope, _P, _Q, _T, by=by)],
+}
