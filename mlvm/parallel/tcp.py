@@ -172,6 +172,8 @@ class Link:
         self._sent = self._received = 0
         self._room = memoryview(bytearray(_ROOM))
         self._filled = 0
+        self.moved = 0
+        """Number of bytes of large messages that were sent or received."""
         self._frame = b""  # of the large message that is being received
         self._large: Array = NOTHING
         self._large_filled = 0
@@ -193,6 +195,7 @@ class Link:
             parts = self.unsent[0]
             try:
                 n = self.socket.sendmsg(parts)
+                self.moved += n if sum(map(len, parts)) > _ROOM else 0
             except BlockingIOError:
                 return
             except OSError as error:
@@ -219,6 +222,7 @@ class Link:
                 raise ConnectionLost("the connection has ended")
             if self._frame:
                 self._large_filled += n
+                self.moved += n
                 if n == len(large):
                     self._open(self._frame, self._large)
                     self._frame = b""
@@ -327,6 +331,7 @@ class TcpTransport(Transport):
             self.departed.setdefault(rank, str(error))
             self._drop(rank)
             return
+        self.moved[rank] = link.moved
         if rank in self._links and bool(link.unsent) != was_full:
             write = selectors.EVENT_WRITE if link.unsent else 0
             self._selector.modify(link.socket, selectors.EVENT_READ | write, rank)
