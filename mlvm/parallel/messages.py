@@ -127,6 +127,8 @@ class Transport(ABC):
         self.others = [each for each in range(size) if each != rank]
         self.departed: dict[int, str] = {}
         """Members that take part in nothing more, and why."""
+        self.has_late = False
+        """True if this process has given up waiting for a member, which may never end."""
         self._inbox = defaultdict[int, Inbox](Inbox)
         self._last_sent: dict[int, bytes] = {}  # of what that member has been told last, the digest
         self._described: dict[int, bytes] = {}  # what that member has told last
@@ -294,11 +296,12 @@ class MessageCommunicator(Passing):
             late = any(isinstance(error, GroupTimeout) for error in inbox.reasons.values())
             if departed or (late and waited > GRACE) or (seconds is not None and waited > seconds):
                 self.spoiled = True
+                transport.has_late |= late and not departed
                 if departed and not inbox.reasons:
                     raise GroupError(self._has_left(departed[0]))
                 break
             if timeout is not None and waited > timeout:
-                self.spoiled = True
+                self.spoiled = transport.has_late = True
                 slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
                 names = ", ".join(self.names[rank] for rank in slow)
                 what = "the end of" if missing else "its result to be received by"

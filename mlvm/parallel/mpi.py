@@ -7,6 +7,7 @@ looks for messages, and sleeps in between.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -30,6 +31,8 @@ from mlvm.parallel.messages import MessageGroup, Transport
 _SPIN: Final = 200e-6  # seconds to look for messages before the first sleep
 _SHORTEST: Final = 20e-6  # seconds of sleep, which double
 _LONGEST: Final = 2e-3
+
+_LAST_WORDS: Final = 0.5  # seconds in which the other processes may print their errors, too
 
 _HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is of the program's own world
 _PIECE: Final = 1 << 20  # bytes of a body that are sent at once, so that their progress is seen
@@ -116,6 +119,7 @@ class MpiTransport(Transport):
             sent = [each for each in sent if not each.Test()]
             expected = {rank: each for rank, each in expected.items() if not each.Test()}
             if timeout is not None and self.system.monotonic() - began > timeout:
+                atexit.register(self._abort)
                 names = ", ".join(name_of(rank, f"vm{rank}") for rank in expected)
                 me = name_of(self.rank, f"vm{self.rank}")
                 raise GroupTimeout(f"{me} has waited {timeout:g} s for {names} to make the group")
@@ -180,6 +184,15 @@ class MpiTransport(Transport):
     def leave(self, reason: str) -> None:
         if not self._mpi.Is_finalized():
             super().leave(reason)
+            if self.has_late:
+                atexit.register(self._abort)
+
+    def _abort(self) -> None:
+        """End all processes as this one ends: `MPI_Finalize` would wait for the late ones."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS)
+        self._mpi.COMM_WORLD.Abort(1)
 
     def close(self) -> None:
         """Do nothing: MPI ends with the process."""

@@ -243,7 +243,7 @@ class Counting:
 
 def main(what: str) -> None:
     """The program of an MPI process. The first one tells in JSON what all have found."""
-    with group("mpi") as members:
+    with group("mpi", timeout=1.0 if what == "stops" else None) as members:
         rank = members.rank  # type: ignore[attr-defined]
         results: Any
         if what == "everything":
@@ -261,7 +261,6 @@ def main(what: str) -> None:
                 raise RuntimeError("enough")
             results = outcome(members, reduce)
         elif what == "stops":
-            members.timeout = members._seat.member.timeout = 1.0  # type: ignore[attr-defined]
             results = outcome(members, is_stopped)
         else:
             results = outcome(members, is_killed)

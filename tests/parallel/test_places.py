@@ -268,6 +268,14 @@ def test_an_mpi_process_that_leaves_is_named() -> None:
 
 
 @needs_mpi
+def test_an_mpi_process_that_stops_is_named_and_ended() -> None:
+    done = mpirun("stops")
+    text = r"GroupTimeout: member 0 (vm0) has waited 1 s in barrier() for member 1 (vm1)"
+    assert text in done.stdout, done.stderr
+    assert done.returncode != 0
+
+
+@needs_mpi
 def test_mpiexec_ends_all_when_one_is_killed() -> None:
     began, there = time.monotonic(), set(SHARED.glob("mpich_shm_*"))
     assert mpirun("is_killed").returncode != 0
