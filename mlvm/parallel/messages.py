@@ -300,7 +300,7 @@ class MessageCommunicator(Passing):
                 if departed and not inbox.reasons:
                     raise GroupError(self._has_left(departed[0]))
                 break
-            if timeout is not None and waited > timeout:
+            if timeout is not None and waited >= timeout:
                 self.spoiled = transport.has_late = True
                 slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
                 names = ", ".join(self.names[rank] for rank in slow)
@@ -419,7 +419,7 @@ class MessageCommunicator(Passing):
                 if self._tell_waits(call, wait):
                     self._require_progress(call)
                 waited = wait.seconds()
-                if call.timeout is not None and waited > call.timeout:
+                if call.timeout is not None and waited >= call.timeout:
                     responsive = {self.rank, *inbox.answered, *inbox.outcomes}
                     late = [rank for rank in call.ranks if rank not in responsive]
                     self.time_out(call, late or [source])
@@ -446,7 +446,7 @@ class MessageCommunicator(Passing):
         while late := [rank for rank in slow() if rank not in transport.departed]:
             self._tell_waits(call, wait)
             waited = wait.seconds()
-            if call.timeout is not None and waited > call.timeout:
+            if call.timeout is not None and waited >= call.timeout:
                 self.require_unbroken(call)
                 self.time_out(call, late)
             transport.listen(_look(call, waited))

@@ -49,8 +49,8 @@ class MpiGroup(MessageGroup):
     others. No member waits for another longer than `timeout` seconds at a stretch, also not for the
     others to make the group.
 
-    Raises `GroupTimeout` for members that do not make the group, `MissingExtra` without mpi4py, an MPI library or threadpoolctl, `GroupError` for a
-    library that can be called by one thread only.
+    Raises `GroupTimeout` for members that do not make the group, `MissingExtra` without mpi4py, an
+    MPI library or threadpoolctl, `GroupError` for a library that can be called by one thread only.
     """
 
     def __init__(self, *, timeout: float | None = None) -> None:

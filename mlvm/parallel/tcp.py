@@ -24,13 +24,12 @@ import selectors
 import socket
 import struct
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -49,20 +48,19 @@ from mlvm.core.types import Array
 from mlvm.machines.remote.address import (
     TcpAddress,
     closing_on_error,
-    connect,
-    listen,
     parse_address,
+    shut,
     tune,
 )
 from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
-from mlvm.machines.remote.watchdog import has_come
+from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.parallel import plain
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
-from mlvm.parallel.messages import MessageGroup, Transport
+from mlvm.parallel.messages import GRACE, MessageGroup, Transport
 from mlvm.parallel.passing import NOTHING
 
 SECRET: Final = "MLVM_SECRET"
@@ -121,6 +119,7 @@ class TcpGroup(MessageGroup):
         secret_file: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         start: float = 300.0,
+        system: System = SYSTEM,
     ) -> None:
         if not all(isinstance(each, int) for each in (rank, size)) or not 0 <= rank < size:
             raise GroupError(f"a rank is 0 .. size - 1, not {brief(rank)} of {brief(size)}")
@@ -132,8 +131,9 @@ class TcpGroup(MessageGroup):
         links: Mapping[int, Link] = {}
         if size > 1:
             key = _secret(secret, secret_file)
-            links = _joined(rank, size, place, key, time.monotonic() + start)
-        super().__init__(TcpTransport(rank, size, links), timeout)
+            until = system.monotonic() + start
+            links = _Meeting(rank, size, place, key, until, system).join()
+        super().__init__(TcpTransport(rank, size, links, system), timeout)
 
     _encoding = plain
 
@@ -281,11 +281,13 @@ class TcpTransport(Transport):
     """Messages over these connections, by rank. Sending and receiving go under a lock, since a
     member has a thread for what was started."""
 
-    def __init__(self, rank: int, size: int, links: Mapping[int, Link]) -> None:
-        super().__init__(rank, size)
+    def __init__(
+        self, rank: int, size: int, links: Mapping[int, Link], system: System = SYSTEM
+    ) -> None:
+        super().__init__(rank, size, system)
         self._links = dict(links)
         self._lock = threading.RLock()
-        self._selector = selectors.DefaultSelector()
+        self._selector = system.selector()
         for other, link in links.items():
             self._selector.register(link.socket, selectors.EVENT_READ, other)
             self._move(other, link, partial(self._receive, other, link))
@@ -302,7 +304,7 @@ class TcpTransport(Transport):
 
     def listen(self, seconds: float) -> None:
         if not self._links:
-            time.sleep(seconds)
+            self.system.sleep(seconds)
             return
         for key, events in self._selector.select(seconds):
             with self._lock:
@@ -353,175 +355,273 @@ class TcpTransport(Transport):
 _Place: TypeAlias = tuple[int, str, int]
 """The rank of a member, and where it listens; an empty host is the first member's."""
 
+_News: TypeAlias = tuple[str, Any]
+"""What members tell the first one before all have joined, and what it tells them:
 
-def _joined(
-    rank: int, size: int, address: TcpAddress, secret: bytes, until: float
-) -> dict[int, Link]:
-    """Connect to all other members, by the moment `until` of `time.monotonic`. Raises
-    `GroupError` if one does not come; `AccessRefused` if a secret differs; `AddressError` if an
-    address is invalid."""
-    links: dict[int, Link] = {}
-    meet = _Meet(rank, size, secret, until)
-    with closing(_listener(address, address.port if rank == 0 else 0)) as listener:
-        try:
-            if rank == 0:
-                places = meet.accepted(listener, range(1, size), links)
-                for link in links.values():
-                    _tell(link, tuple(places))
-            else:
-                here = listener.getsockname()[1]
-                links[0] = meet.connected(0, address, here)
-                for other, host, port in meet.receive_places(links[0]):
-                    if 0 < other < rank:
-                        place = TcpAddress(host or links[0].socket.getpeername()[0], port)
-                        links[other] = meet.connected(other, place, here)
-                meet.accepted(listener, range(rank + 1, size), links)
-        except BaseException:
-            for link in links.values():
-                link.socket.close()
-            raise
-    return links
+    places, the places of all     from the first member, when all have connected to it
+    here, None                    from a member that is connected to all others
+    start, None                   from the first member, when all are here
+    refused, a text               from the first member, for the error of who waits in vain
+    failed, (is late, a text)     from a member that gives up, and then from the first one to all
+"""
 
 
-def _listener(address: TcpAddress, port: int) -> socket.socket:
+def _listener(address: TcpAddress, port: int, system: System) -> socket.socket:
     """Return the listener of a member: on this host alone if the group is, else on all its
     networks, since a host's name may resolve to another address there."""
     try:
         if address.host in _LOOPBACK:
-            return listen(TcpAddress(address.host, port), public=False)
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
+            return system.listen(TcpAddress(address.host, port), public=False)
+        return system.listen_everywhere(port)
     except OSError as error:
         raise AddressError(f"cannot listen on port {port}: {error.strerror}") from None
 
 
-class _Meet(NamedTuple):
-    """Parameters of a member's connections to the others."""
+class _Meeting:
+    """A member's connections to all others, until all members are connected to each other.
 
-    rank: int
-    size: int
-    secret: bytes
-    until: float
+    Each connects to the first member, and then to those of lower rank, which the first member
+    knows. Connections are made and accepted on threads, so that a silent one delays no other. The
+    first member notices who leaves; it tells all others, so that each names the member that failed.
+    """
 
-    def connected(self, rank: int, address: TcpAddress, here: int) -> Link:
+    def __init__(
+        self, rank: int, size: int, address: TcpAddress, secret: bytes, until: float, system: System
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.address = address
+        self.links: dict[int, Link] = {}
+        self._secret = secret
+        self._until = until
+        self._system = system
+        self._expected = set(range(rank + 1, size))  # who connect to this one
+        self._lower = set(range(rank))  # to whom this one connects
+        self._places: list[_Place] = []
+        self._here: set[int] = set()  # who are connected to all others
+        self._refusals = ""
+        self._lock = threading.Lock()
+        self._arrived: set[int] = set()
+        self._made: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
+        self._refused: SimpleQueue[str] = SimpleQueue()
+        self._strangers = Admission(Log("none"), plain=True, system=system)
+
+    def join(self) -> dict[int, Link]:
+        """Return the connections, by rank. Raises `GroupError` if a member does not come, or
+        leaves; `AccessRefused` if a secret differs; `AddressError` if an address is invalid."""
+        port = self.address.port if self.rank == 0 else 0
+        with closing(_listener(self.address, port, self._system)) as listener:
+            here = listener.getsockname()[1]
+            try:
+                if self.rank:
+                    self.links[0] = self._connected(0, self.address, here)
+                    self._lower.discard(0)
+                while not self._step(listener, here):
+                    pass
+            except BaseException as error:
+                self._leave(error)
+                raise
+            finally:
+                self._strangers.sweep(last=True)
+        return self.links
+
+    def _step(self, listener: socket.socket, here: int) -> bool:
+        """See to what has come. Return whether all members are connected to each other."""
+        remaining = self._until - self._system.monotonic()
+        waits_for_first = self.rank > 0 and not (self._places and (self._lower | self._expected))
+        if remaining + GRACE * waits_for_first <= 0:
+            late = self._expected | self._lower or set(range(self.size)) - self._here - {0}
+            names = ", ".join(map(self._name, sorted(late)))
+            if waits_for_first:
+                raise GroupTimeout(f"the other members have not all joined{self._refusals}")
+            raise GroupTimeout(
+                f"{self._name(self.rank)} waits for {names}, who did not join{self._refusals}"
+            )
+        self._strangers.sweep()
+        if self._system.has_come(listener, min(max(remaining, 0.01), _AGAIN)):
+            self._accept(listener)
+        while not self._made.empty():  # this thread alone takes
+            made = self._made.get()
+            if isinstance(made, MlvmError):
+                raise made
+            (rank, host, port), link = made
+            self._expected.discard(rank)
+            self._lower.discard(rank)
+            self.links[rank] = link
+            if self.rank == 0:
+                self._places.append((rank, host, port))
+                if self._refusals:
+                    _tell(link, ("refused", self._refusals))
+                if not self._expected:
+                    self._tell_all(("places", tuple(self._places)))
+        self._note_refusals()
+        for rank in list(self.links) if self.rank == 0 else [0]:
+            for what, content in self._heard(rank):
+                if what == "places":
+                    self._places = list(content)
+                    self._connect_to_lower(here)
+                elif what == "here":
+                    self._here.add(rank)
+                elif what == "refused":
+                    self._refusals += content
+                elif what == "failed":
+                    is_late, text = content
+                    raise (GroupTimeout if is_late else GroupError)(text)
+                else:
+                    return True
+        if self._expected or self._lower or not self._places:
+            return False
+        if self.rank:
+            if not self._here:
+                self._here.add(self.rank)
+                _tell(self.links[0], ("here", None))
+        elif len(self._here) == self.size - 1:
+            self._tell_all(("start", None))
+            return True
+        return False
+
+    def _heard(self, rank: int) -> list[_News]:
+        """Return what a member has told. Raises `GroupError` if it has left."""
+        link, ended = self.links[rank], False
+        with suppress(ConnectionLost):  # raised by the next look, or by the first use
+            link.flush()
+        if self._system.has_come(link.socket, 0):
+            try:
+                link.receive()
+            except ConnectionLost:
+                ended = True
+        news: list[_News] = []
+        while link.inbox:
+            head, _ = link.inbox.popleft()
+            news.append(open_message(head, Kind.answer)[1].value())
+            if news[-1][0] == "start":  # what follows is of the first run
+                return news
+        if ended and not any(what == "failed" for what, _ in news):
+            name = self._name(rank)
+            raise GroupError(f"{name} has ended before all members joined{self._refusals}")
+        return news
+
+    def _tell_all(self, what: _News) -> None:
+        for link in self.links.values():
+            _tell(link, what)
+
+    def _leave(self, error: BaseException) -> None:
+        """Close the connections; tell the first member why, or all others from there, and give
+        them a moment to hear it."""
+        is_late = isinstance(error, GroupTimeout)
+        text = str(error) if isinstance(error, MlvmError) else type(error).__name__
+        waits = {rank: link for rank, link in self.links.items() if self.rank == 0 or rank == 0}
+        for link in waits.values():
+            _tell(link, ("failed", (is_late, text)))
+        until = self._system.monotonic() + GRACE
+        while waits and isinstance(error, MlvmError) and self._system.monotonic() < until:
+            for rank, link in list(waits.items()):
+                try:
+                    link.flush()
+                    if not link.unsent:
+                        shut(link.socket, socket.SHUT_WR)
+                    link.receive()
+                except MlvmError:
+                    del waits[rank]
+            self._system.sleep(_AGAIN)
+        for link in self.links.values():
+            link.socket.close()
+        while not self._made.empty():
+            made = self._made.get()
+            if not isinstance(made, MlvmError):
+                made[1].socket.close()
+
+    # --- who connects to whom ---
+
+    def _connect_to_lower(self, here: int) -> None:
+        """Connect to the members of lower rank, each on a thread."""
+
+        def connect(place: TcpAddress, other: _Place) -> None:
+            try:
+                self._made.put((other, self._connected(other[0], place, here)))
+            except MlvmError as error:
+                self._made.put(error)
+
+        first = self.links[0].socket.getpeername()[0]
+        for other in self._places:
+            if other[0] in self._lower:
+                place = TcpAddress(other[1] or first, other[2])
+                self._system.start("mlvm join", connect, place, other)
+
+    def _connected(self, rank: int, address: TcpAddress, here: int) -> Link:
         """Connect to a member, which may not listen yet. `here` is the port on which this one
         listens."""
-        why = ""
-        while (remaining := self.until - time.monotonic()) > 0:
+        why, system = "", self._system
+        while (remaining := self._until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
             try:
-                with closing_on_error(connect(address, patience)) as sock:
-                    about = greet(sock, self.secret, hello, time.monotonic() + patience)
-                    return _link(sock, self.secret, nonce, bytes.fromhex(about["nonce"]), True)
+                with closing_on_error(system.connect(address, patience)) as sock:
+                    deadline = system.monotonic() + patience
+                    about = greet(sock, self._secret, hello, deadline, system)
+                    return _link(sock, self._secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
                 if isinstance(error, AccessRefused) and str(error) != BUSY:
                     raise
                 why = str(error)
-                time.sleep(_AGAIN)
+                system.sleep(_AGAIN)
         raise GroupTimeout(
             f"{self._name(self.rank)} has not found {self._name(rank)} at {address}: {why}"
         )
 
-    def accepted(
-        self, listener: socket.socket, ranks: Sequence[int], links: dict[int, Link]
-    ) -> list[_Place]:
-        """Accept those members into `links`; return their addresses."""
-        expected, places = set(ranks), []
-        accepted_links: SimpleQueue[tuple[_Place, Link]] = SimpleQueue()
-        lock, arrived = threading.Lock(), set[int]()
-        refused: SimpleQueue[str] = SimpleQueue()
-        refusals = ""
-        strangers = Admission(Log("none"), plain=True)
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # it has gone, or there are too many open files
+            self._system.sleep(_AGAIN)
+            return
+        if self._strangers.enter(sock):
+            self._system.start("mlvm join", self._admitted, sock)
 
-        def admitted(sock: socket.socket) -> None:
-            """Handle a connection on its thread, so that a silent one delays no other."""
-            with suppress(MlvmError, OSError, ValueError), closing_on_error(sock):
-                nonce = secrets.token_bytes(32)
-                offers: list[tuple[int, int, bytes]] = []
+    def _admitted(self, sock: socket.socket) -> None:
+        """Handle a connection on its thread."""
+        with suppress(MlvmError, OSError, ValueError), closing_on_error(sock):
+            nonce = secrets.token_bytes(32)
+            offers: list[tuple[int, int, bytes]] = []
 
-                def decide(hello: Hello) -> Mapping[str, object]:
-                    rank, port, theirs = hello.name.split()
-                    if hello.vm != str(self.size):
-                        text = f"this group has {self.size} members, not {hello.vm}"
-                        raise AccessRefused(text)
-                    with lock:
-                        if int(rank) not in expected or int(rank) in arrived:
-                            raise AccessRefused(f"{self._name(int(rank))} is here already")
-                        arrived.add(int(rank))
-                    offers.append((int(rank), int(port), bytes.fromhex(theirs)))
-                    return {"nonce": nonce.hex()}
+            def decide(hello: Hello) -> Mapping[str, object]:
+                rank, port, theirs = hello.name.split()
+                if hello.vm != str(self.size):
+                    raise AccessRefused(f"this group has {self.size} members, not {hello.vm}")
+                with self._lock:
+                    if int(rank) not in self._expected or int(rank) in self._arrived:
+                        raise AccessRefused(f"{self._name(int(rank))} is here already")
+                    self._arrived.add(int(rank))
+                offers.append((int(rank), int(port), bytes.fromhex(theirs)))
+                return {"nonce": nonce.hex()}
 
-                until = min(self.until, time.monotonic() + _SHAKE)
-                try:
-                    host = str(sock.getpeername()[0]).removeprefix("::ffff:")
-                    admit(sock, {"": self.secret}, trusted=False, decide=decide, deadline=until)
-                    [(rank, port, theirs)] = offers
-                    host = "" if ipaddress.ip_address(host).is_loopback else host
-                    link = _link(sock, self.secret, theirs, nonce, False)
-                except BaseException as error:
-                    with lock:
-                        arrived.difference_update(each[0] for each in offers)
-                    if isinstance(error, AccessRefused):
-                        refused.put(f"; {host} was refused: {error}")
-                    raise
-                finally:
-                    strangers.leave(sock)
-                accepted_links.put(((rank, host, port), link))
+            system = self._system
+            until = min(self._until, system.monotonic() + _SHAKE)
+            try:
+                host = str(sock.getpeername()[0]).removeprefix("::ffff:")
+                secrets_of = {"": self._secret}
+                admit(sock, secrets_of, trusted=False, decide=decide, deadline=until, system=system)
+                [(rank, port, theirs)] = offers
+                host = "" if ipaddress.ip_address(host).is_loopback else host
+                link = _link(sock, self._secret, theirs, nonce, False)
+            except BaseException as error:
+                with self._lock:
+                    self._arrived.difference_update(each[0] for each in offers)
+                if isinstance(error, AccessRefused):
+                    self._refused.put(f"; {host} was refused: {error}")
+                raise
+            finally:
+                self._strangers.leave(sock)
+            self._made.put(((rank, host, port), link))
 
-        while expected:
-            remaining = self.until - time.monotonic()
-            if remaining <= 0:
-                late = ", ".join(map(self._name, sorted(expected)))
-                raise GroupTimeout(
-                    f"{self._name(self.rank)} waits for {late}, who did not join{refusals}"
-                )
-            strangers.sweep()
-            if has_come(listener, min(remaining, _AGAIN)):
-                try:
-                    sock, _ = listener.accept()
-                except OSError:  # it has gone, or there are too many open files
-                    time.sleep(_AGAIN)
-                    continue
-                if strangers.enter(sock):
-                    threading.Thread(target=admitted, args=(sock,), daemon=True).start()
-            while not accepted_links.empty():  # this thread alone takes
-                place, link = accepted_links.get()
-                expected.discard(place[0])
-                links[place[0]] = link
-                places.append(place)
-                if refusals and self.rank == 0:
-                    _tell(link, refusals)
-            while not refused.empty():
-                text = refused.get()
-                if text not in refusals and len(refusals) < _MOST_REFUSALS:
-                    refusals += text
-                    for link in links.values() if self.rank == 0 else ():
-                        _tell(link, text)
-        strangers.sweep(last=True)
-        return places
-
-    def receive_places(self, link: Link) -> list[_Place]:
-        """Wait until the first member says where all the others listen. Raises `GroupError` with
-        the refusals that it has told until then."""
-        refusals, ended = "", False
-        while not ended and (remaining := self.until - time.monotonic()) > 0:
-            if has_come(link.socket, remaining):
-                try:
-                    link.receive()
-                except ConnectionLost:  # it waits no longer
-                    ended = True
-                while link.inbox:
-                    head, _ = link.inbox.popleft()
-                    what: list[_Place] | str = open_message(head, Kind.answer)[1].value()
-                    if not isinstance(what, str):
-                        return list(what)
-                    refusals += what
-        if ended:
-            name = self._name(0)
-            raise GroupError(f"{name} has ended before all members joined{refusals}")
-        raise GroupTimeout(f"the other members have not all joined{refusals}")
+    def _note_refusals(self) -> None:
+        """Note who was refused; the first member tells all others."""
+        while not self._refused.empty():
+            text = self._refused.get()
+            if text not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
+                self._refusals += text
+                if self.rank == 0:
+                    self._tell_all(("refused", text))
 
     def _name(self, rank: int) -> str:
         return name_of(rank, f"vm{rank}")
@@ -537,9 +637,9 @@ def _link(
     return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
 
 
-def _tell(link: Link, what: tuple[_Place, ...] | str) -> None:
-    """Tell a member that has joined where all are, or for now who was refused."""
+def _tell(link: Link, what: _News) -> None:
+    """Tell a member something, before all have joined."""
     writer = Writer()
     writer.value(what)
-    with suppress(ConnectionLost):  # its group ends by itself
+    with suppress(ConnectionLost):  # which the first member notices
         link.send(writer.message(Kind.answer), NOTHING)

@@ -1,4 +1,4 @@
-"""The clock, threads and network of the operating system, which servers and groups have as a parameter.
+"""The clock, threads and network of the operating system, as a parameter of servers and groups.
 
 `SYSTEM` is the real one. A test passes a system with virtual time and simulated connections, in
 which every delay, loss and death is chosen by a seed (`tests/simulation`).
@@ -6,6 +6,7 @@ which every delay, loss and death is chosen by a seed (`tests/simulation`).
 
 from __future__ import annotations
 
+import ctypes
 import random
 import select
 import selectors
@@ -16,6 +17,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mlvm.machines.remote import address as addresses
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
 
 class System:
@@ -31,6 +35,12 @@ class System:
     condition: Callable[[], Any] = staticmethod(threading.Condition)
     selector: Callable[[], selectors.BaseSelector] = staticmethod(selectors.DefaultSelector)
     connect: Callable[[addresses.Address, float], socket.socket] = staticmethod(addresses.connect)
+
+    ident: Callable[[], int] = staticmethod(threading.get_ident)
+
+    def interrupt(self, ident: int, kind: type[BaseException]) -> None:
+        """Raise such an exception in the thread of that number, between two of its bytecodes."""
+        _raise_in(ident, kind)
 
     def start(self, name: str, target: Callable[..., object], *args: object) -> Any:
         """Start a daemon thread. Raises `RuntimeError` if the system has no more threads."""
