@@ -361,6 +361,7 @@ _News: TypeAlias = tuple[str, Any]
     places, the places of all     from the first member, when all have connected to it
     here, None                    from a member that is connected to all others
     start, None                   from the first member, when all are here
+    late, None                    from a member that has waited for `start` in vain
     refused, a text               from the first member, for the error of who waits in vain
     failed, (is late, a text)     from a member that gives up, and then from the first one to all
 """
@@ -400,6 +401,8 @@ class _Meeting:
         self._places: list[_Place] = []
         self._here: set[int] = set()  # who are connected to all others
         self._refusals = ""
+        self._is_late = False  # this member has told the first one so
+        self._is_over = False  # and no connection is needed any more
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
         self._made: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
@@ -428,15 +431,15 @@ class _Meeting:
     def _step(self, listener: socket.socket, here: int) -> bool:
         """See to what has come. Return whether all members are connected to each other."""
         remaining = self._until - self._system.monotonic()
-        waits_for_first = self.rank > 0 and not (self._places and (self._lower | self._expected))
-        if remaining + GRACE * waits_for_first <= 0:
-            late = self._expected | self._lower or set(range(self.size)) - self._here - {0}
-            names = ", ".join(map(self._name, sorted(late)))
-            if waits_for_first:
-                raise GroupTimeout(f"the other members have not all joined{self._refusals}")
-            raise GroupTimeout(
-                f"{self._name(self.rank)} waits for {names}, who did not join{self._refusals}"
-            )
+        if remaining <= 0:
+            missing = self._expected | self._lower if self._places or self.rank == 0 else set()
+            if missing or self.rank == 0:
+                raise self._late(missing or set(range(1, self.size)) - self._here)
+            if not self._is_late:  # the first member knows whom all wait for
+                self._is_late = True
+                _tell(self.links[0], ("late", None))
+            if remaining <= -GRACE:
+                raise self._late({0})
         self._strangers.sweep()
         if self._system.has_come(listener, min(max(remaining, 0.01), _AGAIN)):
             self._accept(listener)
@@ -464,6 +467,9 @@ class _Meeting:
                     self._here.add(rank)
                 elif what == "refused":
                     self._refusals += content
+                elif what == "late":
+                    missing = self._expected or set(range(1, self.size)) - self._here - {rank}
+                    raise self._late(missing or {rank})
                 elif what == "failed":
                     is_late, text = content
                     raise (GroupTimeout if is_late else GroupError)(text)
@@ -479,6 +485,12 @@ class _Meeting:
             self._tell_all(("start", None))
             return True
         return False
+
+    def _late(self, missing: set[int]) -> GroupTimeout:
+        names = ", ".join(map(self._name, sorted(missing)))
+        return GroupTimeout(
+            f"{self._name(self.rank)} waits for {names}, who did not join{self._refusals}"
+        )
 
     def _heard(self, rank: int) -> list[_News]:
         """Return what a member has told. Raises `GroupError` if it has left."""
@@ -526,9 +538,19 @@ class _Meeting:
             self._system.sleep(_AGAIN)
         for link in self.links.values():
             link.socket.close()
-        while not self._made.empty():
-            made = self._made.get()
-            if not isinstance(made, MlvmError):
+        with self._lock:
+            self._is_over = True
+            while not self._made.empty():
+                made = self._made.get()
+                if not isinstance(made, MlvmError):
+                    made[1].socket.close()
+
+    def _put(self, made: tuple[_Place, Link] | MlvmError) -> None:
+        """Pass a connection, or why there is none, to the thread that joins."""
+        with self._lock:
+            if not self._is_over:
+                self._made.put(made)
+            elif not isinstance(made, MlvmError):
                 made[1].socket.close()
 
     # --- who connects to whom ---
@@ -538,9 +560,9 @@ class _Meeting:
 
         def connect(place: TcpAddress, other: _Place) -> None:
             try:
-                self._made.put((other, self._connected(other[0], place, here)))
+                self._put((other, self._connected(other[0], place, here)))
             except MlvmError as error:
-                self._made.put(error)
+                self._put(error)
 
         first = self.links[0].socket.getpeername()[0]
         for other in self._places:
@@ -552,7 +574,7 @@ class _Meeting:
         """Connect to a member, which may not listen yet. `here` is the port on which this one
         listens."""
         why, system = "", self._system
-        while (remaining := self._until - system.monotonic()) > 0:
+        while not self._is_over and (remaining := self._until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
             try:
@@ -612,7 +634,7 @@ class _Meeting:
                 raise
             finally:
                 self._strangers.leave(sock)
-            self._made.put(((rank, host, port), link))
+            self._put(((rank, host, port), link))
 
     def _note_refusals(self) -> None:
         """Note who was refused; the first member tells all others."""

@@ -111,7 +111,7 @@ class Members:
         if self.kind != "tcp" and self.fault in ("killed", "cut", "healed", "secret", "full"):
             self.fault = "stopped"
         if self.fault == "full":
-            world.buffer, world.bandwidth, world.latency = 100, 1e5, 1e-5
+            world.buffer, world.bandwidth, world.latency = 500, 1e5, 1e-5
         self.runs = [steps_of(world, self.size) for _ in range(draw.randint(1, 3))]
         self.fault_at = draw.randrange(len(self.runs)), draw.randrange(4)
         self.pause = draw.choice((0.0, 0.0, 0.01, 1.0))

@@ -104,7 +104,7 @@ class Serving:
 
     def _client(self, i: int) -> None:
         system = self.processes[i].system
-        system.sleep(system.uniform(0, 0.01))
+        system.sleep(system.uniform(0.05, 0.06))
         secret = _SECRET + "!" * (self.fault == "secret" and i == self.victim)
         try:
             vm = connect(

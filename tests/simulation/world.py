@@ -25,6 +25,7 @@ from mlvm.machines.remote.system import System
 
 MOST_EVENTS: Final = 200_000
 _EVER: Final = float("inf")
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Thread:
@@ -59,8 +60,9 @@ def _nothing() -> None:
 class Process:
     """A process: a host of its own, its threads and sockets."""
 
-    def __init__(self, world: World, name: str, host: str) -> None:
+    def __init__(self, world: World, name: str, host: str, number: int) -> None:
         self.name = name
+        self.number = number
         self.host = host
         self.system = SimulatedSystem(world, self)
         self.threads: list[Thread] = []
@@ -82,19 +84,20 @@ class World:
         self.events = 0
         self.processes: list[Process] = []
         self.listeners: dict[tuple[str, int], Socket] = {}
-        self.buffer = self.random.choice((300, 5_000, 200_000))
+        self.buffer = self.random.choice((1_500, 10_000, 200_000))
         self.latency = self.random.choice(
-            (1e-5, 1e-3) if self.buffer < 1000 else (1e-5, 1e-3, 0.02)
+            (1e-5, 1e-3) if self.buffer < 5_000 else (1e-5, 1e-3, 0.02)
         )
         self.bandwidth = self.random.choice((1e5, 1e7, 1e9))  # bytes a second
         self.at_event: dict[int, Callable[[], None]] = {}
-        self._trace = hashlib.blake2b(digest_size=8)
+        self._trace: list[tuple[int, float]] = []
         self._numbers = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._current: Thread | None = None
 
     def process(self, name: str, host: str) -> Process:
-        self.processes.append(process := Process(self, name, host))
+        process = Process(self, name, host, len(self.processes))
+        self.processes.append(process)
         return process
 
     # --- threads ---
@@ -140,7 +143,7 @@ class World:
             if process.stopped_until < _EVER:
                 self.at(process.stopped_until, lambda: self._resume(thread, turn, woken))
             return
-        self._trace.update(f"{process.name} {self.now:.9f};".encode())
+        self._trace.append((process.number, self.now))
         thread.turn += 1
         self._current = thread
         try:
@@ -166,7 +169,7 @@ class World:
 
     def digest(self) -> str:
         """Return a digest of what was performed, and when."""
-        return self._trace.hexdigest()
+        return hashlib.blake2b(repr(self._trace).encode(), digest_size=8).hexdigest()
 
     # --- faults ---
 
@@ -197,17 +200,19 @@ class Pipe:
         self.source, self.target = source, target
         self.arrived = bytearray()
         self.flying: deque[bytes] = deque()
+        self.in_flight = 0
         self.is_over = False  # nothing more will arrive
         self.is_broken = False  # by a reset
         self._last = 0.0
 
     def room(self) -> int:
-        return self.world.buffer - len(self.arrived) - sum(map(len, self.flying))
+        return self.world.buffer - len(self.arrived) - self.in_flight
 
     def put(self, data: bytes) -> None:
         """Send bytes; none is the end."""
         world = self.world
         self.flying.append(data)
+        self.in_flight += len(data)
         delay = world.latency * world.random.choice((1, 1, 1, 2, 20)) + len(data) / world.bandwidth
         self._last = max(self._last, world.now + delay)
         world.at(self._last, self._arrive)
@@ -221,6 +226,7 @@ class Pipe:
         if not self.flying:  # a reset has discarded it
             return
         data = self.flying.popleft()
+        self.in_flight -= len(data)
         if self.target.is_closed and data:  # nobody reads it: the answer is a reset
             self.target.reset()
         elif data:
@@ -377,6 +383,7 @@ class Socket(socket.socket):
         """Have the peer's calls fail, what it has not read excepted."""
         if self.outgoing is not None and self.incoming is not None:
             self.outgoing.flying.clear()
+            self.outgoing.in_flight = 0
             for pipe in (self.outgoing, self.incoming):
                 pipe.is_broken = True
             self.incoming.source.notify()
@@ -475,8 +482,11 @@ class Selector(selectors.BaseSelector):
         while True:
             ready = []
             for sock, key in self._keys.items():
-                events = key.events & selectors.EVENT_READ if sock.is_readable() else 0
-                events |= key.events & selectors.EVENT_WRITE if sock.is_writable() else 0
+                events = key.events
+                if events & _READ and not sock.is_readable():
+                    events &= ~_READ
+                if events & _WRITE and not sock.is_writable():
+                    events &= ~_WRITE
                 if events:
                     ready.append((key, events))
             if ready or self._world.now >= until or not self._world.wait(until, *self._keys):
