@@ -214,12 +214,17 @@ class Transport(ABC):
                 self.departed.setdefault(source, value)
 
     def leave(self, reason: str) -> None:
-        """Tell all that this process takes part in nothing more."""
+        """Tell all that this process takes part in nothing more, and give them a moment to hear
+        it."""
         self.tell(self.others, 0, MessageKind.departed, reason)
         until = self.system.monotonic() + GRACE
-        while self.system.monotonic() < until and any(self.unsent(rank) for rank in self.others):
+        while self.system.monotonic() < until and self.has_last_words():
             self.listen(_LOOK)
         self.close()
+
+    def has_last_words(self) -> bool:
+        """Return whether a member may not have what was sent last."""
+        return any(self.unsent(rank) for rank in self.others)
 
 
 class _Wait:
@@ -820,7 +825,7 @@ class MessageGroup(AnyGroup):
             return results_of(outcomes, self._names)
         finally:
             if communicator is None or communicator.spoiled or not concluded:
-                self.close()
+                self._leave(sys.exc_info()[1])
             error = None  # its traceback holds this frame
 
     def close(self) -> None:

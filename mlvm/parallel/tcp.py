@@ -343,6 +343,14 @@ class TcpTransport(Transport):
         self._selector.unregister(link.socket)
         link.socket.close()
 
+    def has_last_words(self) -> bool:
+        """Return whether a member has not closed its connection. Closed here first, with bytes that
+        nobody has read, it would be reset, and the member would lose what was sent last."""
+        for link in self._links.values():
+            if not link.unsent:
+                shut(link.socket, socket.SHUT_WR)
+        return bool(self._links)
+
     def close(self) -> None:
         with self._lock:
             for rank in list(self._links):
@@ -402,7 +410,7 @@ class _Meeting:
         self._here: set[int] = set()  # who are connected to all others
         self._refusals = ""
         self._is_late = False  # this member has told the first one so
-        self._is_over = False  # and no connection is needed any more
+        self._failure: _News | None = None
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
         self._made: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
@@ -522,9 +530,15 @@ class _Meeting:
         them a moment to hear it."""
         is_late = isinstance(error, GroupTimeout)
         text = str(error) if isinstance(error, MlvmError) else type(error).__name__
+        with self._lock:  # a connection that is made from now on hears it, too
+            self._failure = "failed", (is_late, text)
+        while not self._made.empty():
+            made = self._made.get()
+            if not isinstance(made, MlvmError):
+                self.links[made[0][0]] = made[1]
         waits = {rank: link for rank, link in self.links.items() if self.rank == 0 or rank == 0}
         for link in waits.values():
-            _tell(link, ("failed", (is_late, text)))
+            _tell(link, self._failure)
         until = self._system.monotonic() + GRACE
         while waits and isinstance(error, MlvmError) and self._system.monotonic() < until:
             for rank, link in list(waits.items()):
@@ -538,20 +552,16 @@ class _Meeting:
             self._system.sleep(_AGAIN)
         for link in self.links.values():
             link.socket.close()
-        with self._lock:
-            self._is_over = True
-            while not self._made.empty():
-                made = self._made.get()
-                if not isinstance(made, MlvmError):
-                    made[1].socket.close()
 
     def _put(self, made: tuple[_Place, Link] | MlvmError) -> None:
         """Pass a connection, or why there is none, to the thread that joins."""
         with self._lock:
-            if not self._is_over:
+            failure = self._failure
+            if failure is None:
                 self._made.put(made)
-            elif not isinstance(made, MlvmError):
-                made[1].socket.close()
+        if failure is not None and not isinstance(made, MlvmError):
+            _tell(made[1], failure)
+            made[1].socket.close()
 
     # --- who connects to whom ---
 
@@ -574,7 +584,7 @@ class _Meeting:
         """Connect to a member, which may not listen yet. `here` is the port on which this one
         listens."""
         why, system = "", self._system
-        while not self._is_over and (remaining := self._until - system.monotonic()) > 0:
+        while self._failure is None and (remaining := self._until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
             try:
