@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -32,6 +34,7 @@ from mlvm.parallel.tcp import TcpGroup
 
 R = TypeVar("R")
 
+_MOST_STARTS: Final = 6  # of new actors, each a second later than the one before
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _MOST_CAUSE: Final = 500  # characters of Ray's cause of a death
 
@@ -90,6 +93,7 @@ class RayGroup(AnyGroup):
         self._attempt = 0
         self._actors: list[Any] = []
         self._place: Any = None
+        self._folder = ""  # of Ray's logs and sockets, if it is started here
         self._ray = ray = extra("ray", "ray")
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(size)])
         self._options = {"num_cpus": 1, **options}
@@ -119,7 +123,8 @@ class RayGroup(AnyGroup):
             self._ray.init()
             return
         processors = max(cores_here(), math.ceil(self._needs(self.size).get("CPU", 0)))
-        self._ray.init(num_cpus=processors, include_dashboard=False)
+        self._folder = tempfile.mkdtemp(prefix="ray-")  # short, as the names of sockets are
+        self._ray.init(num_cpus=processors, include_dashboard=False, _temp_dir=self._folder)
 
     def _reserve(self, strategy: str) -> None:
         """Reserve the resources of all actors. Raises `GroupError` if the cluster does not have
@@ -189,7 +194,7 @@ class RayGroup(AnyGroup):
             try:
                 return super().run(fn)
             except GroupError as error:
-                if self._attempt == attempt:
+                if self._attempt == attempt or self._closed:
                     raise
                 print(f"RayGroup: {error}; all actors were started again", file=sys.stderr)
 
@@ -241,12 +246,19 @@ class RayGroup(AnyGroup):
             self.close()
             return
         self._attempt += 1
-        try:
-            self._stop_actors()
-            self._start_actors()
-        except BaseException:
-            self.close()
-            raise
+        for pause in range(_MOST_STARTS):
+            try:
+                self._stop_actors()
+                time.sleep(pause)
+                self._start_actors()
+                return
+            except GroupError:  # Ray may not know yet that a node is dead, and use it
+                if pause == _MOST_STARTS - 1:
+                    self.close()
+                    raise
+            except BaseException:
+                self.close()
+                raise
 
     def _stop_actors(self) -> None:
         actors, self._actors = self._actors, []
@@ -266,6 +278,8 @@ class RayGroup(AnyGroup):
         if self._is_own:
             self._is_own = False
             self._ray.shutdown()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _cause(error: Exception) -> str:

@@ -369,7 +369,7 @@ _News: TypeAlias = tuple[str, Any]
     places, the places of all     from the first member, when all have connected to it
     here, None                    from a member that is connected to all others
     start, None                   from the first member, when all are here
-    late, None                    from a member that has waited for `start` in vain
+    late, ranks                   from a member that has waited for these, or for `start`, in vain
     refused, a text               from the first member, for the error of who waits in vain
     failed, (is late, a text)     from a member that gives up, and then from the first one to all
 """
@@ -441,13 +441,13 @@ class _Meeting:
         remaining = self._until - self._system.monotonic()
         if remaining <= 0:
             missing = self._expected | self._lower if self._places or self.rank == 0 else set()
-            if missing or self.rank == 0:
+            if self.rank == 0:
                 raise self._late(missing or set(range(1, self.size)) - self._here)
             if not self._is_late:  # the first member knows whom all wait for
                 self._is_late = True
-                _tell(self.links[0], ("late", None))
+                _tell(self.links[0], ("late", tuple(missing)))
             if remaining <= -GRACE:
-                raise self._late({0})
+                raise self._late({0, *missing})
         self._strangers.sweep()
         if self._system.has_come(listener, min(max(remaining, 0.01), _AGAIN)):
             self._accept(listener)
@@ -476,8 +476,8 @@ class _Meeting:
                 elif what == "refused":
                     self._refusals += content
                 elif what == "late":
-                    missing = self._expected or set(range(1, self.size)) - self._here - {rank}
-                    raise self._late(missing or {rank})
+                    missing = self._expected or set(content)
+                    raise self._late(missing or set(range(1, self.size)) - self._here)
                 elif what == "failed":
                     is_late, text = content
                     raise (GroupTimeout if is_late else GroupError)(text)

@@ -313,5 +313,7 @@ class Members:
             "different things" in text or "no member" in text
         ):
             return True
+        if self.fault == "killed" and "has not found member 0" in text:  # who has ended since
+            return True
         is_own = self.fault == "raises" and text.startswith("ZeroDivisionError")
         return is_own or f"member {self.victim} (vm{self.victim})" in text
