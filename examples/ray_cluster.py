@@ -1,4 +1,4 @@
-"""Training on a Ray cluster that loses a host: the actors start again, and resume from a checkpoint.
+"""Training on a Ray cluster that loses a host: its actors resume from a checkpoint.
 
 The cluster is on this computer (`ray.cluster_utils`): four actors on two nodes, and a spare one. In
 the middle of the training one of the two is killed with its actors. The group starts all actors
@@ -65,21 +65,23 @@ def main(steps=20):
     nodes = {node.node_id: node for node in [cluster.add_node(num_cpus=2) for _ in range(3)]}
     ray.init(address=cluster.address)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            with ml.parallel.RayGroup(4, timeout=60, restarts=2) as group:
-                task = partial(train, folder, steps, 0.2)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ml.parallel.RayGroup(4, timeout=60, restarts=2) as group,
+        ):
+            task = partial(train, folder, steps, 0.2)
 
-                used = group.run(lambda rank, vm: ray.get_runtime_context().get_node_id())
+            used = group.run(lambda rank, vm: ray.get_runtime_context().get_node_id())
 
-                def lose_a_node():
-                    while not (Path(folder) / "checkpoint.npz").exists():
-                        time.sleep(0.1)
-                    cluster.remove_node(nodes[used[-1]], allow_graceful=False)
+            def lose_a_node():
+                while not (Path(folder) / "checkpoint.npz").exists():
+                    time.sleep(0.1)
+                cluster.remove_node(nodes[used[-1]], allow_graceful=False)
 
-                loss = threading.Thread(target=lose_a_node)
-                loss.start()
-                there = group.run(task)[0]
-                loss.join()
+            loss = threading.Thread(target=lose_a_node)
+            loss.start()
+            there = group.run(task)[0]
+            loss.join()
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -2,6 +2,7 @@
 
     python -m tests.simulate --seeds 5000
     python -m tests.simulate --first 34 --seeds 1 --verbose
+    python -m tests.simulate --defects
 
 Each seed is a world of its own, in virtual time and in one thread (`tests/simulation/world.py`): a
 group of 2 to 5 members, or a server with clients. It is struck by at most one fault. Every run that
@@ -16,9 +17,9 @@ import argparse
 import gc
 import sys
 import time
-from collections import Counter
 
 from mlvm.parallel.blas import one_blas_thread
+from tests.simulation.defects import DEFECTS, having
 from tests.simulation.members import Members, little_data
 from tests.simulation.serving import Serving
 from tests.simulation.world import World
@@ -39,20 +40,43 @@ def one(seed: int) -> tuple[str, list[str], str]:
     return str(scenario), wrong, world.digest()
 
 
+def prepare() -> None:
+    """Look for BLAS once: every group limits its threads."""
+    one_blas_thread.prepare()
+
+
+def first_wrong(defect: str, seeds: int) -> int | None:
+    """Return the first seed that finds the defect, or None."""
+    with having(defect), one_blas_thread.limited():
+        for seed in range(seeds):
+            if one(seed)[1]:
+                return seed
+    return None
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=1000, help="how many worlds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--verbose", action="store_true", help="print every seed")
+    parser.add_argument("--defects", action="store_true", help="find known defects, one by one")
     options = parser.parse_args(argv)
-    one_blas_thread.prepare()
-    began, failed, counts = time.monotonic(), 0, Counter[str]()
+    prepare()
+    if options.defects:
+        found = {name: first_wrong(name, options.seeds) for name in DEFECTS}
+        for name, seed in found.items():
+            print(f"{name}: {'not found' if seed is None else f'seed {seed}'}")
+        return int(None in found.values())
+    began, failed = time.monotonic(), 0
     gc.disable()  # so that a seed does not depend on those before it
     try:
         with one_blas_thread.limited():
             for seed in range(options.first, options.first + options.seeds):
                 what, wrong, digest = one(seed)
-                counts[what.partition(" member ")[0]] += 1
                 failed += bool(wrong)
                 if wrong or options.verbose:
                     print(f"seed {seed}: {what}; {digest}", *wrong, sep="\n    ", flush=True)

@@ -16,8 +16,8 @@ from mlvm.input.sampling import Indices
 class RayRows:
     """A `Dataset` of the rows of a `ray.data.Dataset`, which stay in Ray's object store.
 
-    A batch reads the blocks that have its rows. On their host a block of numbers is not copied; from
-    another host Ray fetches it once, and may spill it to disk.
+    A batch reads the blocks that have its rows. Ray fetches a block of another host once, and does
+    not copy the numbers of a block of this host.
     """
 
     def __init__(self, dataset: Any) -> None:
