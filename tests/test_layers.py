@@ -72,7 +72,7 @@ CEILING = {
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,
     "mlvm/step": 4_000,
-    "mlvm/parallel": 3_500,
+    "mlvm/parallel": 4_000,
     "mlvm/eager": 1_000,
     "mlvm/eager/tensor": 2_500,
     "mlvm/eager/functions": 5_000,
@@ -90,7 +90,7 @@ CEILING = {
     "mlvm": 500,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 56_000,
+    "tests": 57_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

@@ -23,6 +23,7 @@ import numpy as np
 from mlvm.core.errors import GroupError, GroupTimeout, MissingExtra
 from mlvm.core.extras import extra
 from mlvm.core.types import Array
+from mlvm.machines.versions import difference, versions
 from mlvm.parallel import pickling
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
@@ -32,6 +33,7 @@ _SPIN: Final = 200e-6  # seconds to look for messages before the first sleep
 _SHORTEST: Final = 20e-6  # seconds of sleep, which double
 _LONGEST: Final = 2e-3
 
+_MOST_VERSIONS: Final = 500  # bytes
 _LAST_WORDS: Final = 0.5  # seconds in which the other processes may print their errors, too
 
 _HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is of the program's own world
@@ -47,16 +49,18 @@ class MpiGroup(MessageGroup):
     are pickled. If a member fails, all raise its error. A process that leaves the program ends the
     others' runs with an error that names it; one that is killed is ended by mpiexec with all
     others. No member waits for another longer than `timeout` seconds at a stretch, also not for the
-    others to make the group.
+    others to make the group. All have the same versions of mlvm, its kernels and numpy, since
+    others may give other bits; `mixed=True` allows any.
 
     Raises `GroupTimeout` for members that do not make the group, `MissingExtra` without mpi4py, an
-    MPI library or threadpoolctl, `GroupError` for a library that can be called by one thread only.
+    MPI library or threadpoolctl, `GroupError` for other versions, or a
+    library that can be called by one thread only.
     """
 
-    def __init__(self, *, timeout: float | None = None) -> None:
+    def __init__(self, *, timeout: float | None = None, mixed: bool = False) -> None:
         one_blas_thread.prepare()
         checked_timeout(timeout)
-        super().__init__(MpiTransport(_loaded(), timeout), timeout)
+        super().__init__(MpiTransport(_loaded(), timeout, mixed=mixed), timeout)
 
     _encoding = pickling
 
@@ -94,11 +98,15 @@ class MpiTransport(Transport):
     """Messages by MPI: head and body go apart, the body in pieces. One thread at a time is in
     MPI."""
 
-    def __init__(self, mpi: Any, timeout: float | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float | None = None, *, mixed: bool = False) -> None:
         self._mpi = mpi
         world = mpi.COMM_WORLD
         super().__init__(world.Get_rank(), world.Get_size())
-        self._meet(world, timeout)
+        theirs = self._meet(world, timeout)
+        for rank, text in theirs.items() if not mixed else ():
+            other = difference(text, name_of(rank, f"vm{rank}"), name_of(self.rank, "this one"))
+            if other is not None:
+                raise GroupError(other)
         self._comm = world.Dup()
         self._comm.Barrier()  # all have what they share
         _unlink_segments()
@@ -106,14 +114,13 @@ class MpiTransport(Transport):
         self._sent: dict[int, list[tuple[Any, bytes | Array]]] = {rank: [] for rank in self.others}
         self._coming: deque[tuple[int, bytes, Array, list[Any]]] = deque()  # bodies on their way
 
-    def _meet(self, world: Any, timeout: float | None) -> None:
-        """Wait until all processes make the group: `Dup` and `Barrier` have no timeout. Raises
-        `GroupTimeout`."""
-        nothing = bytearray()
-        sent = [world.Isend([nothing, self._mpi.BYTE], rank, _HELLO) for rank in self.others]
-        expected = {
-            rank: world.Irecv([bytearray(), self._mpi.BYTE], rank, _HELLO) for rank in self.others
-        }
+    def _meet(self, world: Any, timeout: float | None) -> dict[int, str]:
+        """Wait until all processes make the group: `Dup` and `Barrier` have no timeout. Return
+        their versions. Raises `GroupTimeout`."""
+        mine, byte = versions().encode(), self._mpi.BYTE
+        theirs = {rank: bytearray(_MOST_VERSIONS) for rank in self.others}
+        sent = [world.Isend([mine, byte], rank, _HELLO) for rank in self.others]
+        expected = {rank: world.Irecv([at, byte], rank, _HELLO) for rank, at in theirs.items()}
         began, sleep = self.system.monotonic(), _SHORTEST
         while expected or sent:
             sent = [each for each in sent if not each.Test()]
@@ -125,6 +132,7 @@ class MpiTransport(Transport):
                 raise GroupTimeout(f"{me} has waited {timeout:g} s for {names} to make the group")
             self.system.sleep(sleep)
             sleep = min(2 * sleep, _LONGEST)
+        return {rank: text.rstrip(b"\0").decode() for rank, text in theirs.items()}
 
     def send(self, rank: int, head: bytes, body: Array) -> None:
         mpi, sent = self._mpi, self._sent[rank]

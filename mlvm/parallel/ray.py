@@ -62,6 +62,8 @@ class RayGroup(AnyGroup):
     their calls raise the error, and `keep` makes new ones. MLVM_RESTARTS is the number of earlier
     starts in the environment of an actor.
 
+    All actors have the same versions of mlvm, its kernels and numpy, unless `mixed=True`.
+
     Raises `MissingExtra` without ray; `GroupError` if the size is invalid, or the cluster has not
     the resources; `GroupTimeout` if they are in use, or the actors do not start.
 
@@ -79,6 +81,7 @@ class RayGroup(AnyGroup):
         start: float = 300.0,
         strategy: str = "PACK",
         restarts: int = 0,
+        mixed: bool = False,
         **options: Any,
     ) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -90,6 +93,7 @@ class RayGroup(AnyGroup):
         self.timeout = checked_timeout(timeout)
         self._start = checked_timeout(start) or start
         self._restarts = restarts
+        self._mixed = mixed
         self._attempt = 0
         self._actors: list[Any] = []
         self._place: Any = None
@@ -164,7 +168,7 @@ class RayGroup(AnyGroup):
             self._actors.append(actor.options(**bundle).remote())
         [address] = self._started([self._actors[0].address.remote()], until)
         secret = secrets.token_urlsafe(32)
-        rest = self.size, address, secret, self.timeout, self._start, self._attempt
+        rest = self.size, address, secret, self.timeout, self._start, self._attempt, self._mixed
         joined = [each.join.remote(rank, *rest) for rank, each in enumerate(self._actors)]
         self._started(joined, until)
 
@@ -310,9 +314,12 @@ class _Actor:
         timeout: float | None,
         start: float,
         attempt: int,
+        mixed: bool,
     ) -> None:
         os.environ["MLVM_RESTARTS"] = str(attempt)
-        self._group = TcpGroup(rank, size, address, secret=secret, timeout=timeout, start=start)
+        self._group = TcpGroup(
+            rank, size, address, secret=secret, timeout=timeout, start=start, mixed=mixed
+        )
 
     def do(self, task: Task[Any]) -> tuple[Outcome, bool]:
         """Run a task; return its outcome, and whether the group has ended."""

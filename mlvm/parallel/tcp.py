@@ -57,6 +57,7 @@ from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, gre
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
 from mlvm.machines.remote.system import SYSTEM, System
+from mlvm.machines.versions import difference, versions
 from mlvm.parallel import plain
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
@@ -93,11 +94,12 @@ class TcpGroup(MessageGroup):
     are plain data: numbers, texts, arrays, and lists, tuples and dicts of them. If a member fails,
     all raise its error. A process that ends or is killed ends the others' runs with an error that
     names it. No member waits for another longer than `timeout` seconds at a stretch, and none
-    longer than `start` seconds for all to be there.
+    longer than `start` seconds for all to be there. All have the same versions of mlvm, its kernels
+    and numpy, since others may give other bits; `mixed=True` allows any.
 
     Raises `GroupError` for an impossible rank or size, and for members that do not come,
-    `AccessRefused` without a secret or with another one, `AddressError`, `MissingExtra` without
-    threadpoolctl.
+    `AccessRefused` without a secret or with another one, or for other versions, `AddressError`,
+    `MissingExtra` without threadpoolctl.
 
     >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:0", secret="between you and me") as group:
     ...     group.run(lambda rank, vm: ml.parallel.size())
@@ -119,6 +121,7 @@ class TcpGroup(MessageGroup):
         secret_file: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         start: float = 300.0,
+        mixed: bool = False,
         system: System = SYSTEM,
     ) -> None:
         if not all(isinstance(each, int) for each in (rank, size)) or not 0 <= rank < size:
@@ -132,7 +135,7 @@ class TcpGroup(MessageGroup):
         if size > 1:
             key = _secret(secret, secret_file)
             until = system.monotonic() + start
-            links = _Meeting(rank, size, place, key, until, system).join()
+            links = _Meeting(rank, size, place, key, until, system, mixed).join()
         super().__init__(TcpTransport(rank, size, links, system), timeout)
 
     _encoding = plain
@@ -395,7 +398,14 @@ class _Meeting:
     """
 
     def __init__(
-        self, rank: int, size: int, address: TcpAddress, secret: bytes, until: float, system: System
+        self,
+        rank: int,
+        size: int,
+        address: TcpAddress,
+        secret: bytes,
+        until: float,
+        system: System,
+        mixed: bool,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -404,6 +414,7 @@ class _Meeting:
         self._secret = secret
         self._until = until
         self._system = system
+        self._mixed = mixed
         self._expected = set(range(rank + 1, size))  # who connect to this one
         self._lower = set(range(rank))  # to whom this one connects
         self._places: list[_Place] = []
@@ -586,11 +597,13 @@ class _Meeting:
         why, system = "", self._system
         while self._failure is None and (remaining := self._until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
-            hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
+            name = f"{self.rank} {here} {nonce.hex()} {versions()}"
+            hello = Hello("group", str(self.size), name, True)
             try:
                 with closing_on_error(system.connect(address, patience)) as sock:
                     deadline = system.monotonic() + patience
                     about = greet(sock, self._secret, hello, deadline, system)
+                    self._require_same(rank, about.get("versions"))
                     return _link(sock, self._secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
                 if isinstance(error, AccessRefused) and str(error) != BUSY:
@@ -617,15 +630,16 @@ class _Meeting:
             offers: list[tuple[int, int, bytes]] = []
 
             def decide(hello: Hello) -> Mapping[str, object]:
-                rank, port, theirs = hello.name.split()
+                rank, port, theirs, their_versions = hello.name.split(" ", 3)
                 if hello.vm != str(self.size):
                     raise AccessRefused(f"this group has {self.size} members, not {hello.vm}")
+                self._require_same(int(rank), their_versions)
                 with self._lock:
                     if int(rank) not in self._expected or int(rank) in self._arrived:
                         raise AccessRefused(f"{self._name(int(rank))} is here already")
                     self._arrived.add(int(rank))
                 offers.append((int(rank), int(port), bytes.fromhex(theirs)))
-                return {"nonce": nonce.hex()}
+                return {"nonce": nonce.hex(), "versions": versions()}
 
             system = self._system
             until = min(self._until, system.monotonic() + _SHAKE)
@@ -645,6 +659,12 @@ class _Meeting:
             finally:
                 self._strangers.leave(sock)
             self._put(((rank, host, port), link))
+
+    def _require_same(self, rank: int, theirs: object) -> None:
+        """Raise `AccessRefused` if a member has other versions, unless members may differ."""
+        text = difference(theirs, self._name(rank), self._name(self.rank))
+        if text is not None and not self._mixed:
+            raise AccessRefused(text)
 
     def _note_refusals(self) -> None:
         """Note who was refused; the first member tells all others."""

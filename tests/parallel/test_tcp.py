@@ -26,6 +26,7 @@ from mlvm.core.errors import AccessRefused, EncodingError, GroupError, GroupTime
 from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.remote.handshake import Hello
 from mlvm.parallel import messages, tcp
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
@@ -184,6 +185,23 @@ def test_every_member_says_who_was_refused(secret: str, size: int, text: str, fi
         r"member 0 \(vm0\) waits for member 1 \(vm1\).*, who did not join; 127.0.0.1 was refused: "
     )
     assert re.match(late + text, str(errors[0]))
+
+
+def test_other_versions_are_refused_unless_members_may_differ(monkeypatch: Patch) -> None:
+    def other(wants: str, vm: str, name: str, has_secret: bool) -> Hello:
+        return Hello(wants, vm, f"{name}0", has_secret)
+
+    monkeypatch.setattr(tcp, "Hello", other)  # of who joins
+    address = free_address()
+    first = partial(TcpGroup, 0, 2, address, secret=SECRET, start=1)
+    second = partial(TcpGroup, 1, 2, address, secret=SECRET)
+    errors = both(first, second)
+    text = "results may differ: member 1 (vm1) has mlvm"
+    assert text in str(errors[0])
+    assert isinstance(errors[1], AccessRefused)
+    assert text in str(errors[1])
+    assert "and member 0 (vm0) has mlvm" in str(errors[1])
+    assert both(partial(first, mixed=True), partial(second, mixed=True)) == [None, None]
 
 
 def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:

@@ -32,6 +32,7 @@ from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.remote.tls import client_context
 from mlvm.machines.remote.users import own_secret
+from mlvm.machines.versions import difference
 
 _MOST_STATUS: Final = 1 << 22
 _PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
@@ -53,6 +54,7 @@ def connect(
     timeout: float = 10.0,
     call_timeout: float | None = None,
     retry: float | None = None,
+    mixed: bool = False,
     system: System = SYSTEM,
 ) -> RemoteVM:
     """Connect to a server that `python -m mlvm serve` has started, and return a VM on it. It is a
@@ -70,7 +72,8 @@ def connect(
     in seconds. A call that waits longer than `call_timeout` seconds ends its launch and raises
     `CallTimeout`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`, a
     lost connection is replaced within that many seconds: the VM survives, and each call is
-    performed once.
+    performed once. The server has the same versions of mlvm, its kernels and numpy, since others
+    may give other bits; `mixed=True` allows any.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
     answers. Later calls raise `ConnectionLost` if the server has gone.
@@ -103,6 +106,9 @@ def connect(
         return sock
 
     with addresses.closing_on_error(connection) as sock:
+        other = None if mixed else difference(about.get("versions"), "the server", "this client")
+        if other is not None:
+            raise AccessRefused(other)
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))

@@ -45,6 +45,7 @@ from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.remote.tls import server_context
 from mlvm.machines.remote.users import Accounts, niceness, users_of
 from mlvm.machines.remote.watchdog import Watchdog
+from mlvm.machines.versions import versions
 from mlvm.machines.wire import encode_error
 
 _MOST_OBSERVERS: Final = 64
@@ -159,7 +160,8 @@ class Server(Closing):
             return
         sample = self.make_vm("sample")  # invalid options raise now
         of_vm = {"native": sample.native, "threads": sample.threads}
-        self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
+        facts = {"format": VERSION, "pid": os.getpid(), "versions": versions()}
+        self._about = {**facts, **of_vm, **(about or {})}
         sample.close()
         if processes:
             if prepare is not _unprepared:
