@@ -67,10 +67,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     prepare()
     if options.defects:
-        found = {name: first_wrong(name, options.seeds) for name in DEFECTS}
-        for name, seed in found.items():
-            print(f"{name}: {'not found' if seed is None else f'seed {seed}'}")
-        return int(None in found.values())
+        found = []
+        for name in DEFECTS:
+            found.append(first_wrong(name, options.seeds))
+            text = "not found" if found[-1] is None else f"found by seed {found[-1]}"
+            print(f"{name}: {text}", flush=True)
+        return int(None in found)
     began, failed = time.monotonic(), 0
     gc.disable()  # so that a seed does not depend on those before it
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import json
@@ -62,6 +63,8 @@ _MOST_OBJECTS: Final = 1 << 26
 
 _LOOK: Final = 0.1  # seconds between two sweeps of refused connections
 
+_NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
+_FILES: Final = "the server has too many open files: try again later"
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -170,6 +173,7 @@ class Server(Closing):
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # to refuse a client when none is left
         try:
             self._socket = opened or system.listen(requested, public=public)
             self.address: addresses.Address = addresses.address_of(self._socket, requested)
@@ -180,6 +184,7 @@ class Server(Closing):
             tls = self._context is not None
             self._log.event("listening", address=self.address, tls=tls, **self._about)
         except BaseException:
+            os.close(self._spare)
             if self._processes is not None:
                 self._processes.close()
             raise
@@ -276,6 +281,7 @@ class Server(Closing):
         try:
             self._accept_all()
         finally:
+            os.close(self._spare)
             self._strangers.sweep(last=True)
 
     def _accept_all(self) -> None:
@@ -290,6 +296,8 @@ class Server(Closing):
                 if self._draining:
                     return
                 self._log.event("error", what="accept", error=error.strerror)
+                if error.errno in _NO_FILES:
+                    self._refuse_for_files()
                 self._system.sleep(0.1 if error.errno in _FULL else 0.01)
                 continue
             with self._lock:
@@ -304,6 +312,21 @@ class Server(Closing):
                 self._log.event("error", what="thread", error=error)
                 self._strangers.leave(sock)
                 sock.close()
+
+    def _refuse_for_files(self) -> None:
+        """Refuse the next client with the reason, by the descriptor that is kept for it."""
+        os.close(self._spare)
+        try:
+            self._socket.settimeout(0)
+            with contextlib.suppress(OSError):
+                sock, _ = self._socket.accept()
+                peer = addresses.peer_of(sock)
+                with contextlib.suppress(OSError):
+                    sock.send(handshake.refusal(_FILES), getattr(socket, "MSG_DONTWAIT", 0))
+                _part(sock, self._system)
+                self._strangers.note(peer, _FILES)
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _meet(self, sock: socket.socket) -> None:
         """Serve one connection, from its first byte to its end."""
@@ -345,6 +368,9 @@ class Server(Closing):
                 self._observers.discard(sock)
             if client is None or not client.resumes:  # else it is another's now
                 _part(sock if client is None else client.socket, system)
+            if client is not None and client.own and client.vm is not None:
+                client.session = client.vm = None
+                _trim()
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """Wrap the connection in TLS if the server has a certificate. Raises `AccessRefused` if
@@ -908,6 +934,13 @@ def _part(sock: socket.socket, system: System) -> None:
         while system.monotonic() < deadline and sock.recv(1 << 16):
             pass
     sock.close()
+
+
+def _trim() -> None:
+    """Return the memory of a client that has left to the operating system: glibc keeps it in the
+    arena of the thread that allocated it."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _nbytes(vm: LocalVM) -> int:
