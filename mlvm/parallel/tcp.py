@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -53,7 +53,7 @@ from mlvm.machines.remote.address import (
     tune,
 )
 from mlvm.machines.remote.admission import Admission
-from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
+from mlvm.machines.remote.handshake import BUSY, MOST_NAME, Hello, admit, check_secret, greet
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
 from mlvm.machines.remote.system import SYSTEM, System
@@ -66,6 +66,9 @@ from mlvm.parallel.passing import NOTHING
 
 SECRET: Final = "MLVM_SECRET"
 """The environment variable that has a group's secret, where no other is given."""
+
+ADVERTISE: Final = "MLVM_ADVERTISE"
+PORTS: Final = "MLVM_PORTS"
 
 _FRAME: Final = struct.Struct("<IIQ")
 _MAGIC: Final = 0x4D47
@@ -97,6 +100,10 @@ class TcpGroup(MessageGroup):
     longer than `start` seconds for all to be there. All have the same versions of mlvm, its kernels
     and numpy, since others may give other bits; `mixed=True` allows any.
 
+    Each member listens, too. The others reach it at the address that the first member sees, or at
+    `advertise`, HOST or HOST:PORT, behind NAT or on another network (MLVM_ADVERTISE). It listens at
+    a free port, or at one of the range `ports`, such as "29501-29600" (MLVM_PORTS).
+
     Raises `GroupError` for an impossible rank or size, and for members that do not come,
     `AccessRefused` without a secret or with another one, or for other versions, `AddressError`,
     `MissingExtra` without threadpoolctl.
@@ -122,6 +129,8 @@ class TcpGroup(MessageGroup):
         timeout: float | None = None,
         start: float = 300.0,
         mixed: bool = False,
+        advertise: str | None = None,
+        ports: range | str | None = None,
         system: System = SYSTEM,
     ) -> None:
         if not all(isinstance(each, int) for each in (rank, size)) or not 0 <= rank < size:
@@ -135,10 +144,46 @@ class TcpGroup(MessageGroup):
         if size > 1:
             key = _secret(secret, secret_file)
             until = system.monotonic() + start
-            links = _Meeting(rank, size, place, key, until, system, mixed).join()
+            ways = _ways(advertise, ports)
+            links = _Meeting(rank, size, place, key, until, system, mixed, ways).join()
         super().__init__(TcpTransport(rank, size, links, system), timeout)
 
     _encoding = plain
+
+
+class _Ways(NamedTuple):
+    """How the others reach this member, where that is not the address that they see."""
+
+    host: str
+    port: int  # 0: the one at which this member listens
+    ports: range
+
+
+def _ways(advertise: str | None, ports: range | str | None) -> _Ways:
+    """Return what the arguments or the environment say. Raises `GroupError`."""
+    advertise = os.environ.get(ADVERTISE, "") if advertise is None else advertise
+    ports = os.environ.get(PORTS, "") if ports is None else ports
+    host, port = "", 0
+    if advertise:
+        try:
+            has_port = advertise.rpartition("]")[2].count(":") == 1
+            place = parse_address(advertise if has_port else f"{advertise}:0")
+            assert isinstance(place, TcpAddress)
+        except (AddressError, AssertionError):
+            text = f"expected HOST or HOST:PORT, got {brief(advertise)}"
+            raise GroupError(f"advertise=: {text}") from None
+        host, port = place.host, place.port
+        if len(host) > MOST_NAME // 2:
+            raise GroupError(f"advertise=: a host has at most {MOST_NAME // 2} characters")
+    chosen = ports or range(0)
+    if isinstance(chosen, str):
+        first, _, last = chosen.partition("-")
+        is_range = first.isdecimal() and last.isdecimal()
+        chosen = range(int(first), int(last) + 1) if is_range else range(0)
+    if ports != "" and not (chosen and 0 < chosen[0] <= chosen[-1] < 1 << 16):
+        text = f"expected a range of ports, such as 29501-29600, got {brief(ports)}"
+        raise GroupError(f"ports=: {text}")
+    return _Ways(host, port, chosen)
 
 
 def _secret(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
@@ -406,7 +451,9 @@ class _Meeting:
         until: float,
         system: System,
         mixed: bool,
+        ways: _Ways,
     ) -> None:
+        self._ways = ways
         self.rank = rank
         self.size = size
         self.address = address
@@ -431,9 +478,8 @@ class _Meeting:
     def join(self) -> dict[int, Link]:
         """Return the connections, by rank. Raises `GroupError` if a member does not come, or
         leaves; `AccessRefused` if a secret differs; `AddressError` if an address is invalid."""
-        port = self.address.port if self.rank == 0 else 0
-        with closing(_listener(self.address, port, self._system)) as listener:
-            here = listener.getsockname()[1]
+        with closing(self._listener()) as listener:
+            here = self._ways.port or listener.getsockname()[1]
             try:
                 if self.rank:
                     self.links[0] = self._connected(0, self.address, here)
@@ -446,6 +492,19 @@ class _Meeting:
             finally:
                 self._strangers.sweep(last=True)
         return self.links
+
+    def _listener(self) -> socket.socket:
+        """Listen at the first member's port, or at the first free one of the range."""
+        if self.rank == 0:
+            return _listener(self.address, self.address.port, self._system)
+        error: AddressError | None = None
+        for port in self._ways.ports or (0,):
+            try:
+                return _listener(self.address, port, self._system)
+            except AddressError as refused:
+                error = refused
+        assert error is not None  # there is a port to try
+        raise error
 
     def _step(self, listener: socket.socket, here: int) -> bool:
         """See to what has come. Return whether all members are connected to each other."""
@@ -598,7 +657,7 @@ class _Meeting:
         while self._failure is None and (remaining := self._until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             name = f"{self.rank} {here} {nonce.hex()} {versions()}"
-            hello = Hello("group", str(self.size), name, True)
+            hello = Hello("group", f"{self.size} {self._ways.host}".strip(), name, True)
             try:
                 with closing_on_error(system.connect(address, patience)) as sock:
                     deadline = system.monotonic() + patience
@@ -627,18 +686,19 @@ class _Meeting:
         """Handle a connection on its thread."""
         with suppress(MlvmError, OSError, ValueError), closing_on_error(sock):
             nonce = secrets.token_bytes(32)
-            offers: list[tuple[int, int, bytes]] = []
+            offers: list[tuple[int, str, int, bytes]] = []
 
             def decide(hello: Hello) -> Mapping[str, object]:
                 rank, port, theirs, their_versions = hello.name.split(" ", 3)
-                if hello.vm != str(self.size):
-                    raise AccessRefused(f"this group has {self.size} members, not {hello.vm}")
+                size, _, advertised = hello.vm.partition(" ")
+                if size != str(self.size):
+                    raise AccessRefused(f"this group has {self.size} members, not {size}")
                 self._require_same(int(rank), their_versions)
                 with self._lock:
                     if int(rank) not in self._expected or int(rank) in self._arrived:
                         raise AccessRefused(f"{self._name(int(rank))} is here already")
                     self._arrived.add(int(rank))
-                offers.append((int(rank), int(port), bytes.fromhex(theirs)))
+                offers.append((int(rank), advertised, int(port), bytes.fromhex(theirs)))
                 return {"nonce": nonce.hex(), "versions": versions()}
 
             system = self._system
@@ -647,8 +707,8 @@ class _Meeting:
                 host = str(sock.getpeername()[0]).removeprefix("::ffff:")
                 secrets_of = {"": self._secret}
                 admit(sock, secrets_of, trusted=False, decide=decide, deadline=until, system=system)
-                [(rank, port, theirs)] = offers
-                host = "" if ipaddress.ip_address(host).is_loopback else host
+                [(rank, advertised, port, theirs)] = offers
+                seen = "" if ipaddress.ip_address(host).is_loopback else host
                 link = _link(sock, self._secret, theirs, nonce, False)
             except BaseException as error:
                 with self._lock:
@@ -658,7 +718,7 @@ class _Meeting:
                 raise
             finally:
                 self._strangers.leave(sock)
-            self._put(((rank, host, port), link))
+            self._put(((rank, advertised or seen, port), link))
 
     def _require_same(self, rank: int, theirs: object) -> None:
         """Raise `AccessRefused` if a member has other versions, unless members may differ."""

@@ -204,6 +204,24 @@ def test_other_versions_are_refused_unless_members_may_differ(monkeypatch: Patch
     assert both(partial(first, mixed=True), partial(second, mixed=True)) == [None, None]
 
 
+def test_members_are_reached_where_they_say_and_listen_where_they_may(monkeypatch: Patch) -> None:
+    found: list[tuple[int, str]] = []
+    original = tcp._Meeting._connected
+
+    def connected(self: Any, rank: int, address: Any, here: int) -> Link:
+        found.append((rank, address.host))
+        return original(self, rank, address, here)
+
+    monkeypatch.setattr(tcp._Meeting, "_connected", connected)
+    port = int(free_address().rpartition(":")[2])
+    address = free_address()
+    one, *others = (partial(TcpGroup, rank, 3, address, secret=SECRET) for rank in range(3))
+    ports = f"{port}-{port}"
+    second, third = partial(others[0], advertise="localhost", ports=ports), others[1]
+    assert both(one, second, third) == [None] * 3
+    assert (1, "localhost") in found
+
+
 def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:
     address = free_address()
     host, _, port = address.partition(":")
