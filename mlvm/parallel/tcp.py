@@ -142,7 +142,7 @@ class TcpGroup(MessageGroup):
         one_blas_thread.prepare()
         links: Mapping[int, Link] = {}
         if size > 1:
-            key = _secret(secret, secret_file)
+            key = secret_of(secret, secret_file)
             until = system.monotonic() + start
             ways = _ways(advertise, ports)
             links = _Meeting(rank, size, place, key, until, system, mixed, ways).join()
@@ -186,7 +186,7 @@ def _ways(advertise: str | None, ports: range | str | None) -> _Ways:
     return _Ways(host, port, chosen)
 
 
-def _secret(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
+def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
     from_environment = os.environ.get(SECRET)
     if secret is None and secret_file is None and from_environment:
         return check_secret(from_environment)
@@ -408,6 +408,15 @@ class TcpTransport(Transport):
 
 # --- how members find each other -------------------------------------------------------
 
+
+def meet(rank: int, size: int, address: TcpAddress, secret: bytes, until: float) -> dict[int, Link]:
+    """Connect processes that are no group; return the connections by rank. Raises what `TcpGroup`
+    raises."""
+    return _Meeting(
+        rank, size, address, secret, until, SYSTEM, False, _Ways("", 0, range(0))
+    ).join()
+
+
 _Place: TypeAlias = tuple[int, str, int]
 """The rank of a member, and where it listens; an empty host is the first member's."""
 
@@ -515,7 +524,7 @@ class _Meeting:
                 raise self._late(missing or set(range(1, self.size)) - self._here)
             if not self._is_late:  # the first member knows whom all wait for
                 self._is_late = True
-                _tell(self.links[0], ("late", tuple(missing)))
+                tell(self.links[0], ("late", tuple(missing)))
             if remaining <= -GRACE:
                 raise self._late({0, *missing})
         self._strangers.sweep()
@@ -532,7 +541,7 @@ class _Meeting:
             if self.rank == 0:
                 self._places.append((rank, host, port))
                 if self._refusals:
-                    _tell(link, ("refused", self._refusals))
+                    tell(link, ("refused", self._refusals))
                 if not self._expected:
                     self._tell_all(("places", tuple(self._places)))
         self._note_refusals()
@@ -558,7 +567,7 @@ class _Meeting:
         if self.rank:
             if not self._here:
                 self._here.add(self.rank)
-                _tell(self.links[0], ("here", None))
+                tell(self.links[0], ("here", None))
         elif len(self._here) == self.size - 1:
             self._tell_all(("start", None))
             return True
@@ -593,7 +602,7 @@ class _Meeting:
 
     def _tell_all(self, what: _News) -> None:
         for link in self.links.values():
-            _tell(link, what)
+            tell(link, what)
 
     def _leave(self, error: BaseException) -> None:
         """Close the connections; tell the first member why, or all others from there, and give
@@ -608,7 +617,7 @@ class _Meeting:
                 self.links[made[0][0]] = made[1]
         waits = {rank: link for rank, link in self.links.items() if self.rank == 0 or rank == 0}
         for link in waits.values():
-            _tell(link, self._failure)
+            tell(link, self._failure)
         until = self._system.monotonic() + GRACE
         while waits and isinstance(error, MlvmError) and self._system.monotonic() < until:
             for rank, link in list(waits.items()):
@@ -630,7 +639,7 @@ class _Meeting:
             if failure is None:
                 self._made.put(made)
         if failure is not None and not isinstance(made, MlvmError):
-            _tell(made[1], failure)
+            tell(made[1], failure)
             made[1].socket.close()
 
     # --- who connects to whom ---
@@ -749,8 +758,8 @@ def _link(
     return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
 
 
-def _tell(link: Link, what: _News) -> None:
-    """Tell a member something, before all have joined."""
+def tell(link: Link, what: _News) -> None:
+    """Send a value to a process that is in no run of a group."""
     writer = Writer()
     writer.value(what)
     with suppress(ConnectionLost):  # which the first member notices

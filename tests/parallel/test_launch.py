@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mlvm.core.errors import GroupError, MissingExtra
 from tests.brief import Patch, cases, line_of, refuses, run_python, start_python
 from tests.cases.claim_tests import claims
 from tests.parallel import places
+from tests.parallel.joined import SECRET, free_address
 
 SCRIPT = """
 import os, sys
@@ -47,6 +49,29 @@ def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
         "launch: member 1 was killed by SIGKILL; all members are started again, 1 of 2 times",
         "launch: member 1 has ended with status 7; all members are started again, 2 of 2 times",
     ]
+
+
+def test_members_of_all_hosts_are_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = ["launch", "--members", "1", "--nodes", "2", "--restarts", "2", "--address"]
+    command += [free_address(), "--node"]
+    secret = {"MLVM_SECRET": SECRET}
+    with ExitStack() as stack:
+        hosts = [
+            stack.enter_context(
+                start_python("-m", "mlvm", *command, str(node), "--", script, "2", env=secret)
+            )
+            for node in range(2)
+        ]
+        (first, told), (second, _) = [host.communicate(timeout=100) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0]
+    assert sorted(first.splitlines()) == [f"0 2 {attempt} True" for attempt in range(3)]
+    assert sorted(second.splitlines()) == [f"1 2 {attempt} True" for attempt in range(3)]
+    assert told.splitlines()[0] == (
+        "launch: node 1: member 1 was killed by SIGKILL; all members are started again, "
+        "1 of 2 times"
+    )
 
 
 @cases("number", signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -61,7 +61,7 @@ DEFECTS: Final[dict[str, tuple[Any, str, str, str]]] = {
     "does not tell who failed": (
         _Meeting,
         "_leave",
-        "_tell(link, self._failure)",
+        "tell(link, self._failure)",
         "pass",
     ),
     "bits": (
