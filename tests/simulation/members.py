@@ -36,8 +36,10 @@ _SECRET: Final = "between the members alone"
 FAULTS: Final = (
     "none", "none", "raises", "differs", "ends", "killed", "killed", "killed", "stopped",
     "stopped", "paused", "cut", "healed", "secret", "full",
+    "late", "late",
 )  # fmt: skip
 
+_BY_TCP: Final = ("killed", "cut", "healed", "secret", "full", "late")
 _SMALL: Final = {
     "mlvm.parallel.communicator.SMALL": 1 << 9,
     "mlvm.parallel.communicator.BLOCK_NBYTES": 1 << 9,
@@ -108,13 +110,16 @@ class Members:
         self.size = draw.randint(2, 5)
         self.victim = draw.randrange(self.size)
         self.fault = draw.choice(FAULTS)
-        if self.kind != "tcp" and self.fault in ("killed", "cut", "healed", "secret", "full"):
+        if self.kind != "tcp" and self.fault in _BY_TCP:
             self.fault = "stopped"
         if self.fault == "full":
             world.buffer, world.bandwidth, world.latency = 500, 1e5, 1e-5
         self.runs = [steps_of(world, self.size) for _ in range(draw.randint(1, 3))]
         self.fault_at = draw.randrange(len(self.runs)), draw.randrange(4)
         self.pause = draw.choice((0.0, 0.0, 0.01, 1.0))
+        self.result = draw.choice((0, 0, 0, 20_000))  # more bytes
+        if self.fault == "late":
+            self.result, world.buffer, world.latency = 20_000, 1_500, 1e-3
         self.completed = [0] * self.size  # runs, each with the right bits
         self.errors: list[BaseException | None] = [None] * self.size
         self.ended = [False] * self.size
@@ -190,20 +195,25 @@ class Members:
                         name, attributes, xs = "all_gather", {}, [np.zeros(7)] * self.size
                     if self.fault == "ends":
                         return got
-                x = xs[rank]
-                if name == "reduce_scatter":
-                    operands = [np.empty(x.size // self.size, x.dtype), x][1:]
-                else:
-                    operands = [] if name == "barrier" else [x]
+                operands = [] if name == "barrier" else [xs[rank]]
                 results = call(vm, name, *operands, **attributes)
                 got.append(b"".join([each.tobytes() for each in results]))
-            return got
+            if self.fault == "late":  # it stops soon after it has ended, or just before
+                world, last = self.world, run == len(self.runs) - 1
+                if rank == self.victim and last:
+                    world.at(world.now + world.random.uniform(0, 0.02), self._stop)
+                elif rank != self.victim:
+                    system[rank].sleep(0.01)
+            return [*got, bytes(self.result)]
 
         return task
 
+    def _stop(self) -> None:
+        self.struck.stopped_until = float("inf")
+
     def _check(self, run: int, rank: int, results: list[list[bytes]]) -> None:
         for other, got in enumerate(results):
-            wanted = [expected(step, other) for step in self.runs[run]]
+            wanted = [*(expected(step, other) for step in self.runs[run]), bytes(self.result)]
             if got != wanted:
                 raise AssertionError(f"member {rank} has wrong bits of member {other}, run {run}")
 
@@ -251,7 +261,8 @@ class Members:
             got = seat.do(self._task(0), place)
         finally:
             seat.close()
-        if got != [expected(step, rank) for step in self.runs[0]][: len(got)]:
+        wanted = [*(expected(step, rank) for step in self.runs[0]), bytes(self.result)]
+        if got != wanted[: len(got)]:
             raise AssertionError(f"member {rank} has wrong bits")
         self.completed[rank] += 1
 
@@ -270,7 +281,7 @@ class Members:
     def wrong(self) -> Iterator[str]:
         """Yield what should not be."""
         for rank, process in enumerate(self.processes):
-            if rank == self.victim and (process.is_dead or self.fault == "stopped"):
+            if rank == self.victim and (process.is_dead or self.fault in ("stopped", "late")):
                 continue
             for thread in process.threads:
                 if thread.error is not None:
@@ -284,7 +295,7 @@ class Members:
                 yield f"member {rank} leaves a thread"
             yield from self._wrong_of(rank, self.errors[rank])
         for vm in self.vms if not self.struck.is_dead else ():
-            if vm.consumed_size_in_mib() and self.fault != "stopped":
+            if vm.consumed_size_in_mib() and self.fault not in ("stopped", "late"):
                 yield f"{vm.name} has memory"
 
     def _wrong_of(self, rank: int, error: BaseException | None) -> Iterator[str]:
@@ -301,7 +312,9 @@ class Members:
         elif rank != self.victim and not self._is_named(text):
             yield f"member {rank} blames another one: {text}"
         elif (
-            self.fault == "stopped" and rank != self.victim and not isinstance(error, GroupTimeout)
+            self.fault in ("stopped", "late")
+            and rank != self.victim
+            and not isinstance(error, GroupTimeout)
         ):
             yield f"member {rank} has no timeout: {text}"
 
