@@ -64,7 +64,7 @@ def launch(
         if nodes > 1:
             raise GroupError(f"hosts share a secret: set {SECRET} or {VARIABLE} on each")
         variables[SECRET] = secrets.token_urlsafe(32)
-    others = _Nodes(node, nodes, parse_address(address or ":0")) if nodes > 1 else None
+    others = _Launchers(node, nodes, parse_address(address or ":0")) if nodes > 1 else None
     try:
         return _launch_all(members, command, restarts, (nodes, node), address, variables, others)
     finally:
@@ -79,7 +79,7 @@ def _launch_all(
     where: tuple[int, int],
     address: str | None,
     variables: dict[str, str],
-    others: _Nodes | None,
+    others: _Launchers | None,
 ) -> int:
     """Run the members, and again if some fail. Return the exit status."""
     (nodes, node), attempt = where, 0
@@ -108,7 +108,7 @@ def _free_place() -> TcpAddress:
         return TcpAddress("127.0.0.1", server.getsockname()[1])
 
 
-class _Nodes:
+class _Launchers:
     """Connections to the same command on the other hosts: what fails on one restarts all."""
 
     def __init__(self, node: int, nodes: int, address: Address) -> None:
@@ -189,7 +189,7 @@ def _run(
     first: int,
     command: Sequence[str],
     variables: Mapping[str, str],
-    others: _Nodes | None = None,
+    others: _Launchers | None = None,
 ) -> tuple[int, str]:
     """Run the members until all have ended, or one has failed: its exit status, and what was."""
     processes: dict[int, subprocess.Popen[bytes]] = {}
