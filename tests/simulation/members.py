@@ -22,7 +22,7 @@ from mlvm.parallel.group import Seat, name_of
 from mlvm.parallel.rendezvous import Rendezvous
 from mlvm.parallel.tcp import TcpGroup
 from tests.parallel.members import call
-from tests.parallel.places import reduced
+from tests.parallel.places import digest, reduced
 from tests.simulation.world import Bells, Process, World
 
 START: Final = 20.0
@@ -85,16 +85,17 @@ def steps_of(world: World, size: int) -> list[Step]:
     return steps
 
 
-def expected(step: Step, rank: int) -> bytes:
+def expected(step: Step, rank: int) -> str:
+    """Return the digest of a member's results, by numpy alone."""
     name, attributes, xs = step
     if name == "barrier":
-        return b""
+        return digest([])
     if name == "broadcast":
-        return xs[attributes["root"]].tobytes()
+        return digest([xs[attributes["root"]]])
     if name == "all_gather":
-        return np.concatenate(xs).tobytes()
+        return digest([np.concatenate(xs)])
     total = reduced(xs, attributes["op"])
-    return (total if name == "all_reduce" else np.split(total, len(xs))[rank]).tobytes()
+    return digest([total if name == "all_reduce" else np.split(total, len(xs))[rank]])
 
 
 class Members:
@@ -183,8 +184,8 @@ class Members:
     def _task(self, run: int) -> Callable[[int, VM], Any]:
         steps, system = self.runs[run], [each.system for each in self.processes]
 
-        def task(rank: int, vm: VM) -> list[bytes]:
-            got = []
+        def task(rank: int, vm: VM) -> list[Any]:
+            got: list[Any] = []
             for number, step in enumerate(steps):
                 system[rank].sleep(system[rank].uniform(0, self.pause))
                 name, attributes, xs = step
@@ -197,23 +198,27 @@ class Members:
                         return got
                 operands = [] if name == "barrier" else [xs[rank]]
                 results = call(vm, name, *operands, **attributes)
-                got.append(b"".join([each.tobytes() for each in results]))
+                got.append(digest(results))
             if self.fault == "late":  # it stops soon after it has ended, or just before
                 world, last = self.world, run == len(self.runs) - 1
                 if rank == self.victim and last:
                     world.at(world.now + world.random.uniform(0, 0.02), self._stop)
                 elif rank != self.victim:
                     system[rank].sleep(0.01)
-            return [*got, bytes(self.result)]
+            return [*got, self._padding(rank)]
 
         return task
+
+    def _padding(self, rank: int) -> bytes:
+        """Return what a result has in addition, for it to take long to send."""
+        return bytes(0 if self.fault == "late" and rank == self.victim else self.result)
 
     def _stop(self) -> None:
         self.struck.stopped_until = float("inf")
 
-    def _check(self, run: int, rank: int, results: list[list[bytes]]) -> None:
+    def _check(self, run: int, rank: int, results: list[list[Any]]) -> None:
         for other, got in enumerate(results):
-            wanted = [*(expected(step, other) for step in self.runs[run]), bytes(self.result)]
+            wanted = [*(expected(step, other) for step in self.runs[run]), self._padding(other)]
             if got != wanted:
                 raise AssertionError(f"member {rank} has wrong bits of member {other}, run {run}")
 
@@ -261,7 +266,7 @@ class Members:
             got = seat.do(self._task(0), place)
         finally:
             seat.close()
-        wanted = [*(expected(step, rank) for step in self.runs[0]), bytes(self.result)]
+        wanted = [*(expected(step, rank) for step in self.runs[0]), self._padding(rank)]
         if got != wanted[: len(got)]:
             raise AssertionError(f"member {rank} has wrong bits")
         self.completed[rank] += 1
