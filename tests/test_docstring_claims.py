@@ -60,6 +60,8 @@ UNSEEN = {
     ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
     ("VM", "MissingExtra"): "where the native machine was built",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
+    ("parallel.MpiGroup", "GroupTimeout"): "it takes a second process",
+    ("parallel.RayGroup", "GroupTimeout"): "it takes Ray",
     **{(f"parallel.{group}", "MissingExtra"): "where it is installed" for group in GROUPS.split()},
     ("linalg.eigh", "LinAlgError"): "no matrix is known for which LAPACK does not converge",
 }
@@ -429,7 +431,10 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 # --- methods ---------------------------------------------------------------------------
 
 
-UNSEEN_OF_METHODS = {("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input"}
+UNSEEN_OF_METHODS = {
+    ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
+    ("Pipeline.from_ray", "MissingExtra"): "it takes Ray's datasets",
+}
 """As `UNSEEN`. What has the docstring of a function of `ml` is tried there."""
 
 

@@ -74,7 +74,7 @@ CEILING = {
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,
     "mlvm/step": 4_000,
-    "mlvm/parallel": 3_500,
+    "mlvm/parallel": 4_000,
     "mlvm/eager": 1_000,
     "mlvm/eager/tensor": 2_500,
     "mlvm/eager/functions": 6_500,

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, Generic, NamedTuple, TypedDict
+from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
 from mlvm.core.errors import DTypeError, PipelineError, QueueEmpty, QueueFull, ShutDown, brief
@@ -181,6 +181,17 @@ class Pipeline(Closing, Generic[A]):
         self._batches = 0
         self._consumer_waited = 0.0
         self._producers_waited = 0.0  # by crews that have ended
+
+    @classmethod
+    def from_ray(cls, dataset: Any, batch_size: int, **options: Any) -> Self:
+        """Return a pipeline of the rows of a `ray.data.Dataset`, with the options of `Pipeline`.
+
+        The rows stay in Ray's object store, as blocks of columns; each batch is a named tuple of
+        them. Raises `MissingExtra` without ray, and what `Pipeline` raises.
+        """
+        from mlvm.input.ray import RayRows
+
+        return cls(RayRows(dataset), batch_size, **options)
 
     def get(self, timeout: float | None = None) -> tuple[A, ...]:
         """Return the next batch. If making it failed, this call and all later ones raise the error.

@@ -36,6 +36,7 @@ import numpy as np
 
 from mlvm.core.errors import GroupError, GroupTimeout, OutOfMemory
 from mlvm.core.types import Array
+from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.shared_memory import new_source
 from mlvm.parallel.communicator import Collective, brief_error, combine, flat, is_small
 from mlvm.parallel.passing import (
@@ -50,7 +51,7 @@ from mlvm.parallel.passing import (
 )
 
 _SPIN: Final = 200e-6  # seconds to look for the others before sleep, if each has a core
-_LOOK: Final = 50  # milliseconds of sleep until the next look at who has ended, and who waits
+_LOOK: Final = 0.05  # seconds of sleep until the next look at who has ended, and who waits
 _TEXT: Final = 1 << 15  # bytes of a description, or of a reason
 _DIGEST: Final = 16
 _PAGE: Final = 4096
@@ -182,6 +183,16 @@ class Bells:
         with suppress(OSError):  # full, so that it wakes anyway; or dead, which others will tell
             os.write(self._writers[rank].fileno(), b"\0")
 
+    def wait(self, rank: int, seconds: float) -> bool:
+        """Sleep until this member is woken, at most `seconds`. Return whether it was."""
+        bell = self.readers[rank].fileno()
+        poll = select.poll()
+        poll.register(bell, select.POLLIN)
+        woken = bool(poll.poll(1e3 * seconds))
+        if woken:
+            os.read(bell, _PAGE)
+        return woken
+
     def close(self) -> None:
         for each in (*self.readers, *self._writers):
             each.close()
@@ -191,20 +202,25 @@ class BoardCommunicator(Passing):
     """One run of a group of processes, as the member of that rank sees it. What it receives is
     valid until the exchange after the next."""
 
-    def __init__(self, board: Board, names: Sequence[str], rank: int, bells: Bells) -> None:
+    def __init__(
+        self,
+        board: Board,
+        names: Sequence[str],
+        rank: int,
+        bells: Bells,
+        system: System = SYSTEM,
+    ) -> None:
         super().__init__(rank, names)
+        self._now = system.monotonic
         self.most = _most_at_once(len(names))
         self._board = board
         self._bells = bells
-        self._bell = bells.readers[rank].fileno()
-        self._poll = select.poll()
-        self._poll.register(self._bell, select.POLLIN)
         # A memoryview is read faster than an array.
         self._counts = board.counts.reshape(-1).data
         self._asleep = board.asleep.data
         self._broken = board.broken.data
         self._written = b""  # description of the last call
-        self._spin = _SPIN if board.spins else 0.0
+        self._spin = _SPIN if board.spins and system.spins else 0.0
 
     # --- a member's life ---
 
@@ -346,7 +362,7 @@ class BoardCommunicator(Passing):
         """Wait for the others, without looking all the time."""
         board, rank = self._board, self.rank
         board.waits[rank] = (channel, count)
-        until = None if call.timeout is None else time.monotonic() + call.timeout
+        until = None if call.timeout is None else self._now() + call.timeout
         try:
             while True:
                 self._asleep[rank] = 1
@@ -360,12 +376,10 @@ class BoardCommunicator(Passing):
                         fence()
                         if self._counts[watched[other]] < count:
                             self.miss(call, other)
-                remaining: float = _LOOK
-                if until is not None:
-                    remaining = min(_LOOK, max(1000 * (until - time.monotonic()), 0))
-                if self._poll.poll(remaining):
-                    os.read(self._bell, _PAGE)
-                elif until is not None and time.monotonic() > until:
+                remaining = _LOOK if until is None else min(_LOOK, max(until - self._now(), 0))
+                if self._bells.wait(rank, remaining):
+                    continue
+                if until is not None and self._now() >= until:
                     here = board.waits[:, 1]
                     self.time_out(call, [each for each in late if not here[each]] or late)
                 else:

@@ -206,7 +206,10 @@ def _keep(key: int, fn: Task[Any], rank: int, vm: LocalVM) -> None:
 
 def _call(key: int, args: tuple[Any, ...], common: dict[str, Any], rank: int, vm: LocalVM) -> Any:
     """Run as a task: call the kept function."""
-    return _member(vm).kept_functions[key](*args, **common)
+    kept = _member(vm).kept_functions.get(key)
+    if kept is None:
+        raise GroupError("the members were started again since this was kept; call keep again")
+    return kept(*args, **common)
 
 
 def _member(vm: LocalVM) -> Member:

@@ -1,7 +1,8 @@
 """Environment of processes that a scheduler has started: rank, size and address.
 
 torchrun, and `python -m mlvm launch`, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; Slurm's
-srun and Open MPI's mpirun have variables of their own. If these name no address, it is the first
+srun, Open MPI's mpirun and Indexed Jobs of Kubernetes have variables of their own. If these name no
+address, it is the first
 host of the job, and a port derived from its number.
 """
 
@@ -30,7 +31,7 @@ class Launched(NamedTuple):
 def launched(variables: Mapping[str, str]) -> Launched:
     """Parse the variables of the environment. Raises `GroupError` if they are missing or
     incomplete."""
-    for parse in (_by_torchrun, _by_open_mpi, _by_slurm):
+    for parse in (_by_torchrun, _by_kubernetes, _by_open_mpi, _by_slurm):
         job = parse(variables)
         if job is not None:
             if not 0 <= job.rank < job.size:
@@ -51,6 +52,14 @@ def _by_torchrun(variables: Mapping[str, str]) -> Launched | None:
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens on the other
     return _at(variables, "RANK", "WORLD_SIZE", variables["MASTER_ADDR"], port)
+
+
+def _by_kubernetes(variables: Mapping[str, str]) -> Launched | None:
+    """Parse the variables of a pod of an Indexed Job, and those that its manifest sets."""
+    index = variables.get("JOB_COMPLETION_INDEX")
+    if index is None or "WORLD_SIZE" not in variables:
+        return None
+    return _by_torchrun({"RANK": index, **variables})
 
 
 def _by_open_mpi(variables: Mapping[str, str]) -> Launched | None:

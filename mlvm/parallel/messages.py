@@ -18,9 +18,8 @@ from __future__ import annotations
 import atexit
 import struct
 import sys
-import time
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -33,6 +32,7 @@ from mlvm.core.ops.half import is_half, narrow, widened
 from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM
+from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.communicator import (
     BLOCK_NBYTES,
@@ -117,12 +117,18 @@ class Inbox:
 class Transport(ABC):
     """Messages to and from the other processes. Between two of them they keep their order."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, system: System = SYSTEM) -> None:
         self.rank = rank
         self.size = size
+        self.system = system
+        self.moved = Counter[int]()
+        """Number of bytes of large messages that were sent to that member, or received from it.
+        While the number grows, the member is not late."""
         self.others = [each for each in range(size) if each != rank]
         self.departed: dict[int, str] = {}
         """Members that take part in nothing more, and why."""
+        self.has_late = False
+        """True if this process has given up waiting for a member, which may never end."""
         self._inbox = defaultdict[int, Inbox](Inbox)
         self._last_sent: dict[int, bytes] = {}  # of what that member has been told last, the digest
         self._described: dict[int, bytes] = {}  # what that member has told last
@@ -208,12 +214,46 @@ class Transport(ABC):
                 self.departed.setdefault(source, value)
 
     def leave(self, reason: str) -> None:
-        """Tell all that this process takes part in nothing more."""
+        """Tell all that this process takes part in nothing more, and give them a moment to hear
+        it."""
         self.tell(self.others, 0, MessageKind.departed, reason)
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until and any(self.unsent(rank) for rank in self.others):
+        until = self.system.monotonic() + GRACE
+        while self.system.monotonic() < until and self.has_last_words():
             self.listen(_LOOK)
         self.close()
+
+    def has_last_words(self) -> bool:
+        """Return whether a member may not have what was sent last."""
+        return any(self.unsent(rank) for rank in self.others)
+
+
+class _Wait:
+    """A wait for some members: the time since a part of a large message was sent to one of them, or
+    received from one."""
+
+    def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
+        self.has_asked = False
+        """True if this member has asked the others whether all wait."""
+        self._transport = transport
+        self._ranks = ranks
+        self._moved = 0
+        self.begin()
+
+    def begin(self) -> None:
+        self._began = self._transport.system.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds since the last progress."""
+        moved = sum([self._transport.moved[rank] for rank in self._ranks])
+        if moved != self._moved:
+            self._moved = moved
+            self.begin()
+        return self._transport.system.monotonic() - self._began
+
+
+def _look(call: Collective, waited: float) -> float:
+    """Return the seconds to wait for a message before the next look at what else may be."""
+    return _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
 
 
 class MessageCommunicator(Passing):
@@ -250,24 +290,27 @@ class MessageCommunicator(Passing):
         transport, inbox = self._transport, self._inbox
         transport.tell_outcome(self._run, outcome)
         inbox.outcomes[self.rank] = outcome
-        began = time.monotonic()
-        there = 0
+        wait, there = _Wait(transport, transport.others), 1
         while len(inbox.outcomes) < transport.size or any(map(transport.unsent, transport.others)):
-            missing = [rank for rank in range(transport.size) if rank not in inbox.outcomes]
+            missing = [rank for rank in transport.others if rank not in inbox.outcomes]
             departed = [rank for rank in missing if rank in transport.departed]
             if len(inbox.outcomes) > there:
-                there, began = len(inbox.outcomes), time.monotonic()
-            waited = time.monotonic() - began
+                there = len(inbox.outcomes)
+                wait.begin()
+            waited = wait.seconds()
             late = any(isinstance(error, GroupTimeout) for error in inbox.reasons.values())
             if departed or (late and waited > GRACE) or (seconds is not None and waited > seconds):
                 self.spoiled = True
+                transport.has_late |= late and not departed
                 if departed and not inbox.reasons:
                     raise GroupError(self._has_left(departed[0]))
                 break
-            if timeout is not None and waited > timeout and missing:
-                self.spoiled = True
-                names = ", ".join(self.names[rank] for rank in missing)
-                text = f"{self.names[self.rank]} has waited {timeout:g} s for the end of {names}"
+            if timeout is not None and waited >= timeout:
+                self.spoiled = transport.has_late = True
+                slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
+                names = ", ".join(self.names[rank] for rank in slow)
+                what = "the end of" if missing else "its result to be received by"
+                text = f"{self.names[self.rank]} has waited {timeout:g} s for {what} {names}"
                 self._end_run(GroupTimeout(text))
                 raise GroupTimeout(text)
             transport.listen(_LOOK)
@@ -289,8 +332,7 @@ class MessageCommunicator(Passing):
             _AT_ONCE[call.name](call, call.ranks.index(self.rank), each)
         else:
             _ROUND[call.name](self, call)
-        following = self._neighbour(call, 1)
-        self._wait(call, lambda: not any(map(self._transport.unsent, call.ranks)), following)
+        self._send_all(call, call.ranks, 1)
 
     def _tell_all(self, call: Collective, mine: Array) -> list[Array]:
         """Tell the others what is called, with a small message; theirs in the order of
@@ -357,50 +399,84 @@ class MessageCommunicator(Passing):
 
     def give(self, call: Collective, to: int, part: int, body: Array) -> None:
         """Send a block to that member, not too many ahead of it."""
-        self._wait(call, lambda: self._transport.unsent(to) < _AHEAD, to)
+        self.require_unbroken(call)
+        self._send_all(call, [to], _AHEAD)
         self._transport.tell_block(to, self._run, part, body)
 
     # --- waiting ---
 
     def _wait(self, call: Collective, ready: Callable[[], bool], source: int) -> None:
-        """Wait for that member. Raises `GroupError` if there is nothing to wait for, and
+        """Wait for a message of that member. Raises `GroupError` if it cannot come, and
         `GroupTimeout`."""
         inbox, transport = self._inbox, self._transport
-        began, has_asked = time.monotonic(), False
+        if not ready():
+            transport.listen(0)
+        if not ready():
+            wait = _Wait(transport, [source])
+            while not ready():
+                self.require_unbroken(call)
+                if source in inbox.outcomes:
+                    self.miss(call, source)
+                departed = [rank for rank in call.ranks if rank in transport.departed]
+                if departed:
+                    self.spoiled = True
+                    self.give_up(self._has_left(departed[0]))
+                if self._tell_waits(call, wait):
+                    self._require_progress(call)
+                waited = wait.seconds()
+                if call.timeout is not None and waited >= call.timeout:
+                    responsive = {self.rank, *inbox.answered, *inbox.outcomes}
+                    late = [rank for rank in call.ranks if rank not in responsive]
+                    self.time_out(call, late or [source])
+                transport.listen(_look(call, waited))
+        self._has_moved()
+
+    def _send_all(self, call: Collective, ranks: Sequence[int], most: int) -> None:
+        """Wait until fewer than `most` messages to each of these members are unsent.
+
+        A member that only sends needs nothing of the others but that they listen, and they listen
+        until all have ended. So this neither raises because the run has ended, or a member of it,
+        nor counts as waiting in `_require_progress`. But it answers who asks, and raises
+        `GroupTimeout` if a member does not listen.
+        """
+        transport = self._transport
+
+        def slow() -> list[int]:
+            return [rank for rank in ranks if transport.unsent(rank) >= most]
+
+        if not slow():
+            return
+        transport.listen(0)
+        wait = _Wait(transport, ranks)
+        while late := [rank for rank in slow() if rank not in transport.departed]:
+            self._tell_waits(call, wait)
+            waited = wait.seconds()
+            if call.timeout is not None and waited >= call.timeout:
+                self.require_unbroken(call)
+                self.time_out(call, late)
+            transport.listen(_look(call, waited))
+        self._has_moved()
+
+    def _tell_waits(self, call: Collective, wait: _Wait) -> bool:
+        """Ask the others whether they wait, too, if this member has waited for long; answer if one
+        of them asks. Return whether they have been told that this member waits."""
+        inbox, transport = self._inbox, self._transport
         patience = _PATIENCE if call.timeout is None else min(_PATIENCE, call.timeout / 2)
-        listened = False
-        while not ready():
-            if not listened:
-                transport.listen(0)
-                listened = True
-                continue
-            self.require_unbroken(call)
-            if source in inbox.outcomes:
-                self.miss(call, source)
-            departed = [rank for rank in call.ranks if rank in transport.departed]
-            if departed:
-                self.spoiled = True
-                self.give_up(self._has_left(departed[0]))
-            waited = time.monotonic() - began
-            asks = waited > patience and not has_asked
-            if asks or inbox.is_asked:
-                has_asked |= asks
-                inbox.is_asked = False
-                if asks:
-                    inbox.answered.clear()
-                inbox.waits[self.rank] = self._moves
-                inbox.blocked.pop(self.rank, None)
-                transport.tell(transport.others, self._run, MessageKind.waits, (self._moves, asks))
-            self._require_progress(call)
-            if call.timeout is not None and waited > call.timeout:
-                responsive = {self.rank, *inbox.answered, *inbox.outcomes}
-                late = [rank for rank in call.ranks if rank not in responsive]
-                self.time_out(call, late or [source])
-            remaining = _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
-            transport.listen(remaining)
+        asks = not wait.has_asked and wait.seconds() > patience
+        if asks or inbox.is_asked:
+            wait.has_asked |= asks
+            inbox.is_asked = False
+            if asks:
+                inbox.answered.clear()
+            inbox.waits[self.rank] = self._moves
+            inbox.blocked.pop(self.rank, None)
+            transport.tell(transport.others, self._run, MessageKind.waits, (self._moves, asks))
+        return self.rank in inbox.waits
+
+    def _has_moved(self) -> None:
         self._moves += 1
-        inbox.waits.pop(self.rank, None)
-        inbox.blocked.pop(self.rank, None)
+        self._inbox.waits.pop(self.rank, None)
+        self._inbox.blocked.pop(self.rank, None)
 
     # --- the end of a run ---
 
@@ -745,11 +821,11 @@ class MessageGroup(AnyGroup):
             unpacked: Callable[[bytes], Outcome] = self._encoding.unpacked
             outcomes = {rank: unpacked(each) for rank, each in results_by_rank.items()}
             if len(outcomes) < self.size and not any(each.failure for each in outcomes.values()):
-                raise GroupError(str(communicator.reason() or "a member has left"))
+                raise communicator.reason() or GroupError("a member has left")
             return results_of(outcomes, self._names)
         finally:
             if communicator is None or communicator.spoiled or not concluded:
-                self.close()
+                self._leave(sys.exc_info()[1])
             error = None  # its traceback holds this frame
 
     def close(self) -> None:

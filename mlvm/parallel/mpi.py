@@ -7,6 +7,7 @@ looks for messages, and sleeps in between.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -19,19 +20,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.core.errors import GroupError, GroupTimeout, MissingExtra
 from mlvm.core.extras import extra
 from mlvm.core.types import Array
+from mlvm.machines.versions import difference, versions
 from mlvm.parallel import pickling
 from mlvm.parallel.blas import one_blas_thread
-from mlvm.parallel.group import checked_timeout
+from mlvm.parallel.group import checked_timeout, name_of
 from mlvm.parallel.messages import MessageGroup, Transport
 
 _SPIN: Final = 200e-6  # seconds to look for messages before the first sleep
 _SHORTEST: Final = 20e-6  # seconds of sleep, which double
 _LONGEST: Final = 2e-3
 
-_HEAD, _BODY = 1, 2  # tags of messages
+_MOST_VERSIONS: Final = 500  # bytes
+_LAST_WORDS: Final = 0.5  # seconds in which the other processes may print their errors, too
+
+_HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is of the program's own world
+_PIECE: Final = 1 << 20  # bytes of a body that are sent at once, so that their progress is seen
 
 
 class MpiGroup(MessageGroup):
@@ -42,15 +48,19 @@ class MpiGroup(MessageGroup):
     function for this process's own member, on this thread, and returns the results of all, which
     are pickled. If a member fails, all raise its error. A process that leaves the program ends the
     others' runs with an error that names it; one that is killed is ended by mpiexec with all
-    others. No member waits for another longer than `timeout` seconds at a stretch.
+    others. No member waits for another longer than `timeout` seconds at a stretch, also not for the
+    others to make the group. All have the same versions of mlvm, its kernels and numpy, since
+    others may give other bits; `mixed=True` allows any.
 
-    Raises `MissingExtra` without mpi4py, an MPI library or threadpoolctl, `GroupError` for a
+    Raises `GroupTimeout` for members that do not make the group, `MissingExtra` without mpi4py, an
+    MPI library or threadpoolctl, `GroupError` for other versions, or a
     library that can be called by one thread only.
     """
 
-    def __init__(self, *, timeout: float | None = None) -> None:
+    def __init__(self, *, timeout: float | None = None, mixed: bool = False) -> None:
         one_blas_thread.prepare()
-        super().__init__(MpiTransport(_loaded()), checked_timeout(timeout))
+        checked_timeout(timeout)
+        super().__init__(MpiTransport(_loaded(), timeout, mixed=mixed), timeout)
 
     _encoding = pickling
 
@@ -77,29 +87,60 @@ def _unlink_segments() -> None:
                 os.unlink(path)
 
 
+def _pieces(body: Array) -> list[Array]:
+    return [body[start : start + _PIECE] for start in range(0, body.nbytes, _PIECE)]
+
+
 # --- messages ------------------------------------------------------------------------
 
 
 class MpiTransport(Transport):
-    """Messages by MPI: head and body go apart. One thread at a time is in MPI."""
+    """Messages by MPI: head and body go apart, the body in pieces. One thread at a time is in
+    MPI."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, timeout: float | None = None, *, mixed: bool = False) -> None:
         self._mpi = mpi
-        self._comm = mpi.COMM_WORLD.Dup()
+        world = mpi.COMM_WORLD
+        super().__init__(world.Get_rank(), world.Get_size())
+        theirs = self._meet(world, timeout)
+        for rank, text in theirs.items() if not mixed else ():
+            other = difference(text, name_of(rank, f"vm{rank}"), name_of(self.rank, "this one"))
+            if other is not None:
+                raise GroupError(other)
+        self._comm = world.Dup()
         self._comm.Barrier()  # all have what they share
         _unlink_segments()
-        super().__init__(self._comm.Get_rank(), self._comm.Get_size())
         self._lock = threading.RLock()
-        self._sent: dict[int, list[tuple[Any, object]]] = {rank: [] for rank in self.others}
-        self._coming: deque[tuple[int, bytes, Array, Any]] = deque()  # whose bodies are on the way
+        self._sent: dict[int, list[tuple[Any, bytes | Array]]] = {rank: [] for rank in self.others}
+        self._coming: deque[tuple[int, bytes, Array, list[Any]]] = deque()  # bodies on their way
+
+    def _meet(self, world: Any, timeout: float | None) -> dict[int, str]:
+        """Wait until all processes make the group: `Dup` and `Barrier` have no timeout. Return
+        their versions. Raises `GroupTimeout`."""
+        mine, byte = versions().encode(), self._mpi.BYTE
+        theirs = {rank: bytearray(_MOST_VERSIONS) for rank in self.others}
+        sent = [world.Isend([mine, byte], rank, _HELLO) for rank in self.others]
+        expected = {rank: world.Irecv([at, byte], rank, _HELLO) for rank, at in theirs.items()}
+        began, sleep = self.system.monotonic(), _SHORTEST
+        while expected or sent:
+            sent = [each for each in sent if not each.Test()]
+            expected = {rank: each for rank, each in expected.items() if not each.Test()}
+            if timeout is not None and self.system.monotonic() - began > timeout:
+                atexit.register(self._abort)
+                names = ", ".join(name_of(rank, f"vm{rank}") for rank in expected)
+                me = name_of(self.rank, f"vm{self.rank}")
+                raise GroupTimeout(f"{me} has waited {timeout:g} s for {names} to make the group")
+            self.system.sleep(sleep)
+            sleep = min(2 * sleep, _LONGEST)
+        return {rank: text.rstrip(b"\0").decode() for rank, text in theirs.items()}
 
     def send(self, rank: int, head: bytes, body: Array) -> None:
         mpi, sent = self._mpi, self._sent[rank]
         head = body.nbytes.to_bytes(8, "little") + head
         with self._lock:
             sent.append((self._comm.Isend([head, mpi.BYTE], rank, _HEAD), head))
-            if body.nbytes:
-                sent.append((self._comm.Isend([body, mpi.BYTE], rank, _BODY), body))
+            for piece in _pieces(body):
+                sent.append((self._comm.Isend([piece, mpi.BYTE], rank, _BODY), piece))
 
     def unsent(self, rank: int) -> int:
         return len(self._sent.get(rank, ()))
@@ -123,14 +164,17 @@ class MpiTransport(Transport):
                 source = status.Get_source()
                 received.Recv([message, mpi.BYTE])
                 body = np.empty(int.from_bytes(message[:8], "little"), np.uint8)
-                request = None
-                if body.nbytes:
-                    request = self._comm.Irecv([body, mpi.BYTE], source, _BODY)
-                self._coming.append((source, bytes(message[8:]), body, request))
+                requests = [
+                    self._comm.Irecv([piece, mpi.BYTE], source, _BODY) for piece in _pieces(body)
+                ]
+                self._coming.append((source, bytes(message[8:]), body, requests))
             late: set[int] = set()  # of one member all come in order
             for _ in range(len(self._coming)):
-                source, head, body, request = each = self._coming.popleft()
-                if source in late or not (request is None or request.Test()):
+                source, head, body, requests = each = self._coming.popleft()
+                while source not in late and requests and requests[0].Test():
+                    self.moved[source] += body.nbytes > _PIECE
+                    del requests[0]
+                if source in late or requests:
                     late.add(source)
                     self._coming.append(each)
                 else:
@@ -140,11 +184,23 @@ class MpiTransport(Transport):
                 if sent:
                     self._sent[rank] = [each for each in sent if not each[0].Test()]
                     moved |= len(self._sent[rank]) < len(sent)
+                    self.moved[rank] += sum(
+                        [len(data) >= _PIECE for request, data in sent if not request]
+                    )
         return moved
 
     def leave(self, reason: str) -> None:
         if not self._mpi.Is_finalized():
             super().leave(reason)
+            if self.has_late:
+                atexit.register(self._abort)
+
+    def _abort(self) -> None:
+        """End all processes as this one ends: `MPI_Finalize` would wait for the late ones."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS)
+        self._mpi.COMM_WORLD.Abort(1)
 
     def close(self) -> None:
         """Do nothing: MPI ends with the process."""

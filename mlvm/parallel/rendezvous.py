@@ -8,12 +8,12 @@ waits or arrives later raises.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from mlvm.core.errors import GroupError, GroupTimeout
+from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.parallel.communicator import Collective, brief_error, is_small, mismatch, timeout_text
 from mlvm.parallel.sharing import WORK, Arrays
 
@@ -33,18 +33,18 @@ class Rendezvous:
     `error` is what ended the run: a member's error, an interrupt, or a `GroupError`.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], system: System = SYSTEM) -> None:
         self.names = names
         self.error: BaseException | None = None
         self._reason = ""
-        self._lock = threading.Lock()
+        self._lock = system.lock()
         self._calls: list[Collective | None] = [None] * len(names)  # of who waits for others
         self._ended = [False] * len(names)
         self._at_rest = 0  # how many members wait for others, or have ended
         self._gathering: Collective | None = None  # the first call of the whole group that waits
         self._gathered = 0  # how many members have come to it
         self._barriers: list[_Barrier | None] = [None] * len(names)
-        self._gates = [threading.Lock() for _ in names]
+        self._gates = [system.lock() for _ in names]
         self._waiting: set[int] = set()  # ranks whose gate must be opened
         self._abandoned: set[int] = set()  # ranks whose gate was opened because the run is over
         for gate in self._gates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from importlib import import_module
 from math import cos, sin
 from pathlib import Path
@@ -277,6 +278,17 @@ def test_ray_actors() -> None:
     there, here = program("ray_actors").main(steps=20, actors="processes:1", threads="threads:1")
     assert there == here
     assert there[-1] < 0.5 * there[0]
+
+
+def test_ray_cluster(tmp_path: Path) -> None:
+    """Its task resumes from the checkpoint: without Ray, as members that start twice."""
+    task = partial(program("ray_cluster").train, str(tmp_path))
+    with ml.parallel.Group(2) as members:
+        members.run(partial(task, 3, 0.0))
+        resumed = members.run(partial(task, 6, 0.0))[0]
+        (tmp_path / "checkpoint.npz").unlink()
+        whole = members.run(partial(task, 6, 0.0))[0]
+    assert [x.tobytes() for x in resumed.values()] == [x.tobytes() for x in whole.values()]
 
 
 def test_remote_vm() -> None:

@@ -58,8 +58,7 @@ class Joined:
         return [each.result() for each in done]
 
     def close(self) -> None:
-        for each in self.members:
-            each.close()
+        self._all([each.close for each in self.members])
         self._pool.shutdown()
 
     def __enter__(self) -> Self:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
+import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
-from tests.brief import cases, line_of, refuses, run_python, start_python
+from tests.brief import Patch, cases, line_of, refuses, run_python, start_python
 from tests.cases.claim_tests import claims
 from tests.parallel import places
+from tests.parallel.joined import SECRET, free_address
 
 SCRIPT = """
 import os, sys
@@ -49,6 +51,29 @@ def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
     ]
 
 
+def test_members_of_all_hosts_are_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = ["launch", "--members", "1", "--nodes", "2", "--restarts", "2", "--address"]
+    command += [free_address(), "--node"]
+    secret = {"MLVM_SECRET": SECRET}
+    with ExitStack() as stack:
+        hosts = [
+            stack.enter_context(
+                start_python("-m", "mlvm", *command, str(node), "--", script, "2", env=secret)
+            )
+            for node in range(2)
+        ]
+        (first, told), (second, _) = [host.communicate(timeout=100) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0]
+    assert sorted(first.splitlines()) == [f"0 2 {attempt} True" for attempt in range(3)]
+    assert sorted(second.splitlines()) == [f"1 2 {attempt} True" for attempt in range(3)]
+    assert told.splitlines()[0] == (
+        "launch: node 1: member 1 was killed by SIGKILL; all members are started again, "
+        "1 of 2 times"
+    )
+
+
 @cases("number", signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 def test_members_end_with_who_has_started_them(tmp_path: Path, number: int) -> None:
     script = tmp_path / "script.py"
@@ -71,23 +96,38 @@ def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:
 # --- Ray -----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
-def test_without_ray_the_error_names_the_extra() -> None:
+def test_without_ray_the_error_names_the_extra(monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     refuses(MissingExtra, r'pip install "mlvm\[ray\]"', ml.parallel.group, "ray:2")
 
 
+def is_killed_once(rank: int, vm: Any) -> Any:
+    return (places.is_killed if os.environ["MLVM_RESTARTS"] == "0" else places.reduce)(rank, vm)
+
+
 def test_actors_of_ray_do_what_threads_do() -> None:
-    pytest.importorskip("ray")
-    with ml.parallel.RayGroup(2, num_cpus=0.5, timeout=30) as members:
-        assert members.run(places.everything) == places.expected_of_everything(2)
+    ray = pytest.importorskip("ray")
+    with ml.parallel.RayGroup(4, num_cpus=0.5, timeout=60, restarts=1) as members:
+        assert members.run(places.everything) == places.expected_of_everything(4)
         count = members.keep(places.Counting)
-        assert [count([1, 2]), count([3, 4], factor=10)] == [[(0, 1), (1, 2)], [(0, 31), (1, 42)]]
+        assert count([1, 2, 3, 4]) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+        assert count([1, 2, 3, 4], factor=10) == [(0, 11), (1, 22), (2, 33), (3, 44)]
         for name, (fn, texts) in places.WRONG.items():
             message = places.outcome(members, fn)
             assert all(text in message for text in texts), (name, message)
-        assert members.run(places.reduce) == [[2.0] * 4] * 2
-        refuses(GroupError, r"member 1 \(vm1\) has died", members.run, places.is_killed)
+        assert members.run(places.reduce) == [[4.0] * 4] * 4
+        assert members.run(is_killed_once) == [[4.0] * 4] * 4
+        refuses(GroupError, "started again since this was kept", count, [0, 0, 0, 0])
+        dead = r"member 1 \(vm1\) has died: .* worker process has died"
+        refuses(GroupError, dead, members.run, places.is_killed)
         assert members.closed
+    assert not ray.is_initialized()
+
+
+def test_ray_has_the_resources_that_actors_need() -> None:
+    pytest.importorskip("ray")
+    text = "2 actors need 2 CPU, 2 magic; the cluster has .* CPU, 0 magic"
+    refuses(GroupError, text, ml.parallel.RayGroup, 2, resources={"magic": 1})
 
 
 test_rows = claims("launch", globals())

@@ -236,7 +236,7 @@ def test_ctrl_c_ends_a_run_of_processes(tmp_path: Path) -> None:
 
 def mpirun(what: str) -> subprocess.CompletedProcess[str]:
     script = str(ROOT / "tests" / "parallel" / "places.py")
-    return run_python("-m", "mlvm", "mpirun", "-n", "2", script, what)
+    return run_python("-m", "mlvm", "mpirun", "-n", "4", script, what)
 
 
 needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
@@ -247,20 +247,31 @@ def test_mpi_does_it_all() -> None:
     done = mpirun("everything")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert results["everything"] == places.expected_of_everything(2)
-    assert results["beside"] == [places.expected_beside(2)] * 2
+    assert results["everything"] == places.expected_of_everything(4)
+    assert results["beside"] == [places.expected_beside(4)] * 4
     for name, (_, texts) in places.WRONG.items():
         assert all(text in results["wrong"][name] for text in texts), results["wrong"][name]
-    assert results["after"] == [[2.0] * 4] * 2
-    assert results["kept"] == [[[0, 1], [1, 2]], [[0, 31], [1, 42]]]
+    assert results["after"] == [[4.0] * 4] * 4
+    assert results["kept"] == [
+        [[rank, rank + 1] for rank in range(4)],
+        [[rank, 11 * (rank + 1)] for rank in range(4)],
+    ]
     if HAS_CLOUDPICKLE:
-        assert results["lambda"] == [0, 2]
+        assert results["lambda"] == [0, 2, 4, 6]
 
 
 @needs_mpi
 def test_an_mpi_process_that_leaves_is_named() -> None:
     done = mpirun("leaves")
     assert "member 1 (vm1) has left: RuntimeError: enough" in done.stdout, done.stderr
+    assert done.returncode != 0
+
+
+@needs_mpi
+def test_an_mpi_process_that_stops_is_named_and_ended() -> None:
+    done = mpirun("stops")
+    text = r"GroupTimeout: member 0 (vm0) has waited 1 s in barrier() for member 1 (vm1)"
+    assert text in done.stdout, done.stderr
     assert done.returncode != 0
 
 

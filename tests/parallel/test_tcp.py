@@ -26,6 +26,7 @@ from mlvm.core.errors import AccessRefused, EncodingError, GroupError, GroupTime
 from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.remote.handshake import Hello
 from mlvm.parallel import messages, tcp
 from mlvm.parallel.communicator import SMALL
 from mlvm.parallel.group import Group
@@ -184,6 +185,41 @@ def test_every_member_says_who_was_refused(secret: str, size: int, text: str, fi
         r"member 0 \(vm0\) waits for member 1 \(vm1\).*, who did not join; 127.0.0.1 was refused: "
     )
     assert re.match(late + text, str(errors[0]))
+
+
+def test_other_versions_are_refused_unless_members_may_differ(monkeypatch: Patch) -> None:
+    def other(wants: str, vm: str, name: str, has_secret: bool) -> Hello:
+        return Hello(wants, vm, f"{name}0", has_secret)
+
+    monkeypatch.setattr(tcp, "Hello", other)  # of who joins
+    address = free_address()
+    first = partial(TcpGroup, 0, 2, address, secret=SECRET, start=1)
+    second = partial(TcpGroup, 1, 2, address, secret=SECRET)
+    errors = both(first, second)
+    text = "results may differ: member 1 (vm1) has mlvm"
+    assert text in str(errors[0])
+    assert isinstance(errors[1], AccessRefused)
+    assert text in str(errors[1])
+    assert "and member 0 (vm0) has mlvm" in str(errors[1])
+    assert both(partial(first, mixed=True), partial(second, mixed=True)) == [None, None]
+
+
+def test_members_are_reached_where_they_say_and_listen_where_they_may(monkeypatch: Patch) -> None:
+    found: list[tuple[int, str]] = []
+    original = tcp._Meeting._connected
+
+    def connected(self: Any, rank: int, address: Any, here: int) -> Link:
+        found.append((rank, address.host))
+        return original(self, rank, address, here)
+
+    monkeypatch.setattr(tcp._Meeting, "_connected", connected)
+    port = int(free_address().rpartition(":")[2])
+    address = free_address()
+    one, *others = (partial(TcpGroup, rank, 3, address, secret=SECRET) for rank in range(3))
+    ports = f"{port}-{port}"
+    second, third = partial(others[0], advertise="localhost", ports=ports), others[1]
+    assert both(one, second, third) == [None] * 3
+    assert (1, "localhost") in found
 
 
 def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:

@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -216,7 +217,10 @@ def tune(sock: socket.socket) -> None:
 def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     """Shut down a connection, also below TLS; the thread that serves it reads the end."""
     with contextlib.suppress(OSError, ValueError):
-        socket.socket.shutdown(sock, how)
+        if isinstance(sock, ssl.SSLSocket):
+            socket.socket.shutdown(sock, how)
+        else:
+            sock.shutdown(how)
 
 
 def peer_of(sock: socket.socket) -> str:

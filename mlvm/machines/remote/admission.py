@@ -13,7 +13,6 @@ import ipaddress
 import math
 import socket
 import threading
-import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
 from mlvm.machines.remote.log import Log
+from mlvm.machines.remote.system import SYSTEM, System
 
 MOST_STRANGERS: Final = 96
 MOST_OF_PEER: Final = 64
@@ -42,7 +42,10 @@ class Admission:
     """The strangers of a server; thread-safe. Under TLS (not `plain`) a refusal has no reason.
     `sweep` ends those that have stayed longer than `seconds`."""
 
-    def __init__(self, log: Log, *, plain: bool, seconds: float = math.inf) -> None:
+    def __init__(
+        self, log: Log, *, plain: bool, seconds: float = math.inf, system: System = SYSTEM
+    ) -> None:
+        self._now = system.monotonic
         self._plain = plain
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -62,7 +65,7 @@ class Admission:
 
     def enter(self, sock: socket.socket) -> bool:
         """Admit a new connection and return True, or refuse it and take it from the caller."""
-        now, peer = time.monotonic(), _peer_of(sock)
+        now, peer = self._now(), _peer_of(sock)
         with self._lock:
             counts = Counter(it.peer for it in self._strangers.values())
             crowd = peer if counts[peer] >= MOST_OF_PEER else None
@@ -113,7 +116,7 @@ class Admission:
         """Replace the socket object of a connection."""
         with self._lock:
             stranger = self._strangers.pop(sock, None)
-            self._strangers[other] = stranger or _Stranger("", time.monotonic())
+            self._strangers[other] = stranger or _Stranger("", self._now())
 
     def leave(self, sock: socket.socket) -> None:
         """Forget a connection that is authenticated or closed. Idempotent."""
@@ -123,7 +126,7 @@ class Admission:
     def sweep(self, *, last: bool = False) -> bool:
         """Close refused connections that had time to read the reason, or all if this is the `last`
         call. Return whether any remain."""
-        present = time.monotonic()
+        present = self._now()
         with self._lock:
             strangers = self._strangers.items()
             late = [each for each, it in strangers if present - it.since > self._seconds]
@@ -138,7 +141,7 @@ class Admission:
 
     def note(self, peer: str, reason: str) -> None:
         """Log a refusal, at most `_LINES` a second; a line counts the omitted ones before it."""
-        now = time.monotonic()
+        now = self._now()
         with self._lock:
             self.refused += 1
             if len(self._lines) == _LINES and now - self._lines[0] < 1.0:

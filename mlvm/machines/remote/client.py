@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -319,7 +318,7 @@ class RemoteVM(Closing, WireVM):
         if self.call_timeout != self._timeout:  # also for a message that is partly sent or received
             self._timeout = self.call_timeout
             self._stream.set_timeouts(self._timeout or 0.0, self._timeout or 0.0)
-        return None if self._timeout is None else time.monotonic() + self._timeout
+        return None if self._timeout is None else self._stream.system.monotonic() + self._timeout
 
     def _receive(self, deadline: float | None) -> tuple[Kind, Received]:
         """Receive the next answer. At the deadline, or on an interrupt, end the launches that it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import ssl
 import time
@@ -30,8 +29,10 @@ from mlvm.machines.remote.handshake import (
 from mlvm.machines.remote.lease import LeasedStream
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
+from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.remote.tls import client_context
 from mlvm.machines.remote.users import own_secret
+from mlvm.machines.versions import difference
 
 _MOST_STATUS: Final = 1 << 22
 _PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
@@ -53,6 +54,8 @@ def connect(
     timeout: float = 10.0,
     call_timeout: float | None = None,
     retry: float | None = None,
+    mixed: bool = False,
+    system: System = SYSTEM,
 ) -> RemoteVM:
     """Connect to a server that `python -m mlvm serve` has started, and return a VM on it. It is a
     VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
@@ -69,7 +72,8 @@ def connect(
     in seconds. A call that waits longer than `call_timeout` seconds ends its launch and raises
     `CallTimeout`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`, a
     lost connection is replaced within that many seconds: the VM survives, and each call is
-    performed once.
+    performed once. The server has the same versions of mlvm, its kernels and numpy, since others
+    may give other bits; `mixed=True` allows any.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
     answers. Later calls raise `ConnectionLost` if the server has gone.
@@ -88,7 +92,7 @@ def connect(
     for seconds in (call_timeout, retry):
         if seconds is not None and (not is_real(seconds) or not seconds > 0):
             raise MachineError(f"ml.connect: expected a timeout in seconds > 0, got {seconds!r}")
-    endpoint = _Endpoint(address, secret, secret_file, tls)
+    endpoint = _Endpoint(address, secret, secret_file, tls, system)
     hello = Hello("lease" if retry else "vm", vm or "", name or "")
     connection, about = endpoint.open(hello, timeout)
     key = str(about.get("key", ""))
@@ -102,10 +106,13 @@ def connect(
         return sock
 
     with addresses.closing_on_error(connection) as sock:
+        other = None if mixed else difference(about.get("versions"), "the server", "this client")
+        if other is not None:
+            raise AccessRefused(other)
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
-        stream = LeasedStream(sock, reconnect, retry) if retry else Stream(sock)
+        stream = LeasedStream(sock, reconnect, retry) if retry else Stream(sock, system=system)
         far = RemoteVM(stream, name or where, where=where, shared=shared, interrupt=interrupt)
         far.call_timeout = call_timeout
         return far
@@ -119,6 +126,7 @@ class _Endpoint:
     secret: str | bytes | None
     secret_file: str | os.PathLike[str] | None
     tls: Tls
+    system: System = SYSTEM
 
     def open(self, hello: Hello, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
         """Open an authenticated connection. Return it and the server's description of itself."""
@@ -131,17 +139,18 @@ class _Endpoint:
         place = addresses.parse_address(self.address)
         secret = find_secret(self.secret, self.secret_file)
         shared = None if secret is None else own_secret(secret)
-        deadline = time.monotonic() + timeout
+        deadline = self.system.monotonic() + timeout
         cuts = 0
         while True:
             try:
-                return _try(place, shared, self.tls, hello, deadline)
+                return _try(place, shared, self.tls, hello, deadline, self.system)
             except (AccessRefused, _Cut) as error:
                 cuts += isinstance(error, _Cut)
                 is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
-                if not is_busy or time.monotonic() > deadline - _PAUSE:
+                if not is_busy or self.system.monotonic() > deadline - _PAUSE:
                     raise
-            time.sleep(random.uniform(0, _PAUSE))  # random: clients do not retry at once
+            # random: clients do not retry at the same moment
+            self.system.sleep(self.system.uniform(0, _PAUSE))
 
 
 class _Cut(ConnectionLost):
@@ -149,10 +158,15 @@ class _Cut(ConnectionLost):
 
 
 def _try(
-    place: addresses.Address, shared: bytes | None, tls: Tls, hello: Hello, deadline: float
+    place: addresses.Address,
+    shared: bytes | None,
+    tls: Tls,
+    hello: Hello,
+    deadline: float,
+    system: System,
 ) -> tuple[socket.socket, dict[str, Any]]:
     try:
-        sock = addresses.connect(place, max(deadline - time.monotonic(), 0.001))
+        sock = system.connect(place, max(deadline - system.monotonic(), 0.001))
     except OSError as error:
         why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
         raise ConnectionLost(f"no server at {place}: {why or error}") from None
@@ -161,7 +175,7 @@ def _try(
         if tls is not False and tls is not None:
             host = place.host if isinstance(place, addresses.TcpAddress) else "localhost"
             sock = _secure(sock, host, tls, deadline)
-        return sock, greet(sock, shared, hello, deadline)
+        return sock, greet(sock, shared, hello, deadline, system)
     except BaseException:
         sock.close()
         raise

@@ -19,7 +19,6 @@ import hmac
 import secrets
 import socket
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from typing import Any, Final
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
+from mlvm.machines.remote.system import SYSTEM, System
 
 NONCE: Final = 32
 MOST_NAME: Final = 200
@@ -86,28 +86,30 @@ def pack(kind: Greeting, body: bytes = b"", version: int = VERSION) -> bytes:
     return HEADER.pack(MAGIC, version, kind.value, len(body)) + body
 
 
-def receive(sock: socket.socket, deadline: float, most: int = _MOST) -> tuple[int, int, bytes]:
-    """Receive the next message by `deadline` of `time.monotonic`. Return its version, its kind and
-    all its bytes. Raises `ConnectionLost`, `EncodingError`."""
-    header = _exactly(sock, HEADER.size, deadline)
+def receive(
+    sock: socket.socket, deadline: float, most: int = _MOST, system: System = SYSTEM
+) -> tuple[int, int, bytes]:
+    """Receive the next message by `deadline` of `system.monotonic`. Return its version, its kind
+    and all its bytes. Raises `ConnectionLost`, `EncodingError`."""
+    header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
     if magic != MAGIC:
         raise EncodingError(f"a message starts with {MAGIC!r}, not {magic!r}")
     if length > most:
         raise EncodingError(f"a message of {length} bytes; {most} are the most here")
-    return version, kind, header + _exactly(sock, length, deadline)
+    return version, kind, header + _exactly(sock, length, deadline, system)
 
 
-def _exactly(sock: socket.socket, n: int, deadline: float) -> bytes:
+def _exactly(sock: socket.socket, n: int, deadline: float, system: System) -> bytes:
     data = b""
     while len(data) < n:
-        data += _some(sock, n - len(data), deadline)
+        data += _some(sock, n - len(data), deadline, system)
     return data
 
 
-def _some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
+def _some(sock: socket.socket, most: int, deadline: float, system: System, flags: int = 0) -> bytes:
     """Receive at least one byte by the deadline. Raises `ConnectionLost`."""
-    while (remaining := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - system.monotonic()) > 0:
         try:
             sock.settimeout(remaining)
             data = sock.recv(most, flags)
@@ -121,10 +123,10 @@ def _some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> by
     raise ConnectionLost("the handshake took too long")
 
 
-def send(sock: socket.socket, message: bytes, deadline: float) -> None:
+def send(sock: socket.socket, message: bytes, deadline: float, system: System = SYSTEM) -> None:
     """Send a message by the deadline. Raises `ConnectionLost`."""
     try:
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.settimeout(max(deadline - system.monotonic(), 0.001))
         sock.sendall(message)
     except OSError as error:
         raise ConnectionLost(f"the connection is lost: {error.strerror or error}") from None
@@ -186,7 +188,11 @@ def _versions(theirs: int, side: str) -> str:
 
 
 def greet(
-    sock: socket.socket, secret: bytes | None, hello: Hello, deadline: float
+    sock: socket.socket,
+    secret: bytes | None,
+    hello: Hello,
+    deadline: float,
+    system: System = SYSTEM,
 ) -> dict[str, Any]:
     """Go through the handshake as the client. Returns what the server says of itself.
 
@@ -200,12 +206,12 @@ def greet(
         writer.text(text)
     first = pack(Greeting.hello, writer.body())
     with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
-        send(sock, first, deadline)
-    heard = first, _expect(sock, Greeting.challenge, deadline), _channel(sock)
+        send(sock, first, deadline, system)
+    heard = first, _expect(sock, Greeting.challenge, deadline, system), _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))
     with suppress(ConnectionLost):
-        send(sock, proof, deadline)
-    welcome = _expect(sock, Greeting.welcome, deadline)
+        send(sock, proof, deadline, system)
+    welcome = _expect(sock, Greeting.welcome, deadline, system)
     try:
         reader = Reader(welcome, HEADER.size)
         mac, body = reader.blob(), reader.blob()
@@ -218,10 +224,10 @@ def greet(
     return about
 
 
-def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
+def _expect(sock: socket.socket, kind: Greeting, deadline: float, system: System) -> bytes:
     """Receive the server's next message, of that kind. Raises `AccessRefused`."""
     try:
-        version, number, message = receive(sock, deadline)
+        version, number, message = receive(sock, deadline, system=system)
     except EncodingError as error:
         raise AccessRefused(f"no mlvm server answers there, or it speaks TLS: {error}") from None
     if number == Greeting.refused.value:
@@ -240,17 +246,17 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
 # --- the server -------------------------------------------------------------------------
 
 
-def speaks_tls(sock: socket.socket, deadline: float) -> bool | None:
+def speaks_tls(sock: socket.socket, deadline: float, system: System = SYSTEM) -> bool | None:
     """Return whether the client's first bytes are of TLS; None if neither of TLS nor of mlvm."""
     while True:
-        start = _some(sock, 4, deadline, socket.MSG_PEEK)
+        start = _some(sock, 4, deadline, system, socket.MSG_PEEK)
         if start.startswith(_TLS_RECORD):
             return True
         if start == MAGIC:
             return False
         if not MAGIC.startswith(start) and not _TLS_RECORD.startswith(start):
             return None
-        time.sleep(0.01)  # until the rest arrives
+        system.sleep(0.01)  # until the rest arrives
 
 
 def admit(
@@ -260,6 +266,7 @@ def admit(
     trusted: bool,
     decide: Callable[[Hello], Mapping[str, object]],
     deadline: float,
+    system: System = SYSTEM,
 ) -> None:
     """Perform the handshake as the server. A refused client receives the reason.
 
@@ -268,23 +275,23 @@ def admit(
     description for the client, or raises `AccessRefused`. Raises `AccessRefused`,
     `ConnectionLost`, `EncodingError`.
     """
-    version, kind, first = receive(sock, deadline)
+    version, kind, first = receive(sock, deadline, system=system)
     if version != VERSION:
-        raise _refused(sock, _versions(version, "client"), deadline)
+        raise _refused(sock, _versions(version, "client"), deadline, system)
     if kind != Greeting.hello.value:
         raise EncodingError(f"a connection begins with hello ({Greeting.hello.value}), not {kind}")
     hello = _read_hello(first)
     if hello.has_secret and not secrets_of:
-        raise _refused(sock, "this server has no secret: connect without one", deadline)
+        raise _refused(sock, "this server has no secret: connect without one", deadline, system)
     if not hello.has_secret and not trusted:
-        raise _refused(sock, "a secret is required (secret_file=, --secret-file)", deadline)
+        raise _refused(sock, "a secret is required (secret_file=, --secret-file)", deadline, system)
     candidates: Mapping[str, bytes | None] = (secrets_of or {}) if hello.has_secret else {"": None}
     writer = _Body()
     writer.blob(secrets.token_bytes(NONCE))
     challenge = pack(Greeting.challenge, writer.body())
-    send(sock, challenge, deadline)
+    send(sock, challenge, deadline, system)
     heard = first, challenge, _channel(sock)
-    version, kind, proof = receive(sock, deadline)
+    version, kind, proof = receive(sock, deadline, system=system)
     if kind != Greeting.proof.value or version != VERSION:
         raise EncodingError(f"expected a proof ({Greeting.proof.value}), got {kind}")
     mac = proof[HEADER.size :]
@@ -294,17 +301,17 @@ def admit(
         if hmac.compare_digest(mac, _proof(secret, b"client", *heard))
     ]
     if not users:
-        raise _refused(sock, "the secret is wrong", deadline)
+        raise _refused(sock, "the secret is wrong", deadline, system)
     shared = candidates[users[0]]
     try:
         about = decide(replace(hello, user=users[0]))
     except AccessRefused as error:
-        raise _refused(sock, str(error), deadline) from None
+        raise _refused(sock, str(error), deadline, system) from None
     writer, described = _Body(), _Body()
     described.mapping(about, Writer.value)
     writer.blob(_proof(shared, b"server", *heard, proof, described.body()))
     writer.blob(described.body())
-    send(sock, pack(Greeting.welcome, writer.body()), deadline)
+    send(sock, pack(Greeting.welcome, writer.body()), deadline, system)
 
 
 def _read_hello(message: bytes) -> Hello:
@@ -319,7 +326,7 @@ def _read_hello(message: bytes) -> Hello:
     return Hello(wants, vm, name, has_secret)
 
 
-def _refused(sock: socket.socket, reason: str, deadline: float) -> AccessRefused:
+def _refused(sock: socket.socket, reason: str, deadline: float, system: System) -> AccessRefused:
     """Send a refusal to the client, and return the error to raise."""
-    send(sock, refusal(reason), deadline)
+    send(sock, refusal(reason), deadline, system)
     return AccessRefused(reason)

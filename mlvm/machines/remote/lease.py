@@ -20,7 +20,7 @@ from mlvm.core.errors import AccessRefused, ConnectionLost, MlvmError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.machines.remote.address import closing_on_error
 from mlvm.machines.remote.stream import Buffer, Incoming, Received, Sending, Stream
-from mlvm.machines.remote.watchdog import has_hung_up
+from mlvm.machines.remote.system import SYSTEM
 
 GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
 """The message that ends a lease at once. Without it, the client may connect again."""
@@ -225,7 +225,7 @@ def _is_over(sock: socket) -> bool:
     """Return whether the peer has hung up, and all its bytes were received."""
     try:
         # the plain socket, also under TLS
-        return has_hung_up(sock) and not socket.recv(sock, 1, MSG_PEEK)
+        return SYSTEM.has_hung_up(sock) and not socket.recv(sock, 1, MSG_PEEK)
     except OSError:
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import json
@@ -41,9 +42,11 @@ from mlvm.machines.remote.metrics import Metrics
 from mlvm.machines.remote.processes import Process, Processes, relay
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Buffer, Received, Stream
+from mlvm.machines.remote.system import SYSTEM, System
 from mlvm.machines.remote.tls import server_context
 from mlvm.machines.remote.users import Accounts, niceness, users_of
-from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
+from mlvm.machines.remote.watchdog import Watchdog
+from mlvm.machines.versions import versions
 from mlvm.machines.wire import encode_error
 
 _MOST_OBSERVERS: Final = 64
@@ -60,6 +63,8 @@ _MOST_OBJECTS: Final = 1 << 26
 
 _LOOK: Final = 0.1  # seconds between two sweeps of refused connections
 
+_NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
+_FILES: Final = "the server has too many open files: try again later"
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -109,7 +114,9 @@ class Server(Closing):
         about: Mapping[str, object] | None = None,
         log: Log | None = None,
         processes: int = 0,
+        system: System = SYSTEM,
     ) -> None:
+        self._system = system
         public = insecure or certificate is not None
         if isinstance(address, socket.socket):
             requested: addresses.Address | None = addresses.adopt(address, public=public)
@@ -127,13 +134,13 @@ class Server(Closing):
         self._prepare = prepare
         self._options = dict(options or {})
         self._log = log or Log("none")
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(system)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._strangers = Admission(self._log, plain=self._context is None)
+        self._strangers = Admission(self._log, plain=self._context is None, system=system)
         self._observers: set[socket.socket] = set()
         self._clients: dict[int, _Client] = {}
-        self._started = time.monotonic()
+        self._started = system.monotonic()
         self._draining = False
         self._launches = 0  # of clients that have left
         self._metrics = Metrics()  # of these, and of handshakes
@@ -156,7 +163,8 @@ class Server(Closing):
             return
         sample = self.make_vm("sample")  # invalid options raise now
         of_vm = {"native": sample.native, "threads": sample.threads}
-        self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
+        facts = {"format": VERSION, "pid": os.getpid(), "versions": versions()}
+        self._about = {**facts, **of_vm, **(about or {})}
         sample.close()
         if processes:
             if prepare is not _unprepared:
@@ -165,8 +173,9 @@ class Server(Closing):
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # to refuse a client when none is left
         try:
-            self._socket = opened or addresses.listen(requested, public=public)
+            self._socket = opened or system.listen(requested, public=public)
             self.address: addresses.Address = addresses.address_of(self._socket, requested)
             """The address, with the actual port in place of 0."""
             if isinstance(requested, addresses.UnixAddress) and opened is None:
@@ -175,13 +184,13 @@ class Server(Closing):
             tls = self._context is not None
             self._log.event("listening", address=self.address, tls=tls, **self._about)
         except BaseException:
+            os.close(self._spare)
             if self._processes is not None:
                 self._processes.close()
             raise
         if any(getattr(self._limits, name) < getattr(Limits(), name) for name in _QUOTAS):
-            _thread("quotas", self._watch_quotas).start()
-        self._accepting = _thread("accept", self._accept)
-        self._accepting.start()
+            system.start("mlvm quotas", self._watch_quotas)
+        self._accepting = system.start("mlvm accept", self._accept)
 
     def reload(self, secret: str | bytes | None) -> None:
         """Replace the secret, and read the certificate's files again, for new connections. Raises
@@ -251,12 +260,12 @@ class Server(Closing):
 
     def _wait(self, seconds: float) -> None:
         """Wait until there are no clients, at most `seconds`."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        deadline = self._system.monotonic() + seconds
+        while self._system.monotonic() < deadline:
             with self._lock:
                 if not (self._clients or self._strangers or self._observers):
                     return
-            time.sleep(0.01)
+            self._system.sleep(0.01)
 
     def _remove_file(self) -> None:
         """Remove a unix socket's file, if it is still this server's."""
@@ -272,6 +281,7 @@ class Server(Closing):
         try:
             self._accept_all()
         finally:
+            os.close(self._spare)
             self._strangers.sweep(last=True)
 
     def _accept_all(self) -> None:
@@ -286,7 +296,9 @@ class Server(Closing):
                 if self._draining:
                     return
                 self._log.event("error", what="accept", error=error.strerror)
-                time.sleep(0.1 if error.errno in _FULL else 0.01)
+                if error.errno in _NO_FILES:
+                    self._refuse_for_files()
+                self._system.sleep(0.1 if error.errno in _FULL else 0.01)
                 continue
             with self._lock:
                 if self._draining:
@@ -295,35 +307,58 @@ class Server(Closing):
             if not self._strangers.enter(sock):
                 continue
             try:
-                _thread("client", self._meet, sock).start()
+                self._system.start("mlvm client", self._meet, sock)
             except RuntimeError as error:  # the system has no more threads
                 self._log.event("error", what="thread", error=error)
                 self._strangers.leave(sock)
                 sock.close()
 
+    def _refuse_for_files(self) -> None:
+        """Refuse the next client with the reason, by the descriptor that is kept for it."""
+        os.close(self._spare)
+        try:
+            self._socket.settimeout(0)
+            with contextlib.suppress(OSError):
+                sock, _ = self._socket.accept()
+                peer = addresses.peer_of(sock)
+                with contextlib.suppress(OSError):
+                    sock.send(handshake.refusal(_FILES), getattr(socket, "MSG_DONTWAIT", 0))
+                _part(sock, self._system)
+                self._strangers.note(peer, _FILES)
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
     def _meet(self, sock: socket.socket) -> None:
         """Serve one connection, from its first byte to its end."""
-        peer, client, begun = "unknown", None, time.monotonic()
+        system = self._system
+        peer, client, begun = "unknown", None, system.monotonic()
         try:
             peer = addresses.peer_of(sock)
             addresses.tune(sock)
-            deadline = time.monotonic() + self._limits.handshake_seconds
+            deadline = system.monotonic() + self._limits.handshake_seconds
             sock = self._secure(sock, deadline)
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
-            client = _Client(peer, sock, self._limits.lease_seconds)
+            client = _Client(peer, sock, self._limits.lease_seconds, system)
             credentials = addresses.credentials(sock)
             # a process of the same user's
             trusted = credentials is not None and credentials[1] == os.getuid()
             decide = partial(self._decide, client)
-            handshake.admit(sock, self._users, trusted=trusted, decide=decide, deadline=deadline)
+            handshake.admit(
+                sock,
+                self._users,
+                trusted=trusted,
+                decide=decide,
+                deadline=deadline,
+                system=system,
+            )
         except (MlvmError, OSError) as error:
             self._strangers.note(peer, _text(error))
         except Exception as error:
             self._log_error(error, peer)
         else:
             with self._lock:
-                self._metrics.observe("handshake", time.monotonic() - begun)
+                self._metrics.observe("handshake", system.monotonic() - begun)
             self._serve(client)
         finally:
             if client is not None and client.number:
@@ -332,12 +367,15 @@ class Server(Closing):
             with self._lock:
                 self._observers.discard(sock)
             if client is None or not client.resumes:  # else it is another's now
-                _part(sock if client is None else client.socket)
+                _part(sock if client is None else client.socket, system)
+            if client is not None and client.own and client.vm is not None:
+                client.session = client.vm = None
+                _trim()
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """Wrap the connection in TLS if the server has a certificate. Raises `AccessRefused` if
         the client does not agree."""
-        tls = handshake.speaks_tls(sock, deadline)
+        tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
             raise AccessRefused("the client speaks neither this protocol nor TLS")
@@ -347,9 +385,9 @@ class Server(Closing):
             return sock
         if not tls:
             reason = "this server speaks TLS only: connect with tls="
-            handshake.send(sock, handshake.refusal(reason), deadline)
+            handshake.send(sock, handshake.refusal(reason), deadline, self._system)
             raise AccessRefused(reason)
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.settimeout(max(deadline - self._system.monotonic(), 0.001))
         wrap = self._context.wrap_socket  # it takes over the descriptor
         secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
         self._strangers.replace(sock, secured)
@@ -478,7 +516,7 @@ class Server(Closing):
     ) -> tuple[int, float]:
         """Serve a client that another process has admitted. Return the number of its launches, and
         their processor seconds."""
-        lent = _Client(peer, sock, self._limits.lease_seconds)
+        lent = _Client(peer, sock, self._limits.lease_seconds, self._system)
         lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
         with self._lock:
@@ -487,7 +525,7 @@ class Server(Closing):
             self._serve(lent)
         finally:
             self._free(lent)
-            _part(lent.socket)
+            _part(lent.socket, self._system)
         return lent.launches, lent.seconds
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
@@ -499,7 +537,7 @@ class Server(Closing):
         again = False
         try:
             while True:
-                stream = Stream(client.socket, limits.message_bytes)
+                stream = Stream(client.socket, limits.message_bytes, self._system)
                 stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
                 try:
                     if again:
@@ -524,7 +562,7 @@ class Server(Closing):
     def _clear_up(self, vm: BoundedVM, session: Session) -> None:
         """Free a client's tensors; in another thread, if a launch of another client runs."""
         if not vm._lock.acquire(blocking=False):
-            _thread("clear up", session.close).start()
+            self._system.start("mlvm clear up", session.close)
             return
         try:
             session.close()
@@ -557,7 +595,8 @@ class Server(Closing):
             if client.own:
                 client.process.channel.end()
             return
-        seconds, nbytes = time.monotonic() - client.since, _nbytes(own) if own is not None else 0
+        seconds = self._system.monotonic() - client.since
+        nbytes = _nbytes(own) if own is not None else 0
         facts = {"client": client.number, "reason": client.reason, "seconds": seconds}
         self._log.event("disconnected", **facts, launches=client.launches, left=nbytes)
 
@@ -572,7 +611,7 @@ class Server(Closing):
     def status(self) -> dict[str, Any]:
         """Return totals, and a dictionary for each client and each shared VM, as
         `python -m mlvm top` shows them."""
-        now = time.monotonic()
+        now = self._system.monotonic()
         remote_statuses = [] if self._processes is None else self._processes.statuses()
         remote = {each["client"]: each for status in remote_statuses for each in status["clients"]}
         with self._lock:
@@ -622,7 +661,7 @@ class Server(Closing):
                 reasons = {each.user: self._accounts.over(each.user) for each in clients}
             for client in clients:
                 client.refuse(reasons[client.user])
-            time.sleep(_LOOK_AT_QUOTAS)
+            self._system.sleep(_LOOK_AT_QUOTAS)
 
     def refuse(self, client: int, reason: str | None) -> None:
         """Refuse allocations and launches of a client for a reason, or allow them (None)."""
@@ -636,16 +675,16 @@ class Server(Closing):
     def _tell_status(self, sock: socket.socket) -> None:
         """Answer each request with the status, or with the request's own bytes if it has some."""
         while not self._draining:
-            deadline = time.monotonic() + self._limits.handshake_seconds
+            deadline = self._system.monotonic() + self._limits.handshake_seconds
             try:
-                _, kind, message = handshake.receive(sock, deadline)
+                _, kind, message = handshake.receive(sock, deadline, system=self._system)
             except ConnectionLost:
                 return
             asks = handshake.Greeting.status
             if kind != asks.value:
                 raise EncodingError(f"expected a status request ({asks.value}), got {kind}")
             body = message[HEADER.size :] or json.dumps(self.status()).encode()
-            handshake.send(sock, handshake.pack(asks, body), deadline)
+            handshake.send(sock, handshake.pack(asks, body), deadline, self._system)
 
 
 class _Client:
@@ -656,13 +695,16 @@ class _Client:
     key: a secret of this client alone, with which it may end its launches
     """
 
-    def __init__(self, peer: str, sock: socket.socket, lease_seconds: float) -> None:
+    def __init__(
+        self, peer: str, sock: socket.socket, lease_seconds: float, system: System = SYSTEM
+    ) -> None:
+        self._system = system
         self.peer = peer
         self.socket = sock
         self.leased = False
         self.resumes = 0
         self._lease_seconds = lease_seconds
-        self._change = threading.Condition()
+        self._change = system.condition()
         self._fresh: socket.socket | None = None
         self._lost: float | None = None  # time of `monotonic`
         self._refusal: str | None = None
@@ -678,7 +720,7 @@ class _Client:
         self.seconds = 0.0
         self.own = True
         self.session: _BoundedSession | None = None
-        self.since = time.monotonic()
+        self.since = system.monotonic()
         self.reason = "it was never served"
         self._draining = False
 
@@ -750,12 +792,12 @@ class _Client:
         looks as if the client had hung up, and does not count."""
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
-        if self._draining or not has_hung_up(self.socket):
+        if self._draining or not self._system.has_hung_up(self.socket):
             return False
         if not self.leased or self._lost is None:
-            self._lost = time.monotonic()
+            self._lost = self._system.monotonic()
             return not self.leased
-        return self._fresh is None and time.monotonic() - self._lost > self._lease_seconds
+        return self._fresh is None and self._system.monotonic() - self._lost > self._lease_seconds
 
     def status(self, now: float) -> dict[str, Any]:
         vm, session = self.vm, self.session
@@ -879,23 +921,26 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
             relay(sock, ours)
 
 
-def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:
-    return threading.Thread(target=target, args=args, name=f"mlvm {does}", daemon=True)
-
-
 # --- sockets ----------------------------------------------------------------------------
 
 
-def _part(sock: socket.socket) -> None:
+def _part(sock: socket.socket, system: System) -> None:
     """Close a connection so that the peer can read the last bytes: closing with unread bytes would
     discard them."""
     with contextlib.suppress(OSError, ValueError):
         addresses.shut(sock, socket.SHUT_WR)
-        deadline = time.monotonic() + 0.5
+        deadline = system.monotonic() + 0.5
         sock.settimeout(0.1)
-        while time.monotonic() < deadline and sock.recv(1 << 16):
+        while system.monotonic() < deadline and sock.recv(1 << 16):
             pass
     sock.close()
+
+
+def _trim() -> None:
+    """Return the memory of a client that has left to the operating system: glibc keeps it in the
+    arena of the thread that allocated it."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _nbytes(vm: LocalVM) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
-from mlvm.machines.remote.watchdog import has_come, has_hung_up
+from mlvm.machines.remote.system import SYSTEM, System
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -50,8 +50,11 @@ class Stream:
     A timeout of the socket counts as a lost connection.
     """
 
-    def __init__(self, sock: socket.socket, max_message: int | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, max_message: int | None = None, system: System = SYSTEM
+    ) -> None:
         self.socket = sock
+        self.system = system
         self.max_message = max_message
         self._buffer = memoryview(bytearray(_ROOM))
         self._end = deque((0,), 1)
@@ -60,7 +63,8 @@ class Stream:
         self._patience: tuple[float, float] | None = None
         self._waited = False
         self._until: float | None = None  # deadline of the message that is being received
-        self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
+        is_plain = not isinstance(sock, ssl.SSLSocket)
+        self._spins = system.spins and hasattr(os, "sched_yield") and is_plain
 
     @property
     def received(self) -> int:
@@ -68,13 +72,13 @@ class Stream:
         return self._at.messages
 
     def is_coming(self, deadline: float) -> bool:
-        """Wait until bytes can be received, or until `deadline` of `time.monotonic`. Return whether
-        they can."""
+        """Wait until bytes can be received, or until `deadline` of `system.monotonic`. Return
+        whether they can."""
         if self._at.incoming is not None or self.has_received():
             return True
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
-        return has_come(self.socket, deadline - time.monotonic())
+        return self.system.has_come(self.socket, deadline - self.system.monotonic())
 
     def set_timeouts(self, receive: float, send: float) -> None:
         """Lose the connection when receiving or sending a message takes more than these seconds,
@@ -99,7 +103,7 @@ class Stream:
     def is_lost(self) -> bool:
         """True if nothing more can be received: the peer has hung up, and a `LeasedStream` does
         not reconnect."""
-        return has_hung_up(self.socket)
+        return self.system.has_hung_up(self.socket)
 
     def renounce(self) -> None:
         """Do not reconnect when the connection is lost (a `LeasedStream` does)."""
@@ -127,12 +131,12 @@ class Stream:
         sending = self._sending
         until = None
         if self._patience is not None:
-            until = time.monotonic() + self._patience[1] + sending.nbytes / _SLOWEST
+            until = self.system.monotonic() + self._patience[1] + sending.nbytes / _SLOWEST
         try:
             send = self.socket.sendmsg
             while batch := sending.rest():
                 if until is not None:
-                    if time.monotonic() > until:
+                    if self.system.monotonic() > until:
                         raise ConnectionLost("sending a message took too long")
                     batch = _lowest(batch, _ROOM)
                 sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
@@ -201,7 +205,7 @@ class Stream:
     def _begin(self) -> None:
         """Start the timeout of the next message, unless it runs already."""
         if self._patience is not None and not self._waited:
-            self._until = time.monotonic() + self._patience[0]
+            self._until = self.system.monotonic() + self._patience[0]
         self._waited = False
 
     def _fill(self, n: int) -> int:
@@ -222,7 +226,7 @@ class Stream:
     def receive_into(self, place: deque[int], room: memoryview) -> None:
         """Receive some bytes into `room`, and add their number to `place`."""
         before = place[0]
-        if self._until is not None and time.monotonic() > self._until:
+        if self._until is not None and self.system.monotonic() > self._until:
             raise ConnectionLost("the connection is lost: receiving a message took too long")
         receive = self.socket.recv_into
         try:

@@ -7,22 +7,16 @@ launch has ended.
 
 from __future__ import annotations
 
-import ctypes
-import select
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from mlvm.core.errors import LimitExceeded, notes_of
+from mlvm.machines.remote.system import SYSTEM, System
 
 _EVERY: Final = 0.02  # seconds between two checks
 _AGAIN: Final = 0.2
-
-_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-_raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
 
 class Stopped(LimitExceeded):
@@ -32,10 +26,12 @@ class Stopped(LimitExceeded):
 class Watch:
     """A watched launch of the current thread."""
 
-    def __init__(self, seconds: float, is_gone: Callable[[], bool | str]) -> None:
-        self.thread = threading.get_ident()
+    def __init__(
+        self, seconds: float, is_gone: Callable[[], bool | str], system: System = SYSTEM
+    ) -> None:
+        self.thread = system.ident()
         self.seconds = seconds
-        self.deadline = time.monotonic() + seconds
+        self.deadline = system.monotonic() + seconds
         self.is_gone = is_gone
         self.reason: str | None = None
         self.raised = 0.0
@@ -51,12 +47,13 @@ class Watch:
 class Watchdog:
     """A thread that checks all launches in progress, as long as there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System = SYSTEM) -> None:
+        self._system = system
         self.masked = threading.RLock()
         """While a thread holds this lock, no launch is ended: the holder changes state that must
         stay consistent."""
         self._watches: dict[int, Watch] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: object = None
         self._stop: str | None = None
 
     @contextmanager
@@ -65,7 +62,7 @@ class Watchdog:
     ) -> Iterator[None]:
         """Raise `LimitExceeded` inside the block after `seconds`, or when `is_gone` returns True or
         a reason. A thread may not nest the block."""
-        watch = Watch(seconds, is_gone)
+        watch = Watch(seconds, is_gone, self._system)
         try:
             try:
                 self._begin(watch)
@@ -89,8 +86,7 @@ class Watchdog:
         with self.masked:
             self._watches[watch.thread] = watch
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mlvm watchdog", daemon=True)
-                self._thread.start()
+                self._thread = self._system.start("mlvm watchdog", self._run)
 
     def _end(self, watch: Watch) -> None:
         """End a watch; afterwards nothing is raised. A pending error must be caught, not withdrawn:
@@ -103,7 +99,7 @@ class Watchdog:
                 if not watch.raised or met:
                     return
                 met = True
-                _raise_in(watch.thread, Stopped)  # replaces a pending one
+                self._system.interrupt(watch.thread, Stopped)  # replaces a pending one
                 while True:
                     pass
             except Stopped:
@@ -112,8 +108,8 @@ class Watchdog:
     def _run(self) -> None:
         idle = 0
         while True:
-            time.sleep(_EVERY)
-            now = time.monotonic()
+            self._system.sleep(_EVERY)
+            now = self._system.monotonic()
             with self.masked:
                 idle = 0 if self._watches else idle + 1
                 if idle > 50:  # the next launch starts another thread
@@ -124,21 +120,4 @@ class Watchdog:
                         watch.reason = self._stop or watch.verdict(now)
                     if watch.reason is not None and now > watch.raised + _AGAIN:
                         watch.raised = now
-                        _raise_in(watch.thread, Stopped)
-
-
-def has_come(sock: socket.socket, seconds: float) -> bool:
-    """Wait until bytes can be received, at most `seconds`. Return whether they can."""
-    poll = select.poll()  # select.select takes no number of a file above 1023
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(max(seconds, 0.0) * 1e3))
-
-
-def has_hung_up(sock: socket.socket) -> bool:
-    """Return whether the peer has closed the connection."""
-    try:
-        poll = select.poll()
-        poll.register(sock, getattr(select, "POLLRDHUP", 0))
-        return bool(poll.poll(0))
-    except (OSError, ValueError):  # closed on this side
-        return True
+                        self._system.interrupt(watch.thread, Stopped)

@@ -198,6 +198,14 @@ def test_a_client_of_another_version_hears_both(version: int) -> None:
     assert f"version {VERSION}".encode() in message
 
 
+def test_a_server_of_other_kernels_is_refused_unless_they_may_differ() -> None:
+    with Server("127.0.0.1:0", secret=SECRET, about={"versions": "mlvm 0, odd kernels"}) as server:
+        address = str(server.address)
+        text = "the server has mlvm 0, odd kernels, and this client has mlvm .*; .* mixed=True"
+        refuses(AccessRefused, text, connect, address, secret=SECRET)
+        connect(address, secret=SECRET, mixed=True).close()
+
+
 def test_a_server_of_another_version_is_named() -> None:
     here, there = socket.socketpair()
     with here, there:

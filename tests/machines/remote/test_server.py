@@ -7,10 +7,14 @@ import gc
 import os
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +45,7 @@ from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
-from tests.brief import Patch, cases, refuses, traced_memory
+from tests.brief import Patch, cases, line_of, refuses, start_python, traced_memory
 from tests.core.programs import asm, put
 from tests.machines.libraries import MACHINES
 from tests.machines.remote.serving import (
@@ -538,6 +542,69 @@ def test_too_few_file_descriptors_are_survived() -> None:
             for sock in socks:
                 sock.close()
         server.vm().close()
+
+
+FEW_FILES = """
+import os, resource, sys
+from mlvm.machines.remote.server import Server
+with Server("127.0.0.1:0", secret=sys.argv[1]) as server:
+    here = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (here + 2, here + 2))
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_who_finds_no_file_descriptor_hears_so_and_others_go_on() -> None:
+    pytest.importorskip("resource")
+    with start_python("-c", FEW_FILES, SECRET, stdin=subprocess.PIPE) as server:
+        address = line_of(server).strip()
+        with ExitStack() as clients:
+            vms: list[RemoteVM] = []
+
+            def connect_all() -> None:
+                while True:
+                    vms.append(clients.enter_context(connect.connect(address, secret=SECRET)))
+
+            refuses(AccessRefused, "the server has too many open files", connect_all)
+            assert vms
+            for vm in vms:
+                vm.dealloc_tensor(vm.alloc_tensor(F32X3))
+                vm.synchronize()
+            vms.pop().close()
+            wait_for(lambda: is_admitted(address), 5)
+        server.communicate("")
+
+
+def is_admitted(address: str) -> bool:
+    with contextlib.suppress(AccessRefused):
+        connect.connect(address, secret=SECRET).close()
+        return True
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at /proc")
+def test_memory_of_clients_that_have_left_is_returned() -> None:
+    def resident() -> int:
+        text = Path("/proc/self/status").read_text()
+        return int(next(line for line in text.splitlines() if "VmRSS" in line).split()[1]) >> 10
+
+    def client(server: Served) -> None:
+        with server.vm() as vm:
+            kept = [put(vm, np.ones(1_500_000, np.float32)) for _ in range(12)]
+            small = [put(vm, np.ones(1000 + i, np.float32)) for i in range(200)]
+            vm.read(kept[0])
+            vm.read(small[0])
+
+    with Served() as server:
+        client(server)
+        wait_for(lambda: not server.status()["clients"], 5)
+        before = resident()
+        for _ in range(4):
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(client, [server] * 4))
+        wait_for(lambda: not server.status()["clients"], 5)
+        wait_for(lambda: resident() < before + 150, 5)  # 700 more are resident without a trim
 
 
 def test_a_launch_has_so_many_arguments_at_most() -> None:

@@ -1,0 +1,42 @@
+"""Versions of what decides the bits of results: processes that work together compare them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from functools import cache
+
+import numpy as np
+
+from mlvm.core.op import OPS
+from mlvm.machines.native.extension import EXTENSION, is_native
+
+
+def versions() -> str:
+    """Return mlvm's version, the kernels that VMs use by default, numpy's version, and a digest of
+    the op table."""
+    kernels = EXTENSION.simd() if EXTENSION is not None and is_native(None) else "numpy"
+    mine = f"mlvm {sys.modules['mlvm'].__version__}, {kernels} kernels"
+    return f"{mine}, numpy {np.__version__}, ops {_digest_of_ops()}"
+
+
+@cache
+def _digest_of_ops() -> str:
+    ops = sorted(
+        f"{name} {op.inputs} {[(each.name, each.default) for each in op.attributes.values()]}"
+        for name, op in OPS.items()
+        if op.kernel.__module__.startswith("mlvm.")
+    )
+    return hashlib.blake2b("\n".join(ops).encode(), digest_size=4).hexdigest()
+
+
+def difference(theirs: object, they: str, we: str) -> str | None:
+    """Describe how another process differs from this one in what may change results, or return
+    None."""
+    if theirs == versions():
+        return None
+    shown = theirs if isinstance(theirs, str) and theirs else "versions that it does not tell"
+    return (
+        f"results may differ: {they} has {shown}, and {we} has {versions()}; "
+        f"install the same versions, or allow it with mixed=True"
+    )
