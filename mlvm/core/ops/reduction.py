@@ -128,7 +128,7 @@ def prod(
     """
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
     if out.dtype.kind == "f" and np.isnan(out).any():
-        are_finite = np.logical_and.reduce(np.isfinite(x), axis, keepdims=keepdims)
+        are_finite = np.all(np.isfinite(x), axis=axis, keepdims=keepdims)
         np.copyto(out, 0, where=np.isnan(out) & are_finite)
 
 

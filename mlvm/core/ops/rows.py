@@ -32,7 +32,7 @@ def sum_rows(x: Array, weights: Array | None = None) -> Array:
     height = min(_PIECE // max(1, columns), 256)  # BLAS adds them one after the other
     if height < 16 and length > 256 and weights is None:
         half = length // 2
-        return sum_rows(x[:half]) + sum_rows(x[half:])  # type: ignore[no-any-return]
+        return sum_rows(x[:half]) + sum_rows(x[half:])
     if height < 16 or not x.size:
         total: Array = np.add.reduce(x, 0) if weights is None else np.einsum("i,ij->j", weights, x)
         return total
