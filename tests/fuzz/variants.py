@@ -215,6 +215,7 @@ def attempt(op: str, case: Case) -> str:
         *found, last = stream.read().split("\n")
     os.waitpid(child, 0)
     if found:
+        print(*found, sep="\n", file=sys.stderr, flush=True)  # also of a run that is stopped
         raise Wrong("\n    ".join(found))
     return "equal" if last == "done" else "the process ended, in onnxruntime or here"
 

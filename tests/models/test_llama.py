@@ -145,7 +145,7 @@ def test_tokens_as_in_llama_cpp(kind: str, pre: str, text: str, pieces: list[str
 def test_a_text_of_llama_bpe_begins_with_a_token() -> None:
     begins = [_with_defined("gpt2", pre, add_bos_token=None) for pre in ("llama-bpe", "gpt-2")]
     assert [bool(each.adds_bos) for each in begins] == [False, False]
-    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+    metadata: dict[str, Any] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
     metadata |= {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 0}
     assert Tokenizer(metadata).adds_bos
 

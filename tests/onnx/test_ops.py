@@ -28,10 +28,10 @@ EMPTY = np.zeros((0, 3, 4), np.float32)
 ONES = np.ones(3, np.float32)
 SQUARE = np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)
 CUBE = np.arange(27, dtype=np.float32).reshape(3, 3, 3) / 9 - 1
-HALVES = np.float16([[300, 400]])
+HALVES = np.array([[300, 400]], np.float16)
 TURNS = np.ones((10, 4), np.float32)
-ROWS = np.float32([[[1, 2, 3, 4]]])
-SHARES = np.repeat(1 / (1 + np.exp(np.float32([-5, -25]) / np.float32(2) ** 0.5)), 2)
+ROWS = np.array([[[1, 2, 3, 4]]], np.float32)
+SHARES = np.repeat(1 / (1 + np.exp(np.array([-5, -25], np.float32) / np.float32(2) ** 0.5)), 2)
 """The share of a single key, with a score of 0 beside it that has no value."""
 
 
@@ -50,7 +50,7 @@ def inserted(position: int) -> Any:
         node("ConcatFromSequence", "t", "y", axis=0),
     ]
     body = graph(nodes, [value("x", 1, [2])], "y", [constant("p", np.int64(position))])
-    return called(model(body), np.float32([1, 2]))
+    return called(model(body), np.array([1, 2], np.float32))
 
 
 test_rows = claims("onnx", globals())
@@ -88,8 +88,8 @@ def test_a_subgraph_of_a_function_has_its_attributes_and_its_opset() -> None:
     data = _calling(
         [_function([branch], 17, "", "slope")], node("f", "x c", "y", "", "l", slope=0.5)
     )
-    x = np.float32([-2, -1, 3])
-    np.testing.assert_array_equal(called(data, x), np.float32([-1, -0.5, 3]))
+    x = np.array([-2, -1, 3], np.float32)
+    np.testing.assert_array_equal(called(data, x), np.array([-1, -0.5, 3], np.float32))
     flat = node("If", "c", "y", then_branch=graph([node("Softmax", "x", "a")], [], "a"),
                 else_branch=other)  # fmt: skip
     data = _calling([_function([flat], 11, "", "")], node("f", "x c", "y", "", "l"))
@@ -123,7 +123,7 @@ def test_an_inner_name_hides_an_outer_one(name: str) -> None:
         node("Add", f"{name} y", "z"),
     ]
     whole = graph(nodes, [value("x", 1, [1])], "z", [constant("n", np.int64(3))])
-    z = called(model(whole, 17), np.float32([2]))
+    z = called(model(whole, 17), np.array([2], np.float32))
     np.testing.assert_allclose(z, [2 + np.exp(2) + 3], rtol=1e-6)
 
 
@@ -152,6 +152,6 @@ def test_data_of_a_linked_model_are_read(length: int, tmp_path: Path) -> None:
     os.symlink("../blobs/22", names / "model.onnx_data")
     (blobs / "model.onnx_data").write_bytes(raw)
     os.symlink("../blobs/11", linked / "m.onnx")
-    x = np.float32([[1, 2]])
+    x = np.array([[1, 2]], np.float32)
     for file in (names / "model.onnx", linked / "m.onnx"):
         np.testing.assert_array_equal(np.asarray(load(file)(x)), x @ w)
