@@ -140,6 +140,7 @@ class _RefusingTape:
     """Tape that raises for tensors of another tape, while a function with a rule runs."""
 
     within: object = None
+    has_lost: bool = False
     nodes: Sequence[Any] = ()
 
     def __init__(self, rule: CustomRule, tape: Tape) -> None:
