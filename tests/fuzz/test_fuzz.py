@@ -280,14 +280,14 @@ def test_random_transformations(monkeypatch: Patch) -> None:
 
 
 def test_changes_of_state_are_seen(monkeypatch: Patch) -> None:
-    runs, failure = guards.fuzz(with_long(40, 400), 0, 0)
+    runs, failure = guards.fuzz(with_long(30, 400), 0, 0)
     assert failure is None
-    assert runs["changed"] > 30
+    assert runs["changed"] > 20
     assert runs["field"] > 50
     monkeypatch.setattr(GuardSet, "_slots", lambda *_: None)
-    _, failure = guards.fuzz(200, 0, 1, until="slots")
+    _, failure = guards.fuzz(1, 0, 26)
     assert failure is not None
-    assert "StaleProgram" in failure or "expected" in failure
+    assert re.search("slots of .*(out of date|expected)", failure)
 
 
 def test_graphs_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None:

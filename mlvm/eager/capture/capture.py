@@ -771,9 +771,9 @@ def capture(
     lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
 
     With `check=n`, every n-th call that has a program traces the function again, and compares it
-    with the program that is about to run. `StaleProgramError` names the line and the value that
-    changed. Use `check=1` first when results look old: it finds any read that no guard compares,
-    for the time of a trace. Without it, calls cost nothing more.
+    with the program that is about to run. Where they differ, an error names the line and the value
+    that changed. Use `check=1` first when results look old: it finds any read that no guard
+    compares, for the time of a trace. Without it, calls cost nothing more.
 
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.

@@ -48,12 +48,12 @@ def call(
         ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
     Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is no tensor,
-    `StaleTensor`, and what the function raises; `MachineError` for other results than those of its
-    type rule, and `CaptureError` in a captured function without one. A gradient through a call
-    without a rule raises `GradientError`.
+    `StaleTensor`, and what the function raises. A gradient through a call without a rule raises
+    `GradientError`, and a captured call of a function without a type rule `CaptureError`.
 
     A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
-    called in captured functions and transformations. `vmap` calls it for each row.
+    called in captured functions and transformations. `vmap` calls it for each row. Results of other
+    types than those of the rule are refused.
 
     The function decides their shapes.
 
@@ -65,6 +65,7 @@ def call(
 
     Refuses:
         ml.call("doubled", v, how=object())  # ArgumentError
+        ml.capture(lambda x: ml.call("doubled", x))(v)  # CaptureError
         ml.call("doubled", 1.0)  # DTypeError
         ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)  # GradientError
         ml.call("doubled", stale)  # StaleTensor
