@@ -110,7 +110,8 @@ def mode_of(file: Path) -> int:
     except ValueError as error:  # a name that no file can have
         raise OSError(errno.EINVAL, str(error), str(file)) from None
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(file))
+        reason = f"{os.strerror(errno.EISDIR)}, no regular file"
+        raise IsADirectoryError(errno.EISDIR, reason, os.fspath(file))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
     return stat.S_IMODE(mode)
