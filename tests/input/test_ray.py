@@ -37,5 +37,5 @@ def test_batches_have_the_rows_of_all_blocks(monkeypatch: Patch) -> None:
         ml.Pipeline(rows, 4, vm=ml.VM(), **options) as expected,
     ):
         for batch, wanted in zip(batches, expected, strict=True):
-            assert batch.x.tolist() == wanted.x.tolist()
-            assert batch.y.tolist() == wanted.y.tolist()
+            assert batch[0].tolist() == wanted[0].tolist()
+            assert batch[1].tolist() == wanted[1].tolist()

@@ -81,11 +81,14 @@ class Serving:
             "paused": lambda: stop(draw.uniform(0, _PATIENCE / 3)),
             "cut": lambda: cut(ever),
             "healed": lambda: cut(draw.uniform(0, _PATIENCE / 3)),
-            "closes": lambda: world.start(self.host, self._close) and None,
+            "closes": self._start_to_close,
         }
         kind = self.fault.removeprefix("server ")
         if kind in faults:
             world.at_event[at] = faults[kind]
+
+    def _start_to_close(self) -> None:
+        self.world.start(self.host, self._close)
 
     # --- the programs ---
 

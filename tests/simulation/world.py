@@ -256,7 +256,7 @@ class Socket(socket.socket):
     def __repr__(self) -> str:
         return f"<socket of {self.process.name}>"
 
-    family = socket.AF_INET  # type: ignore[assignment]
+    family = socket.AF_INET
 
     def __hash__(self) -> int:
         return self.number
@@ -320,7 +320,7 @@ class Socket(socket.socket):
 
     # --- writing ---
 
-    def sendmsg(self, buffers: Any, *_: Any) -> int:  # type: ignore[override]
+    def sendmsg(self, buffers: Any, *_: Any) -> int:
         return self.send(b"".join(buffers))
 
     def send(self, data: Any, flags: int = 0, /) -> int:
@@ -352,7 +352,7 @@ class Socket(socket.socket):
     def setblocking(self, flag: bool, /) -> None:
         self.seconds = None if flag else 0
 
-    def setsockopt(self, *_: Any) -> None:  # type: ignore[override]
+    def setsockopt(self, *_: Any) -> None:
         pass
 
     def getpeername(self) -> tuple[str, int]:
@@ -507,13 +507,16 @@ class SimulatedSystem(System):
         self._process = process
         self._ports = itertools.count(40_000)
         self.monotonic = lambda: world.now + process.offset
-        self.sleep = lambda seconds: world.wait(world.now + seconds) and None
+        self.sleep = self._sleep
         self.uniform = world.random.uniform
         self.lock = lambda: Lock(world)
         self.condition = lambda: Condition(world)
         self.selector = lambda: Selector(world)
         self.connect = self._connect
         self.ident = lambda: id(world.current)
+
+    def _sleep(self, seconds: float) -> None:
+        self._world.wait(self._world.now + seconds)
 
     def start(self, name: str, target: Callable[..., object], *args: object) -> Thread:
         return self._world.start(self._process, lambda: target(*args))
