@@ -42,6 +42,8 @@ class _RegionSlots:
         *("holder", "holder_at_reset", "last", "noted", "watched", "_views"),
     )
 
+    _views: WeakValueDictionary[int, Any] | None
+
     @property
     def views(self) -> tuple[Any, ...]:
         """The live views of its tensor, the oldest first."""
@@ -52,16 +54,18 @@ class _RegionSlots:
 
     def add_view(self, view: Any) -> None:
         """List a view until it dies or is removed."""
-        if getattr(self, "_views", None) is None:
+        views = getattr(self, "_views", None)
+        if views is None:
             with _adding:  # several threads may view one tensor
-                if getattr(self, "_views", None) is None:
-                    self._views = WeakValueDictionary[int, Any]()
-        self._views[id(view)] = view
+                views = getattr(self, "_views", None) or WeakValueDictionary[int, Any]()
+                self._views = views
+        views[id(view)] = view
 
     def remove_view(self, view: Any) -> None:
         """List a view no longer."""
-        if getattr(self, "_views", None) is not None:
-            self._views.pop(id(view), None)
+        views = getattr(self, "_views", None)
+        if views is not None:
+            views.pop(id(view), None)
 
     def take_views(self) -> tuple[Any, ...]:
         """Return all views, and list none."""
