@@ -16,7 +16,7 @@ from mlvm.core.errors import ArenaError, StaleTensor
 from mlvm.eager.capture.capture import Captured
 from mlvm.eager.tensor.apply import apply_in_python
 from mlvm.eager.tensor.reading import launch_for_values, values_of, write
-from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.update import apply_into_in_python
 from mlvm.eager.tree import load
 from tests.interrupting import with_each_line_interrupted
 
@@ -61,8 +61,8 @@ READS = {
 }
 CALLS = {
     **READS,
-    "an update": Race(apply_into, update, None),
-    "an update from it": Race(apply_into, update_another, 1 + SEVENS),
+    "an update": Race(apply_into_in_python, update, None),
+    "an update from it": Race(apply_into_in_python, update_another, 1 + SEVENS),
     "a write": Race(write, lambda x: load({"x": x}, {"x": 5 * SEVENS}, "state"), None),
     "a replay": Race(Captured._launch, lambda x: captured(x).numpy(), SEVENS**2 - SEVENS),
     "an update in a replay": Race(Captured._launch, doubled, None),

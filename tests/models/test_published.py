@@ -45,7 +45,9 @@ VITS = {
 def test_the_command_prints_the_variants_with_their_number_of_parameters(
     module: Any, fields: str, counts: dict[str, int], capsys: Capsys
 ) -> None:
-    run_path(module.__file__, run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        run_path(module.__file__, run_name="__main__")
+    assert not ended.value.code
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[1:-1] == fields.split()
     assert [row.split() for row in rows] == [

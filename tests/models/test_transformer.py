@@ -94,9 +94,9 @@ def test_a_captured_generation_makes_what_an_eager_one_makes(
 
 def test_it_stops_after_the_end(model: Transformer) -> None:
     result = go_on(model, [1, 2], seed=7)
-    end = result[5]
-    assert end not in result[2:5]
-    assert go_on(model, [1, 2], seed=7, end=end) == result[:6]
+    last = next(i for i in range(3, len(result)) if result[i] not in result[2:i])
+    end = result[last]
+    assert go_on(model, [1, 2], seed=7, end=end) == result[: last + 1]
     assert go_on(model, [1, end], seed=7, end=end)[:2] == [1, end]  # a prompt may contain it
 
 
@@ -175,7 +175,7 @@ def test_other_files_are_refused(tmp_path: Path, capsys: Capsys) -> None:
     for training, reason in (
         ("{", "was not written by a training"),
         ('{"model": "mlp"}', "is of a training of mlp, not of transformer"),
-        ('{"model": "transformer"}', "is of another transformer: missing"),
+        ('{"model": "transformer"}', "is of another transformer: load_state: missing"),
     ):
         save(file, {}, {"mlvm.training": training})
         refuses(CheckpointError, reason, Generator, file)

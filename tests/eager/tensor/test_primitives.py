@@ -11,6 +11,7 @@ import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.eager import public
 from mlvm.eager.tensor import primitives
+from mlvm.eager.tensor.op_docs import WITH_WHERE
 
 ELSEWHERE = {"random": ml.random, "decompositions": ml.linalg, "fft": ml.fft}
 
@@ -23,7 +24,8 @@ def test_every_op_has_a_function_with_its_documentation(name: str) -> None:
     assert (function.__doc__ or "").startswith(op.doc.partition("\n\n")[0])
     for shown in re.findall(r">>> .*", op.doc):
         assert shown in (function.__doc__ or "")
-    assert list(parameters) == [*op.inputs, *op.attributes, *([] if op.dynamic else ["out"])]
+    more = [*([] if op.dynamic else ["out"]), *(["where"] if name in WITH_WHERE else [])]
+    assert list(parameters) == [*op.inputs, *op.attributes, *more]
     for attribute in op.attributes.values():
         assert parameters[attribute.name].default == attribute.default
 
@@ -34,7 +36,8 @@ def test_every_op_but_internal_ones_is_public(name: str) -> None:
     op = OPS[name]
     if op.public:
         own = name in public.__all__  # which takes its arguments otherwise
-        assert getattr(ml, name) is (public.PRESENT[name] if own else getattr(primitives, name))
+        assert (getattr(ml, name) is not getattr(primitives, name)) == own
+        assert getattr(ml, name) is public.PRESENT.get(name, getattr(ml, name))
         return
     assert getattr(ml, name, None) is not getattr(primitives, name)
     module = ELSEWHERE.get(op.kernel.__module__.rpartition(".")[2])

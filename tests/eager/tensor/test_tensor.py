@@ -172,7 +172,7 @@ KINDS = [name for name, dtype in DType.all.items() if dtype is not ml.bfloat16]
 @cases("own, other", *itertools.product(KINDS, KINDS))
 def test_an_update_casts_the_same_kind_as_numpy_does(own: str, other: str) -> None:
     """`x += y` and `x[i] = y` cast where numpy's casting="same_kind" does."""
-    x, y = ml.ones(2, dtype=own), ml.asarray([1, 0], dtype=other)
+    x, y = ml.ones(2, dtype=DType.all[own]), ml.asarray([1, 0], dtype=DType.all[other])
     a, b = x.numpy(), y.numpy()
     is_cast = np.can_cast(b.dtype, a.dtype, "same_kind")
     with suppress(TypeError):  # of numpy.add, whose result has another kind
@@ -184,7 +184,7 @@ def test_an_update_casts_the_same_kind_as_numpy_does(own: str, other: str) -> No
         assert both == np.bool_ or not np.can_cast(both, a.dtype, "same_kind")  # no bools are added
     else:
         np.testing.assert_array_equal(x.numpy(), a)
-    x = ml.zeros(2, dtype=own)
+    x = ml.zeros(2, dtype=DType.all[own])
     if is_cast:
         x[:] = y
         assert x.tolist() == [1, 0]

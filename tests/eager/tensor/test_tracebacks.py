@@ -23,6 +23,7 @@ vector: Any = ml.ones((4,))
 scalar: Any = ml.ones(())
 integers: Any = ml.asarray([0, 1])
 mask: Any = ml.asarray([True, False])
+VIEW: Any = ml.reshape(matrix, -1)
 with ml.Arena(ml.default_vm(), "gone"):
     stale: Any = ml.ones(3)
 
@@ -48,7 +49,7 @@ DIRECT: Final[Calls] = {
     "** 2": lambda: mask**2,
     "** of shapes": lambda: matrix**vector,
     "+=": lambda: add_in_place(matrix, vector),
-    "+= of a view": lambda: add_in_place(ml.reshape(matrix, -1), vector),
+    "+= of a view": lambda: add_in_place(VIEW, vector),
     "[...] =": lambda: put(matrix, vector),
     "a stale operand": lambda: matrix + stale,
     "add": lambda: ml.add(matrix, vector),
