@@ -58,7 +58,9 @@ def test_representable_integers(dtype: DType) -> None:
     for value in (bounds.min, bounds.max, 1.0):
         require_representable(value, dtype)
     for value in (bounds.min - 1, bounds.max + 1, 0.5, np.inf, np.nan):
-        refuses(ArgumentError, f"is not a value of {dtype}", require_representable, value, dtype)
+        refuses(
+            ArgumentError, f"is not a value of {dtype.name}", require_representable, value, dtype
+        )
 
 
 test_rows = claims("rules", globals())

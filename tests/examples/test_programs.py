@@ -218,11 +218,11 @@ def test_accumulate_and_resume() -> None:
 
 def test_mixed_precision() -> None:
     results = program("mixed_precision").main(steps=60)
-    assert [*results] == ["f32", "bf16", "f16"]
+    assert [*results] == ["float32", "bfloat16", "float16"]
     for name, (losses, accuracy, skipped, model) in results.items():
         assert accuracy > 0.6
-        assert (skipped > 0) == (name == "f16")
-        assert losses[0] == pytest.approx(results["f32"][0][0], rel=1e-2)
+        assert (skipped > 0) == (name == "float16")
+        assert losses[0] == pytest.approx(results["float32"][0][0], rel=1e-2)
         assert {x.dtype for x in model.state().values()} == {ml.float32}
 
 

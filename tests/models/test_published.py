@@ -6,6 +6,8 @@ from __future__ import annotations
 from runpy import run_path
 from typing import Any
 
+import pytest
+
 from models import mlp_mixer, vit
 from tests.brief import Capsys, cases
 

@@ -97,6 +97,8 @@ def draw_attributes(draw: st.DrawFn, op: Op, shape: Shape) -> Attributes:
         arguments["dtype"] = draw(st.sampled_from(DTYPES))
     if op.name == "broadcast_to":
         arguments["shape"] = shape
+    if op.name == "betainc_slope":
+        arguments["by"] = draw(st.sampled_from(["a", "b"]))
     return op.bind(arguments)
 
 

@@ -156,6 +156,8 @@ def _cases() -> list[Any]:
     for name, cases in CASES.items():
         if name in quantized.CASES or name in packed.CASES:  # they refuse halves, or lie otherwise
             continue
+        if name == "view":  # its result depends on the number of bytes
+            continue
         suited = [
             case
             for case in cases
