@@ -197,7 +197,7 @@ def in_dtype(name: str, dtype: str) -> tuple[Any, ...] | None:
     fn, *args = CASES[name]
     own = args[0].dtype
     cast = [
-        np.asarray(ml.astype(ml.asarray(abs(x) if dtype[0] == "u" else x), dtype))
+        np.asarray(ml.astype(ml.asarray(abs(x) if dtype[0] == "u" else x), DType.named(dtype)))
         if x.dtype == own and own.kind != "b"
         else x
         for x in args

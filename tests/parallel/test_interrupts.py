@@ -47,12 +47,16 @@ def ray() -> AnyGroup:
     group = RayGroup.__new__(RayGroup)
     AnyGroup.__init__(group, ["rank 0"])
     group._ray = SimpleNamespace(
+        put=lambda task: task,
         wait=lambda calls, timeout: (calls, []),
         get=lambda call: call,
         kill=lambda actor: None,
         exceptions=SimpleNamespace(RayError=RuntimeError),
     )
     group._actors = [Actor(0)]
+    group.timeout = group._place = None
+    group._attempt = group._restarts = 0
+    group._folder, group._is_own = "", False
     return group
 
 

@@ -212,6 +212,7 @@ class GuardSet:
             self._current = value
             self._parts.append(None)
             other = GuardSet._class if issubclass(kind, type) else GuardSet._object
+            other = GuardSet._lazy_module if issubclass(kind, types.ModuleType) else other
             (visitor or _VISITORS.get(kind, other))(self, value)
 
     def _guard_only(self, kind: str, owner: Any, name: Any, value: Any) -> None:
@@ -374,6 +375,12 @@ class GuardSet:
             for each in named:
                 if type(each) is types.ModuleType and layout.is_standard(each.__name__):
                     self._add_part(None, each)
+
+    def _lazy_module(self, module: types.ModuleType) -> None:
+        """Visit a module of a subclass, such as one that imports its names when they are asked for,
+        and the class, whose methods find the names."""
+        self._module(module)
+        _CLASS_OF_OBJECT(self, type(module))
 
     def _environment(self, functions: Iterable[Any]) -> None:
         """Guard the variables of the environment, if one of these functions of the standard library
