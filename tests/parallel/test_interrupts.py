@@ -47,6 +47,7 @@ def ray() -> AnyGroup:
     group = RayGroup.__new__(RayGroup)
     AnyGroup.__init__(group, ["rank 0"])
     group._ray = SimpleNamespace(
+        is_initialized=lambda: False,
         put=lambda task: task,
         wait=lambda calls, timeout: (calls, []),
         get=lambda call: call,
