@@ -68,7 +68,10 @@ def default_dtype(dtype: object, /) -> Iterator[None]:
 
 
 def _checked(dtype: object, function: str) -> DType:
-    target = DType.of(dtype)
+    try:
+        target = DType.of(dtype)
+    except DTypeError as error:
+        raise error.at(function, ()) from None
     if not target.is_float:
         raise DTypeError(
             f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the "

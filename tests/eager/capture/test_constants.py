@@ -82,7 +82,7 @@ def of_other_classes(c: Any) -> Fn:
     named, masked, record, compact, raw = c
 
     def fn(x: Any) -> Any:
-        y = x * named + masked + ml.asarray(compact)
+        y = x * named + masked.data + ml.asarray(compact)
         return y, record["a"] * x, record["b"] + ml.asarray(raw), x + masked.filled(9.0)
 
     return fn

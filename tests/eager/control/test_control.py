@@ -60,10 +60,10 @@ SINGLE = [*DType.all, "f8e4m3", "f8e5m2"]
 
 def decided(dtype: str, x: ml.Tensor) -> Any:
     """A branch and a loop by x in that dtype. The loop ends at -0.0."""
-    branch = ml.cond(ml.astype(ml.reshape(x, (1, 1)), dtype), lambda: 1, lambda: 0)
+    branch = ml.cond(ml.astype(ml.reshape(x, (1, 1)), DType.named(dtype)), lambda: 1, lambda: 0)
     state = x * 1.0, 0
     turn = lambda s: (ml.full_like(s[0], -0.0), s[1] + 1)  # noqa: E731
-    return branch, ml.while_loop(lambda s: ml.astype(s[0], dtype), turn, state)[1]
+    return branch, ml.while_loop(lambda s: ml.astype(s[0], DType.named(dtype)), turn, state)[1]
 
 
 @pytest.mark.parametrize("native", [True, False])
