@@ -439,10 +439,10 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
         stale=raise_stale,
         reference=weakref.ref,
         update=apply_into_in_python,
+        view_logs=view_logs,
+        live_tapes=live_tapes,
     )
-    EXTENSION.install_views(
-        alias=alias_in_python, type=TensorType, view_logs=view_logs, live_tapes=live_tapes
-    )
+    EXTENSION.install_views(alias=alias_in_python, type=TensorType)
     EXTENSION.install_templates(
         context=(autocast_dtype, default_float), is_constant=is_constant, dtype=DType
     )

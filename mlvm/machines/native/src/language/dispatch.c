@@ -14,9 +14,6 @@
  */
 #include "dispatch.h"
 
-#include "templates.h"
-#include "views.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,9 +46,17 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
 static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
+PyObject *live_tapes;
+Later later;
+static PyObject *view_logs;
 static PyObject *raise_stale, *weak_reference, *slow_update;
 static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name,
     *nodes_name, *kept_name, *templates_name, *has_lost_name;
+
+int is_quiet(void)
+{
+    return PyList_Size(view_logs) == 0;
+}
 
 /* --- types with plain fields --- */
 
@@ -268,6 +273,25 @@ static int allocation_set_handle(Allocation *self, PyObject *handle, void *unuse
 static PyGetSetDef allocation_getters[] = {
     {"handle", (getter)allocation_handle, (setter)allocation_set_handle, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
+static PyObject *subscript_later(PyObject *x, PyObject *key)
+{
+    return later.subscript(x, key);
+}
+
+static int assign_subscript_later(PyObject *x, PyObject *key, PyObject *values)
+{
+    return later.assign_subscript(x, key, values);
+}
+
+/* x[i] of a sequence, for `reversed`. */
+static PyObject *sequence_item(PyObject *x, Py_ssize_t i)
+{
+    PyObject *key = PyLong_FromSsize_t(i);
+    PyObject *result = key ? later.subscript(x, key) : NULL;
+    Py_XDECREF(key);
+    return result;
+}
+
 static PyMemberDef allocation_members[] = {OBJECT_FIELD(Allocation, region),
                                            OBJECT_FIELD(Allocation, arena),
                                            OBJECT_FIELD(Allocation, type),
@@ -307,7 +331,8 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                          {Py_tp_members, name##_members},   \
                                          __VA_ARGS__{0, NULL}};
 SLOTS(allocation, {Py_tp_finalize, allocation_finalize}, {Py_tp_getset, allocation_getters},
-      {Py_mp_subscript, subscript}, {Py_mp_ass_subscript, assign_subscript}, {Py_sq_item, sequence_item}, )
+      {Py_mp_subscript, subscript_later}, {Py_mp_ass_subscript, assign_subscript_later},
+      {Py_sq_item, sequence_item}, )
 static PyGetSetDef region_getters[] = {
     {"views", (getter)region_views, NULL, "The live views of its tensor, the oldest first.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
@@ -1107,8 +1132,8 @@ PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     PyObject *out = applied(args, nargs);
-    if (out && is_recording())
-        note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
+    if (out && later.is_recording())
+        later.note_step(APPLY, args[0], NULL, args + 1, (int)nargs - 1, out);
     return out;
 }
 
@@ -1179,7 +1204,7 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     if (nargs < 2)
         return PyErr_Format(PyExc_TypeError, "apply_into takes a tensor, an op and operands");
     Allocation *const *operands = (Allocation *const *)(args + 2);
-    int count = (int)nargs - 2, paused = pause_recording(1);
+    int count = (int)nargs - 2, paused = later.pause_recording(1);
     int done = overwrite(args[1], (Allocation *)args[0], operands, count);
     PyObject *out = done > 0 ? Py_NewRef(args[0]) : NULL;
     if (!done) {
@@ -1187,16 +1212,16 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         out = tuple ? PyObject_Call(slow_update, tuple, NULL) : NULL;
         Py_XDECREF(tuple);
     }
-    pause_recording(paused);
-    if (out && is_recording()) {
+    later.pause_recording(paused);
+    if (out && later.is_recording()) {
         PyObject *values[MOST_OPERANDS + 1] = {args[0]};
         int fits = count <= MOST_OPERANDS;
         for (int i = 0; fits && i < count; i++)
             values[1 + i] = args[2 + i];
         if (fits)
-            note_step(UPDATE, args[1], NULL, values, count + 1, out);
+            later.note_step(UPDATE, args[1], NULL, values, count + 1, out);
         else
-            note_opaque();
+            later.note_opaque();
     }
     return out;
 }
@@ -1204,21 +1229,22 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor",     "tape",          "apply",   "scope", "current_tape", "in_use",
-                            "own_arenas", "default_arena", "resolve", "stale", "reference",    "update",
-                            NULL};
+    static char *names[] = {"tensor",    "tape",       "apply",         "scope",      "current_tape",
+                            "in_use",    "own_arenas", "default_arena", "resolve",    "stale",
+                            "reference", "update",     "view_logs",     "live_tapes", NULL};
     PyObject *tensor, *tape;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOO:install", names, &tensor, &tape, &slow,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
                                      &get_scope, &get_current_tape, &get_in_use, &own_arenas,
-                                     &default_arena, &resolve, &raise_stale, &weak_reference, &slow_update))
+                                     &default_arena, &resolve, &raise_stale, &weak_reference, &slow_update,
+                                     &PyList_Type, &view_logs, &PySet_Type, &live_tapes))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *permanent[] = {tensor,           tape,        slow,           get_scope,
-                             get_current_tape, get_in_use,  own_arenas,     default_arena,
-                             resolve,          raise_stale, weak_reference, slow_update};
+    PyObject *permanent[] = {tensor,         tape,        slow,          get_scope, get_current_tape,
+                             get_in_use,     own_arenas,  default_arena, resolve,   raise_stale,
+                             weak_reference, slow_update, view_logs,     live_tapes};
     for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
         Py_INCREF(permanent[i]); /* for as long as the process */
     tape_class = (PyTypeObject *)tape;

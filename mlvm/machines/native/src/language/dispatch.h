@@ -98,6 +98,28 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
 PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
+/* Whether no thread has a recorder: only then C does more than one call, or one without a launch. */
+int is_quiet(void);
+
+extern PyObject *live_tapes; /* the set of tapes that may still be walked */
+
+/* What a step of a recorded call does: `apply(call, *operands)`, `alias(call, x, type)` where `extra` is the
+ * type, x[extra], or `apply_into(x, call, *operands)`. */
+typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE } StepKind;
+
+/* Functions of files that include this one. Each file sets its own: views.c and templates.c. */
+typedef struct {
+    PyObject *(*subscript)(PyObject *x, PyObject *key);
+    int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
+    PyObject *(*alias)(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+    int (*is_recording)(void);
+    int (*pause_recording)(int paused);
+    void (*note_opaque)(void);
+    void (*note_step)(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
+                      PyObject *out);
+} Later;
+extern Later later;
+
 /* Call a function for its effect. Returns 0, or -1 with an exception set. */
 int call_without_result(PyObject *function);
 

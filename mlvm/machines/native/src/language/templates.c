@@ -15,8 +15,6 @@
  */
 #include "templates.h"
 
-#include "views.h"
-
 #include <string.h>
 
 enum {
@@ -503,7 +501,7 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
     case ALIAS:
         args[1] = operands[0];
         args[2] = step->extra;
-        return alias(NULL, args, 3);
+        return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
     default:
         args[0] = operands[0];
@@ -652,6 +650,10 @@ static PyMethodDef templates_functions[] = {
 
 int templates_init(PyObject *module)
 {
+    later.is_recording = is_recording;
+    later.pause_recording = pause_recording;
+    later.note_opaque = note_opaque;
+    later.note_step = note_step;
     make_name = PyUnicode_InternFromString("_make");
     nodes_name = PyUnicode_InternFromString("nodes");
     fields_name = PyUnicode_InternFromString("_fields");

@@ -6,10 +6,6 @@
 
 int templates_init(PyObject *module);
 
-/* What a step of a recorded call does: `apply(call, *operands)`, `alias(call, x, type)` where `extra` is the
- * type, x[extra], or `apply_into(x, call, *operands)`. */
-typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE } StepKind;
-
 /* Whether this thread records a composed call. */
 int is_recording(void);
 

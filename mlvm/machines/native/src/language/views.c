@@ -37,8 +37,7 @@ typedef struct {
 /* Types by address, and by dtype and shape: the last of each hash, with a reference to the type. */
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
-static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type, *view_logs;
-PyObject *live_tapes;
+static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
 static PyObject *shape_name, *dtype_name, *kind_name, *itemsize_name, *size_name, *alloc_name;
 
 /* --- types --- */
@@ -131,11 +130,6 @@ static PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim)
 
 /* --- tensors --- */
 
-int is_quiet(void)
-{
-    return PyList_Size(view_logs) == 0;
-}
-
 /* The fast path of a tensor that this file handles; NULL for any other. */
 static FastPath *plain_path(PyObject *object)
 {
@@ -186,7 +180,8 @@ PyObject *view_as(Allocation *x, PyObject *type)
     return (PyObject *)out;
 }
 
-PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* alias(call, x, type), which `alias_in_python` defines. */
+static PyObject *alias(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     if (nargs != 3)
@@ -422,7 +417,7 @@ static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
     return result;
 }
 
-PyObject *subscript(PyObject *x, PyObject *key)
+static PyObject *subscript(PyObject *x, PyObject *key)
 {
     if (Py_TYPE(x) != tensor_class || !slow_getitem)
         return PyErr_Format(PyExc_TypeError, "only a Tensor is subscriptable");
@@ -432,14 +427,6 @@ PyObject *subscript(PyObject *x, PyObject *key)
     if (result || clear_nonfatal_error())
         return result;
     return call_with(slow_getitem, (PyObject *[]){x, key}, 2);
-}
-
-PyObject *sequence_item(PyObject *x, Py_ssize_t i)
-{
-    PyObject *key = PyLong_FromSsize_t(i);
-    PyObject *result = key ? subscript(x, key) : NULL;
-    Py_XDECREF(key);
-    return result;
 }
 
 /* --- assignments --- */
@@ -566,7 +553,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     return holds;
 }
 
-int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
+static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
 {
     if (Py_TYPE(x) != tensor_class || !slow_setitem) {
         PyErr_Format(PyExc_TypeError, "only a Tensor supports item assignment");
@@ -785,12 +772,11 @@ static PyObject *listed(PyObject *module, PyObject *args)
 /* install_views(names...): what the language lends, once. */
 static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"alias", "type", "view_logs", "live_tapes", NULL};
+    static char *names[] = {"alias", "type", NULL};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!:install_views", names, &slow_alias, &make_type,
-                                     &PyList_Type, &view_logs, &PySet_Type, &live_tapes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:install_views", names, &slow_alias, &make_type))
         return NULL;
-    PyObject *permanent[] = {slow_alias, make_type, view_logs, live_tapes};
+    PyObject *permanent[] = {slow_alias, make_type};
     for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
         Py_INCREF(permanent[i]); /* for as long as the process */
     Py_RETURN_NONE;
@@ -826,6 +812,9 @@ static PyMethodDef views_functions[] = {
 
 int views_init(PyObject *module)
 {
+    later.subscript = subscript;
+    later.assign_subscript = assign_subscript;
+    later.alias = alias;
     shape_name = PyUnicode_InternFromString("shape");
     dtype_name = PyUnicode_InternFromString("dtype");
     kind_name = PyUnicode_InternFromString("kind");
