@@ -169,8 +169,11 @@ def _collections_are_short() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_seed_before() -> None:
-    """Have new VMs and the default one begin with the keys of a process without a seed, whatever
-    ran before."""
+    """Have new VMs and the default one begin with the keys of a process without a seed, and with
+    f32 as the default dtype, whatever ran before."""
+    default: Any = sys.modules.get("mlvm.eager.tensor.default")
+    if default is not None:
+        default.set_default_dtype("float32")
     random: Any = sys.modules.get("mlvm.eager.functions.random")
     if random is not None:
         random.process.seed, random.process.alone = 0, None

@@ -76,10 +76,10 @@ CEILING = {
     "mlvm/step": 4_000,
     "mlvm/parallel": 4_000,
     "mlvm/eager": 1_000,
-    "mlvm/eager/tensor": 2_500,
+    "mlvm/eager/tensor": 3_000,
     "mlvm/eager/functions": 6_500,
     "mlvm/eager/recording": 1_500,
-    "mlvm/eager/autodiff": 2_500,
+    "mlvm/eager/autodiff": 3_000,
     "mlvm/eager/control": 2_000,
     "mlvm/eager/transform": 2_500,
     "mlvm/eager/nn": 2_500,
@@ -92,7 +92,7 @@ CEILING = {
     "mlvm": 500,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 60_000,
+    "tests": 62_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
@@ -262,7 +262,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) <= 5500
+    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6000
 
 
 def lines_without_examples(source: str) -> int:

@@ -310,7 +310,7 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
     return _adapted(op.max, x, size)
 
 
-class _Places(NamedTuple):
+class _Windows(NamedTuple):
     """Windows over the places of an input: the shape of a window, their geometry, and what
     `ceil_mode` adds behind the padding of each axis."""
 
@@ -333,7 +333,7 @@ def _places(
     padding: Sides | Pair,
     dilation: Ints,
     ceil_mode: bool,
-) -> _Places:
+) -> _Windows:
     """Return the windows over `axes` axes of x."""
     size, shape = require_places(x, axes), each_of(window, axes, "window")
     stride = shape if stride is None else stride
@@ -346,10 +346,10 @@ def _places(
             if last >= n + geometry.padding[i][0]:  # none begins behind the input
                 last -= step
             more[i] = max(0, last + length - padded)
-    return _Places(shape, geometry, tuple(more))
+    return _Windows(shape, geometry, tuple(more))
 
 
-def _pooled(pool: Any, x: Tensor, places: _Places) -> Tensor:
+def _pooled(pool: Any, x: Tensor, places: _Windows) -> Tensor:
     """Pool x in windows by a function of images."""
     shape, axes = places.shape, len(places.shape)
     geometry = places.geometry._replace(padding=places.padding)
@@ -370,7 +370,7 @@ def _pooled(pool: Any, x: Tensor, places: _Places) -> Tensor:
     return reshape(y, (n, y.shape[1], *rest, channels))
 
 
-def _averaged(x: Tensor, places: _Places, with_padding: bool) -> Tensor:
+def _averaged(x: Tensor, places: _Windows, with_padding: bool) -> Tensor:
     """Average the windows of x; what does not count is divided out."""
     y = _pooled(op.avg_pool2d, x, places)
     if not any(places.more) and (with_padding or not any(map(any, places.geometry.padding))):
@@ -380,11 +380,11 @@ def _averaged(x: Tensor, places: _Places, with_padding: bool) -> Tensor:
         widths = ((0, 0), *places.geometry.padding, (0, 0))
         counted = op.pad(counted, widths=widths, value=1.0)
         sides = tuple((0, more) for more in places.more)
-        places = _Places(places.shape, places.geometry._replace(padding=sides), (0,) * len(sides))
+        places = _Windows(places.shape, places.geometry._replace(padding=sides), (0,) * len(sides))
     return y / _pooled(op.avg_pool2d, counted, places)
 
 
-def _indices(x: Tensor, places: _Places) -> Tensor:
+def _indices(x: Tensor, places: _Windows) -> Tensor:
     """Return the position of the first largest element of each window, in the flattened places."""
     axes, sizes = len(places.shape), x.shape[1:-1]
     x = op.pad(stop_gradient(x), widths=((0, 0), *places.padding, (0, 0)), value=-math.inf)

@@ -46,6 +46,8 @@ def test_a_ufunc_with_the_name_of_a_function_here_calls_it(name: str) -> None:
     if name.startswith("logical"):
         array = np.asarray([True, False])
     operands = [array] * ufunc.nin
+    if name == "ldexp":
+        operands[1] = np.asarray([1, -2], np.int32)
     result = ufunc(*[ml.asarray(each) for each in operands])
     assert isinstance(result, ml.Tensor)
     with np.errstate(invalid="ignore"):  # of acosh
