@@ -45,8 +45,11 @@ _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
 """Inherited members that a page of classes shows."""
 _GROUPS: Final = {
     "creation": ("Making tensors, dtypes", "creation dtypes exchange"),
-    "elementwise": ("Elementwise functions", "elementwise elements special"),
-    "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting segments"),
+    "elementwise": (
+        "Elementwise functions",
+        "elementwise elements elementary special bessel incomplete",
+    ),
+    "shapes": ("Shapes, indexing, sorting", "shapes pieces layout indexing sorting segments"),
     "reductions": ("Sums and statistics", "reduction sums statistics"),
     "products": ("Products", "contraction linalg matrices products quantized quantization"),
     "signals": ("Signals", "signal"),
@@ -56,12 +59,12 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad vmap jvp jacobians custom host_call capture branches checking checkpoint "
+        "grad vmap jvp jacobians custom host_call host capture branches checking checkpoint "
         "functions loops batch",
     ),
     "machines": (
         "Memory, machines, files",
-        "context connect devices checkpoints listing assembly record",
+        "context default connect devices checkpoints listing assembly record",
     ),
 }
 """Pages of functions: their titles, and the files whose functions they have."""

@@ -300,7 +300,7 @@ def opened(
     try:
         return ml.parallel.group(group)
     except ml.errors.GroupError as error:
-        raise OptionError(f"group: {error}") from None
+        raise OptionError(f"group: {str(error).removeprefix('group: ')}") from None
 
 
 def speaks(group: ml.parallel.AnyGroup | None) -> bool:

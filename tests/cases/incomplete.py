@@ -65,7 +65,7 @@ def below_slope(a: float, b: float, x: float, by: str) -> float:
 def _each(fn: Function, **attributes: str) -> Callable[..., Array]:
     def expected(*operands: Array, **_: str) -> Array:
         wide = [x.astype(np.float64) for x in operands]
-        return np.vectorize(lambda *xs: fn(*xs, **attributes), otypes=[float])(*wide)
+        return np.asarray(np.vectorize(lambda *xs: fn(*xs, **attributes), otypes=[float])(*wide))
 
     return expected
 

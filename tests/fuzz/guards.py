@@ -225,7 +225,7 @@ def _function_with(inner: Any) -> Any:
 
 
 def _custom(inner: Any) -> Any:
-    fn = ml.custom_vjp(lambda x: x * 1.0)
+    fn: Any = ml.custom_vjp(lambda x: x * 1.0)
     fn.defvjp(lambda x: (x, None), lambda _, g: (g,))
     fn.inner = inner
     return fn
@@ -409,7 +409,7 @@ LEAVES: Final[dict[str, Holder]] = {
 
 
 def _reversal(c: Any) -> Any:
-    fn = ml.custom_vjp(lambda x: x * 1.0)
+    fn: Any = ml.custom_vjp(lambda x: x * 1.0)
     fn.defvjp(lambda x: (x * c.number, None), lambda _, g: (g * c.number,))
     return fn
 
@@ -467,7 +467,7 @@ def _of_module(root: Any, read: Fn) -> tuple[Fn, tuple[Any, ...]]:
 
 
 def _of_rule(root: Any, read: Fn) -> tuple[Fn, tuple[Any, ...]]:
-    fn = ml.custom_vjp(lambda x: x * 1.0)
+    fn: Any = ml.custom_vjp(lambda x: x * 1.0)
     fn.defvjp(lambda x: (x * 1.0, None), lambda _, g: (g * read(root),))
     return lambda x: ml.grad(lambda x: ml.sum(fn(x)))(x), ()
 

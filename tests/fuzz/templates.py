@@ -579,6 +579,8 @@ def _lines_with_warnings(chain: Chain, number: int) -> list[str]:
     for step in chain.steps:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            # A process warns once of each pair of types, and this one may have done so before.
+            warnings.simplefilter("ignore", ml.PrecisionWarning)
             text = world.run(step)
         told = [f"{each.category.__name__}: {each.message}" for each in caught]
         lines.append("; ".join([text, *told]))

@@ -384,9 +384,9 @@ def arange(
     target = default_of(int if whole else float) if dtype is None else DType.of(dtype)
     if target.is_integer and not whole:
         bounds = [_as_int(value) for value in bounds]
-    first, end, step = bounds
+    first, end, by = bounds
     with placed(device):
-        numbers = op.arange(start=first, stop=end, step=step, dtype=target.real)
+        numbers = op.arange(start=first, stop=end, step=by, dtype=target.real)
         return numbers if target.kind != "complex" else op.astype(numbers, dtype=target)
 
 

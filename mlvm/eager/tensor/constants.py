@@ -75,12 +75,13 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if tensor is not None:
         return tensor
     if EXTENSION is not None:
-        tensor = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if tensor is not None and key not in pool.seen:  # a number that may never come again
+        made: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
+        if made is not None and key not in pool.seen:  # a number that may never come again
             if len(pool.seen) >= _CONSTANTS_LIMIT:
                 pool.seen.clear()
             pool.seen.add(key)
-            return tensor
+            return made
+        tensor = made
     if tensor is None:
         array, before = scalar_array(value, dtype), pause(True)
         try:

@@ -497,7 +497,7 @@ class BatchingInterpreter:
         """Call a user's host function once for each row."""
 
         def row(operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return run(call.name, operands, call.attributes, types)
+            return run(call.name, operands, call.attributes, tuple(types))
 
         batches = [v.x for v in xs if v.is_batched]
         if not batches:

@@ -211,8 +211,11 @@ class GuardSet:
             kind = type(value)  # isinstance might call the value's own code
             self._current = value
             self._parts.append(None)
-            other = GuardSet._class if issubclass(kind, type) else GuardSet._object
-            other = GuardSet._lazy_module if issubclass(kind, types.ModuleType) else other
+            other: _Visitor = GuardSet._object
+            if issubclass(kind, type):
+                other = GuardSet._class
+            elif issubclass(kind, types.ModuleType):
+                other = GuardSet._lazy_module
             (visitor or _VISITORS.get(kind, other))(self, value)
 
     def _guard_only(self, kind: str, owner: Any, name: Any, value: Any) -> None:
