@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -45,11 +46,12 @@ def _zeros(x: Any) -> Any:
     return ml.zeros(x.size, dtype="i64")
 
 
+def _segments(how: str, x: Any) -> Any:
+    return getattr(ml, f"segment_{how}")(x, _zeros(x), 1)
+
+
 CALLS: Final[dict[str, Fn]] = {
-    **{
-        f"segment_{how}": lambda x, how=how: getattr(ml, f"segment_{how}")(x, _zeros(x), 1)
-        for how in ("max", "mean", "min", "sum")
-    },
+    **{f"segment_{how}": partial(_segments, how) for how in ("max", "mean", "min", "sum")},
     "at.max": lambda x: ml.full(1, -9.0, dtype=x.dtype).at[_zeros(x)].max(x),
     "at.min": lambda x: ml.full(1, 9.0, dtype=x.dtype).at[_zeros(x)].min(x),
     "adaptive_max_pool": lambda x: ml.adaptive_max_pool(_column(x), 1),

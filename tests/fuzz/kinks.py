@@ -98,7 +98,8 @@ def findings(names: list[str]) -> Iterator[str]:
         at = derivatives(line, 0.0)
         if at is None or any(each is None for each in near):
             continue
-        for order, got, *sides in zip((1, 2, 3), at, *near, strict=True):
+        rows: list[tuple[Any, ...]] = [*zip((1, 2, 3), at, *near, strict=True)]
+        for order, got, *sides in rows:
             low, high = sorted(sides[2:])
             slack = 1e-3 * max(1.0, abs(low), abs(high))
             is_smooth = high - low < slack

@@ -589,7 +589,8 @@ def _lines_with_warnings(chain: Chain, number: int) -> list[str]:
 
 def prepare() -> None:
     """Import what names import at their first access: an interrupt may not end an import."""
-    for name in ml.__all__:
+    names: list[str] = vars(ml)["__all__"]
+    for name in names:
         getattr(ml, name)
     public_functions()
     sys.unraisablehook = lambda _: None  # an interrupt of a finalizer is only reported

@@ -355,8 +355,10 @@ def test_a_typed_function_is_transformed(typed: ml.VM, wrap: Any) -> None:
 
 def test_wrong_type_rules_are_refused(typed: ml.VM) -> None:
     typed.register("untyped", lambda f: f.push(param(f, 0)))
-    typed.register("text", lambda f: f.push(param(f, 0)), result=lambda x: "f32[2]")
-    refuses(MachineError, "a function of types as result", typed.register, "x", sine, result=3)
+    wrong: Any = lambda x: "f32[2]"  # noqa: E731
+    typed.register("text", lambda f: f.push(param(f, 0)), result=wrong)
+    register: Any = typed.register
+    refuses(MachineError, "a function of types as result", register, "x", sine, result=3)
     with ml.use(typed):
         text = r"short: expected results f32\[3\] by its type rule, got f32\[1\]"
         refuses(MachineError, text, ml.call, "short", ml.ones(3))
