@@ -1070,13 +1070,15 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             goto end;
         entry = entry_of(call, fast_path, operands, count);
     }
-    if (open && entry && is_ready(entry)) {
+    for (int again = 0; open && entry && is_ready(entry) && !done && again < 2; again++) {
         PyObject *handle;
-        if (!fast_path->outbox && !next_region(arena, entry->out, &handle))
-            out = (Allocation *)PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
-                                                           (PyObject *)tensor_class, NULL);
-        else
-            out = (Allocation *)object_of(tensor_class);
+        if (again && (fast_path->outbox || next_region(arena, entry->out, &handle)))
+            break; /* a lack of free regions was not the reason */
+        Py_XDECREF(holder);
+        Py_XDECREF((PyObject *)out);
+        out = (Allocation *)(again ? PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
+                                                                (PyObject *)tensor_class, NULL)
+                                   : object_of(tensor_class));
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
         if (!holder)
             goto end;
