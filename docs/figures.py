@@ -110,7 +110,7 @@ def eager(figures: Figures) -> str:
     ]
     return "\n".join(
         [
-            f"Minima of nine rounds on {_machine(figures, 'eager')}; one thread.\n",
+            f"Minima of interleaved rounds on {_machine(figures, 'eager')}; one thread.\n",
             "| peer / mlvm | calls | geometric mean | least | calls below 1 |",
             "|---|---|---|---|---|",
             *summary,
