@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--picture",
         action=argparse.BooleanOptionalAction,
-        default=sys.stdout.isatty(),
+        default=sys.stdout is not None and sys.stdout.isatty(),
         help="draw each image here, in coloured blocks (default: on a terminal)",
     )
     add("--plot", type=Path, metavar="FILE", help="draw images and classes there, as SVG")

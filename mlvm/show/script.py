@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import sys
@@ -43,7 +44,7 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
         output = _traceback(file, error)
         raise ScriptFailed(f"{file}: it was interrupted", output, INTERRUPTED) from error
     except Exception as error:
-        if is_reader_gone(error):
+        if is_reader_gone(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
