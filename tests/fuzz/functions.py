@@ -43,8 +43,9 @@ def jax_library() -> Library | None:
 
 # --- programs ------------------------------------------------------------------------
 
-CONDITIONS = [*DType.all]
-"""The dtypes of conditions. Those for storage cannot be rows of a scan."""
+CONDITIONS = [name for name in DType.all if name != "i8"]
+"""The dtypes of conditions. Those for storage cannot be rows of a scan, and the name "i8" is
+refused by `astype`."""
 
 SCANS = ("plain", "plain", "checkpoint", "no iterations", "last carry unread")
 """Kinds of scans."""

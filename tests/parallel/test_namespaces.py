@@ -18,6 +18,10 @@ from tests.brief import ROOT, line_of
 from tests.parallel import places
 from tests.parallel.joined import SECRET
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("MLVM_NETWORKS") != "1", reason="MLVM_NETWORKS=1 makes network namespaces"
+)
+
 SIZE = 3
 
 PROGRAM = """
