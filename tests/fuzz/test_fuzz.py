@@ -280,7 +280,7 @@ def test_random_transformations(monkeypatch: Patch) -> None:
 
 
 def test_changes_of_state_are_seen(monkeypatch: Patch) -> None:
-    runs, failure = guards.fuzz(with_long(30, 400), 0, 0)
+    runs, failure = guards.fuzz(with_long(30, 150), 0, 0)  # 172 compares hashes of addresses
     assert failure is None
     assert runs["changed"] > 20
     assert runs["field"] > 50
