@@ -402,7 +402,8 @@ def test_the_rarest_draws_are_there() -> None:
 
 def test_a_writer_that_fails_leaves_the_older_file() -> None:
     few = ["save", "onnx.save external", "Captured.save", "ScalarLog", "VM.trace", "mlvm run"]
-    names = with_long(few, [*writers.WRITERS])
+    # A training also writes a checkpoint whose bytes differ from run to run.
+    names = with_long(few, [each for each in writers.WRITERS if each != "models.train"])
     if sys.platform == "win32":
         pytest.skip("needs limits of a process's files")
     words = ["-m", "tests.fuzz", "writers", "--cuts", "1", "--only"]
