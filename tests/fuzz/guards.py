@@ -134,6 +134,13 @@ class Special:
         yield self.number
 
 
+def _hashed(c: Any) -> int:
+    """The hash of a number; that of another object is its address, which differs from run to run."""
+    if not isinstance(c, Special):
+        raise TypeError(f"expected a number, got a {type(c).__name__}")
+    return hash(c)
+
+
 def _entered(c: Any) -> float:
     with c as number:
         return float(number)
@@ -372,7 +379,7 @@ LEAVES: Final[dict[str, Holder]] = {
         f"special {name}": Holder(Special, read, _sets_number)
         for name, read in {
             "len": len, "bool": lambda c: 2.0 if c else 1.0, "in": lambda c: 1.0 + (3.0 in c),
-            "eq": lambda c: 1.0 + (c == 3.0), "lt": lambda c: 1.0 + (c < 2.5), "hash": hash,
+            "eq": lambda c: 1.0 + (c == 3.0), "lt": lambda c: 1.0 + (c < 2.5), "hash": _hashed,
             "float": float, "index": lambda c: [5.0, 6.0, 7.0, 8.0, 9.0, 10.0][c],
             "str": lambda c: float(str(c)), "repr": lambda c: float(repr(c)),
             "format": lambda c: float(f"{c:.2f}"), "with": _entered, "rmul": lambda c: 2.0 * c,
