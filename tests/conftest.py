@@ -301,6 +301,17 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure at once in a run of several processes, which may be stopped before its end."""
+    if report.failed and hasattr(report, "node"):  # that reports of xdist have in the first process
+        lines = report.longreprtext.splitlines()
+        errors = [line for line in lines if line.startswith("E ")] or lines[-1:]
+        reporter: Any = report.node.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.ensure_newline()
+        for line in (f"FAILED {report.nodeid} [{report.when}]", *errors[:8]):
+            reporter.write_line(line)
+
+
 def _try_few_examples(items: list[pytest.Item]) -> None:
     """Also where a test says how many examples it takes, which goes before the profile."""
     most = settings.default.max_examples  # type: ignore[union-attr]
