@@ -59,6 +59,15 @@ def run_python(
     )
 
 
+class Started(subprocess.Popen[str]):
+    """A process that ends where its block fails, which would wait for it otherwise."""
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
+
+
 def start_python(
     *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[str]:
@@ -66,7 +75,7 @@ def start_python(
     variables of environment, and options of `Popen`."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     command = [sys.executable, *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=_environment(env or {}), text=True, **options)
+    return Started(command, cwd=cwd, env=_environment(env or {}), text=True, **options)
 
 
 def line_of(process: subprocess.Popen[str]) -> str:

@@ -770,7 +770,7 @@ def test_mutations_of_npy_arguments(folder: Path) -> None:
 
 def test_ctrl_c_ends_an_endless_program_with_status_130(folder: Path) -> None:
     Path("endless.mlasm").write_text(ENDLESS)
-    command = "-m", "mlvm", "run", "endless.mlasm", "--trace", "begun"
+    command = "-m", "mlvm", "run", "endless.mlasm", "--out", "begun"
     with start_python(*command, cwd=folder) as process:
         wait_for(Path("begun").exists, 30)
         process.send_signal(signal.SIGINT)
