@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import importlib
 import itertools
 import json
 import os
@@ -64,6 +65,10 @@ _MOST_OBJECTS: Final = 1 << 26
 _LOOK: Final = 0.1  # seconds between two sweeps of refused connections
 
 _NO_FILES: Final = {errno.EMFILE, errno.ENFILE}
+_MODULES: Final = "difflib", "numpy.fft", "numpy.linalg", "numpy.random"
+"""Modules that kernels and errors import when they first need them. A server imports them before it
+listens: an import fails while no file descriptor is left."""
+
 _FILES: Final = "the server has too many open files: try again later"
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -162,6 +167,9 @@ class Server(Closing):
         if requested is None:  # this is a process of a client
             return
         sample = self.make_vm("sample")  # invalid options raise now
+        sample.launch_cache()
+        for name in _MODULES:
+            importlib.import_module(name)
         of_vm = {"native": sample.native, "threads": sample.threads}
         facts = {"format": VERSION, "pid": os.getpid(), "versions": versions()}
         self._about = {**facts, **of_vm, **(about or {})}

@@ -29,8 +29,10 @@ from mlvm.core.errors import (
     MachineError,
     OutOfMemory,
     ProgramError,
+    UnknownFunction,
 )
 from mlvm.core.machine.frame import Frame
+from mlvm.core.op import OPS
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Writer
 from mlvm.core.program.program import Program
@@ -46,6 +48,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
 from tests.brief import Patch, cases, line_of, refuses, start_python, traced_memory
+from tests.cases import CASES
 from tests.core.programs import asm, put
 from tests.machines.libraries import MACHINES
 from tests.machines.remote.serving import (
@@ -581,6 +584,39 @@ def is_admitted(address: str) -> bool:
         connect.connect(address, secret=SECRET).close()
         return True
     return False
+
+
+NO_FILES = """
+import sys
+from mlvm.machines.remote.server import Server
+
+def refuse(event, args):
+    if event == "open":
+        raise OSError(24, "Too many open files")
+
+with Server("127.0.0.1:0", secret=sys.argv[1]) as server:
+    print(server.address, flush=True)
+    sys.addaudithook(refuse)
+    sys.stdin.read()
+"""
+
+
+def test_a_client_needs_no_file_of_the_server() -> None:
+    """Modules are imported before a server listens: an import needs a file descriptor."""
+    with start_python("-c", NO_FILES, SECRET, stdin=subprocess.PIPE) as server:
+        address = line_of(server).strip()
+        with connect.connect(address, secret=SECRET) as vm:
+            for name, of_op in CASES.items():
+                [case, *_] = of_op
+                program = Program.of_op(name, len(case.inputs), OPS[name].bind(case.attributes), 1)
+                handles = [put(vm, x) for x in case.inputs]
+                for _ in range(2):
+                    vm.launch(program, handles)
+            unknown = asm('.func main 0 *|load_arg 0|push_str "ad"|cfunc 1 1|halt')
+            refuses(UnknownFunction, "did you mean", vm.launch, unknown, handles[:1])
+            refuses(HandleError, "", vm.read, 1 << 40)
+            vm.synchronize()
+        server.communicate("")
 
 
 SERVER = """
