@@ -222,8 +222,10 @@ def fault_of(call: Call, attempt: Callable[[], Any]) -> str | None:
 
 def _calls_others(call: Call, error: MlvmError) -> bool:
     """Return whether an op of a function or a model that was given may have raised the error."""
-    parameters = inspect.signature(targets()[call.name]).parameters.values()
-    takes_function = any("Callable" in str(each.annotation) for each in parameters)
+    target = targets()[call.name]
+    names = getattr(inspect.unwrap(target), "__globals__", {})  # of types such as `Body`
+    annotations = [each.annotation for each in inspect.signature(target).parameters.values()]
+    takes_function = any("Callable" in str(names.get(each, each)) for each in annotations)
     return isinstance(error, OpError) and (takes_function or call.name.endswith(".summary"))
 
 
@@ -289,9 +291,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     limit_memory(options.memory << 30)
     counts, found = faults(options.only, show=True)
-    missing = sorted(targets().keys() - counts.keys())
     print(f"{sum(counts.values())} calls of {len(counts)} functions, {len(found)} faults")
-    print("without a right call:", *missing)
+    if not options.only:
+        print("without a right call:", *sorted(targets().keys() - counts.keys()))
     return int(bool(found))
 
 
