@@ -29,7 +29,7 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
         ml.parallel.group("friends")  # GroupError
         ml.parallel.group(2)  # GroupError
     """
-    kind, colon, count = name.partition(":") if isinstance(name, str) else (name, "", "")
+    kind, colon, count = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind == "mpi" and not colon:
         return MpiGroup(timeout=timeout)
     if kind == "auto" and not colon:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import MlvmError, OpError, OutOfMemory
+from mlvm.core.errors import GradientMismatch, MissingExtra, MlvmError, OpError, OutOfMemory
 from tests.fuzz.command import limit_memory, parser_of
 from tests.test_docstrings import public
 
@@ -202,7 +202,7 @@ def fault_of(call: Call, attempt: Callable[[], Any]) -> str | None:
         attempt()
     except OutOfMemory:  # the arguments are right, but too large for this machine
         return None
-    except OSError:  # of files
+    except (OSError, GradientMismatch, MissingExtra):  # of files; what the function reports
         return None
     except MlvmError as error:
         text = str(error)

@@ -23,6 +23,8 @@ __all__ = ["check_gradients", "replacement"]
 
 Function: TypeAlias = Callable[..., Tree]
 
+_MOST_ORDER: Final = 8
+"""Highest order of derivatives: each order doubles the work."""
 _STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
 
 
@@ -50,8 +52,8 @@ def check_gradients(
     largest quotient of a tensor, and absolute where that is below 1. A kink, such as relu has at 0,
     has quotients that are no gradients.
 
-    Raises `ArgumentError` unless `order` is an int >= 1, `GradientError` if there is nothing to
-    differentiate, and what `fn` and `grad` raise.
+    Raises `ArgumentError` unless `order` is an int from 1 to 8 and `tolerance` a number >= 0,
+    `GradientError` if there is nothing to differentiate, and what `fn` and `grad` raise.
 
         >>> ml.testing.check_gradients(lambda x: ml.sum(ml.sin(x)), ml.asarray([1.0, 2.0]))
 
@@ -60,8 +62,14 @@ def check_gradients(
         ml.testing.check_gradients(ml.sum, ints)  # GradientError
         ml.testing.check_gradients(ml.relu, ml.zeros(1))  # GradientMismatch
     """
-    if not isinstance(order, int) or order < 1:
-        raise ArgumentError(f"check_gradients: expected an int >= 1 as order, got {order!r}")
+    if not isinstance(order, int) or not 1 <= order <= _MOST_ORDER:
+        raise ArgumentError(
+            f"check_gradients: expected an int from 1 to {_MOST_ORDER} as order, got {brief(order)}"
+        )
+    if not isinstance(tolerance, float | int) or not tolerance >= 0:
+        raise ArgumentError(
+            f"check_gradients: expected a number >= 0 as tolerance, got {brief(tolerance)}"
+        )
     wide = [substitute(_in_f64, arg) for arg in args]
     numbers = [i for i, arg in enumerate(wide) if _has_floats(arg)]
     if not numbers:
