@@ -302,7 +302,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure at once in a run of several processes, which may be stopped before its end."""
+    """Print a failure immediately in a run of several processes, which may be stopped early."""
     if report.failed and hasattr(report, "node"):  # that reports of xdist have in the first process
         lines = report.longreprtext.splitlines()
         errors = [line for line in lines if line.startswith("E ")] or lines[-1:]

@@ -135,7 +135,7 @@ class Special:
 
 
 def _hashed(c: Any) -> int:
-    """The hash of a number; that of another object is its address, which differs from run to run."""
+    """Return the hash of a number. Refuse an object whose hash is its address, which may change."""
     if not isinstance(c, Special):
         raise TypeError(f"expected a number, got a {type(c).__name__}")
     return hash(c)
