@@ -116,6 +116,7 @@ class AnyGroup(Closing, ABC):
         self._lock = threading.Lock()
         self._busy: set[int] = set()
         self._closed = False
+        self._why_closed: tuple[type[GroupError], str] = GroupError, "the group is closed"
 
     @property
     def size(self) -> int:
@@ -160,7 +161,8 @@ class AnyGroup(Closing, ABC):
         if the group is closed, or another run is active."""
         with self._lock:
             if self._closed:
-                raise GroupError("the group is closed")
+                kind, text = self._why_closed
+                raise kind(text)
             if self._busy:
                 names = ", ".join(self._names[rank] for rank in sorted(self._busy))
                 raise GroupError(f"a group has one run at a time; at work: {names}")

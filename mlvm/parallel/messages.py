@@ -825,7 +825,13 @@ class MessageGroup(AnyGroup):
             return results_of(outcomes, self._names)
         finally:
             if communicator is None or communicator.spoiled or not concluded:
-                self._leave(sys.exc_info()[1])
+                reason = sys.exc_info()[1]
+                if reason is None and communicator is not None:  # all results have arrived
+                    reason = communicator.reason()
+                if reason is not None:
+                    kind = type(reason) if isinstance(reason, GroupError) else GroupError
+                    self._why_closed = kind, f"the group is closed: {brief_error(reason)}"
+                self._leave(reason)
             error = None  # its traceback holds this frame
 
     def close(self) -> None:

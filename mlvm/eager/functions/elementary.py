@@ -299,10 +299,13 @@ def view(x: Tensor, dtype: object, /) -> Tensor:
 
 
 @public
-def put_along_axis(x: Tensor, indices: Tensor, values: Operand, axis: int | None) -> Tensor:
-    """Return x with values at positions along `axis` (None: flattened), those that
-    `take_along_axis` reads. numpy's function writes into x, and this one returns a new tensor. If
-    a position occurs several times, the last value stays.
+def put_along_axis(
+    x: Tensor, indices: Tensor, values: Operand, axis: int | None, *, inplace: bool = True
+) -> Tensor:
+    """Write values at positions along `axis` (None: flattened), those that `take_along_axis` reads.
+
+    Like numpy's function, it updates x, which it also returns; with `inplace=False` it returns a
+    new tensor, as JAX's does. If a position occurs several times, the last value stays.
 
     x: [..., n, ...]; indices: i[..., k, ...], of x's number of axes; values: a shape that
     broadcasts to that of the indices; indices broadcast along the other axes -> the type of x.
@@ -310,7 +313,9 @@ def put_along_axis(x: Tensor, indices: Tensor, values: Operand, axis: int | None
     `PositionRefused` if an index is out of range; `DTypeError` if the indices are not integers or
     the values are of another kind than x.
 
-        >>> ml.put_along_axis(ml.zeros((2, 2)), ml.asarray([[1], [0]]), 5.0, axis=1)
+        >>> x = ml.zeros((2, 2))
+        >>> y = ml.put_along_axis(x, ml.asarray([[1], [0]]), 5.0, axis=1)
+        >>> x
         Tensor([[0., 5.],
                 [5., 0.]], f32[2,2])
 
@@ -323,7 +328,11 @@ def put_along_axis(x: Tensor, indices: Tensor, values: Operand, axis: int | None
         [along] = axes_of(axis, x)
         lengths = [indices.shape[i] if i == along else n for i, n in enumerate(x.shape)]
         indices = broadcast_to(indices, lengths)
-    return _scattered(x, axis, indices, values, "set")
+    result = _scattered(x, axis, indices, values, "set")
+    if not inplace:
+        return result
+    x[...] = result
+    return x
 
 
 @public

@@ -128,3 +128,16 @@ def test_segments(name: str) -> None:
     half = fn(ml.astype(rows, ml.float16), ids, 5)
     assert half.dtype is ml.float16
     np.testing.assert_allclose(half.numpy(), expected, rtol=2e-3, atol=1e-3)
+
+
+def test_put_along_axis_updates_its_tensor_as_in_numpy() -> None:
+    x, i = ml.asarray(np.arange(6.0).reshape(2, 3)), ml.asarray([[2], [0]])
+    expected = x.numpy()
+    np.put_along_axis(expected, i.numpy(), 9.0, 1)
+    gradient = ml.grad(lambda x: ml.sum(ml.put_along_axis(x, i, 9.0, 1) * x))(x)
+    np.testing.assert_array_equal(gradient.numpy(), 2 * np.where(expected == 9, 0, expected))
+    fresh = ml.put_along_axis(x, i, 9.0, 1, inplace=False)
+    assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert ml.put_along_axis(x, i, 9.0, 1) is x
+    for each in (x, fresh):
+        np.testing.assert_array_equal(each.numpy(), expected)
