@@ -559,6 +559,11 @@ class VM(Identity):
             linked.bound.clear()
 
 
+def live_vms() -> list[VM]:
+    """Return the VMs of this process that have not been freed."""
+    return list(_vms)
+
+
 @after_fork
 def _leave_others() -> None:
     """In a forked process: what other threads ran is over."""

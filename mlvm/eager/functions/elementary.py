@@ -17,6 +17,7 @@ from mlvm.eager.functions.matrices import floating
 from mlvm.eager.functions.shapes import broadcast_to, reshape, stack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.operands import Operand, as_operand, as_operands
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -238,7 +239,8 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
     for each in parts:
         if each.dtype.kind == "complex":
             raise DTypeError(f"expected real parts, got {each.type}")
-    wide = f64 if f64 in (parts[0].dtype, parts[1].dtype) else f32
+    dtypes = [each.dtype if each.dtype.is_float else default_float() for each in parts]
+    wide = f64 if f64 in dtypes else f32
     shape = broadcast_shapes(parts[0].shape, parts[1].shape)
     pair = stack([broadcast_to(astype(each, wide), shape) for each in parts], axis=-1)
     return view_as_complex(pair)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.types import Shape, f32, i64
+from mlvm.core.types import Shape, i64
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 
 
 def floating(x: Tensor) -> Tensor:
     """Convert integers and bools to the default float."""
-    return x if type_of(x).dtype.is_inexact else astype(x, f32)
+    return x if type_of(x).dtype.is_inexact else astype(x, default_float())
 
 
 def real(x: Tensor) -> Tensor:

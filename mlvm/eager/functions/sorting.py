@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real, require
-from mlvm.core.types import bool_, f32, i64, u8
+from mlvm.core.types import bool_, i64, u8
 from mlvm.eager.functions.arguments import (
     Ints,
     axes_of,
@@ -28,6 +28,7 @@ from mlvm.eager.functions.shapes import concat, moveaxis, neighbours, part, resh
 from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -445,7 +446,9 @@ def interp(
     require("real", type_of(x), type_of(xp), type_of(fp))
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ShapeError(f"expected vectors xp and fp of one length, got {xp.type} and {fp.type}")
-    x, xp, fp = [each if each.dtype.is_float else astype(each, f32) for each in (x, xp, fp)]
+    x, xp, fp = [
+        each if each.dtype.is_float else astype(each, default_float()) for each in (x, xp, fp)
+    ]
     if period is not None:
         x, xp, fp = _repeating(x, xp, fp, period)
         left = right = None

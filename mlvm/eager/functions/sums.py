@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, broadcast_shapes, require
-from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
+from mlvm.core.types import DType, Shape, TensorType, bool_, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
@@ -19,6 +19,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.dtypes import finfo, iinfo
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -89,7 +90,7 @@ def var(
 @in_f32
 def _masked_var(x: Tensor, axis: Axis, correction: float, keepdims: bool, mask: Tensor) -> Tensor:
     """Compute the variance of the elements at which the mask is True."""
-    x = x if x.dtype.is_float else astype(x, f32)
+    x = x if x.dtype.is_float else astype(x, default_float())
     zero = constant(0.0, x.dtype)
     away = op.where(mask, x - op.mean(x, axis=axis, keepdims=True, where=mask), zero)
     total = op.sum(op.square(away), axis=axis, keepdims=keepdims)
@@ -126,7 +127,7 @@ def gradient(
         ml.gradient(ml.ones(1))  # ShapeError
     """
     require("numeric", type_of(f))
-    f = f if f.dtype.is_inexact else astype(f, f32)
+    f = f if f.dtype.is_inexact else astype(f, default_float())
     axes = axes_of(axis, f)
     if edge_order not in (1, 2):
         raise ArgumentError(f"expected edge_order 1 or 2, got {brief(edge_order)}")
@@ -441,7 +442,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     """
     require("numeric", type_of(y))
     [along] = axes_of(axis, y)
-    y = y if y.dtype.is_inexact else astype(y, f32)
+    y = y if y.dtype.is_inexact else astype(y, default_float())
     heights = op.add(*neighbours(y, along))
     if x is None:
         return op.sum(heights, axis=along) * (dx / 2)
@@ -486,7 +487,7 @@ def _neutral(name: str, dtype: DType) -> Any:
 @in_f32
 def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
     """Divide the sum of the elements at which the mask is True by their number."""
-    x = x if x.dtype.is_inexact else astype(x, f32)
+    x = x if x.dtype.is_inexact else astype(x, default_float())
     total = op.sum(op.where(mask, x, constant(0, x.dtype)), **attributes)
     counted = broadcast_to(astype(mask, x.dtype.real), x.shape)
     return total / op.sum(counted, **attributes)

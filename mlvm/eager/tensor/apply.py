@@ -16,11 +16,13 @@ from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
-from mlvm.core.types import TensorType
+from mlvm.core.types import TensorType, f32
 from mlvm.eager.tensor.context import current_arena, current_tape, lifted
+from mlvm.eager.tensor.default import default_float, follows_default
 from mlvm.eager.tensor.number import Number, is_open, plain
 from mlvm.eager.tensor.precision import warn_of_mixed
 from mlvm.eager.tensor.reading import explain, launch_for_values
+from mlvm.eager.tensor.templates import opaque
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.tensor import untracked as untracked
 from mlvm.machines.native.extension import EXTENSION
@@ -148,6 +150,10 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
         type = call.types[types]
     except KeyError:
         type = call.infer(types)
+    if follows_default(call.attributes, types, type) and default_float() is not f32:
+        opaque()  # the casts are calls of their own
+        cast = one_op("astype", dtype=default_float().name)
+        return apply(call, *[apply(cast, x) for x in operands])
     arena = scope.get() or current_arena()
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
@@ -180,7 +186,7 @@ def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tupl
     in C. On a VM elsewhere the call is a program's number. Returns two Nones for calls that C
     leaves to Python. Raises an `OpError` for operands that the op refuses."""
     out = call.types[types] if types in call.types else call.infer(types)
-    if out is None or call.op.dynamic:
+    if out is None or call.op.dynamic or follows_default(call.attributes, types, out):
         return None, None
     program = partial(call.program, len(types))
     return fast_path.prepare(program, call.op.name, (out, *types), call.attributes), out

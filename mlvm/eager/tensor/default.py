@@ -1,17 +1,21 @@
-"""Default float dtype: of Python's floats, and of results whose dtype nobody names.
+"""Default float dtype: of Python's floats, of float results of integers, and of results whose dtype
+nobody names.
 
-Each thread and task has its own. Explicit dtypes and the dtypes of operands are not affected.
+Each thread and task has its own. Explicit dtypes and float operands are not affected.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 from mlvm.core.errors import CaptureError, DTypeError
-from mlvm.core.types import DType, bool_, c64, c128, f32, f64, i64
+from mlvm.core.op import Attributes
+from mlvm.core.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
+from mlvm.core.vm import live_vms
 from mlvm.eager.tensor.context import bound, current_capture
 
 _default: ContextVar[DType] = ContextVar("default_dtype", default=f32)
@@ -22,8 +26,9 @@ default_float: Final[Callable[[], DType]] = _default.get
 
 def set_default_dtype(dtype: object, /) -> None:
     """Set the default float dtype of this thread or task, f32 at first. It applies to creation
-    functions, Python's floats without a tensor beside them, random draws and layers. The default
-    complex dtype follows: c128 for f64, else c64.
+    functions, Python's floats without a tensor beside them, float results of integer tensors (such
+    as their mean), random draws and layers. The default complex dtype follows: c128 for f64, else
+    c64.
 
     Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
     start later begin with f32, tasks of asyncio and of a group with the dtype of their creator. Ops
@@ -77,7 +82,38 @@ def _checked(dtype: object, function: str) -> DType:
             f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the "
             f"dtypes of Python's ints and bools are always i64 and bool"
         )
+    if target is not f32 and not _changes:
+        _changes.append(target)
+        _forget_calls()
     return target
+
+
+_changes: Final[list[DType]] = []
+"""The first default dtype of this process that was not f32, if there was one."""
+
+
+def _forget_calls() -> None:
+    """Forget the calls that C has prepared: from now on they may depend on the default dtype."""
+    client: Any = sys.modules.get("mlvm.machines.remote.client")
+    for vm in [*live_vms(), *(client.live_vms() if client is not None else ())]:
+        fast_path: Any = getattr(vm, "fast_path", None)
+        if fast_path is not None:
+            fast_path.forget()
+
+
+def follows_default(
+    attributes: Attributes, types: tuple[TensorType, ...], result: TensorType | None
+) -> bool:
+    """Return whether a default dtype was set, and the result of a call has it: a float of integers
+    or bools, whose dtype no attribute names."""
+    return (
+        bool(_changes)
+        and result is not None
+        and result.dtype is f32
+        and attributes.get("dtype") is None
+        and bool(types)
+        and all(x.dtype.is_integer or x.dtype is bool_ for x in types)
+    )
 
 
 def float_dtype(dtype: object) -> DType:

@@ -442,6 +442,11 @@ class RemoteVM(Closing, WireVM):
 _vms: Final = weakref.WeakSet[RemoteVM]()
 
 
+def live_vms() -> list[RemoteVM]:
+    """Return the remote VMs of this process that have not been freed."""
+    return list(_vms)
+
+
 @atexit.register
 def _close_all() -> None:
     """Finish all posts before the process ends, or report their errors."""

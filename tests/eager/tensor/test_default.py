@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from tests.brief import cases, refuses
+from tests.brief import cases, output_of, refuses
+from tests.cases.tables import FUNCTIONS, flat
 
 MADE: dict[str, Callable[[], Any]] = {
     "asarray": lambda: ml.asarray([0.5, 1.0]),
@@ -150,3 +151,39 @@ def test_another_dtype_is_refused(dtype: Any) -> None:
     with pytest.raises(ml.errors.DTypeError), ml.default_dtype(dtype):
         pass
     assert ml.zeros(1).dtype == "f32"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_float_results_of_integers_have_the_default_dtype() -> None:
+    """Each function of the table that takes integers."""
+    tried = 0
+    for row in FUNCTIONS:
+        if not row.operands or any(x.dtype.kind == "c" for x in row.operands.values()):
+            continue
+        finite = [np.nan_to_num(x, posinf=3, neginf=-3) * 2 for x in row.operands.values()]
+        integers = [ml.asarray(np.round(x).astype(np.int64)) for x in finite]
+        try:
+            row.ours(*integers)
+        except ml.errors.MlvmError:
+            continue  # it takes none
+        with ml.default_dtype("float64"):
+            results = [x for x in flat(row.ours(*integers)) if isinstance(x, ml.Tensor)]
+        assert not {ml.float32, ml.complex64} & {x.dtype for x in results}, row.call
+        tried += 1
+    assert tried > 700
+
+
+def test_calls_that_were_prepared_before_a_default_was_set_follow_it() -> None:
+    program = """
+import mlvm.eager as ml
+x = ml.asarray([1, 2, 4])
+for _ in range(3):
+    assert (ml.mean(x).dtype, (x / x).dtype) == (ml.float32, ml.float32)
+ml.set_default_dtype("float64")
+for _ in range(3):
+    assert (ml.mean(x).dtype, (x / x).dtype) == (ml.float64, ml.float64)
+ml.set_default_dtype("float32")
+for _ in range(3):
+    assert (ml.mean(x).dtype, (x / x).dtype) == (ml.float32, ml.float32)
+"""
+    output_of("-c", program)
