@@ -478,6 +478,7 @@ class _Meeting:
         self._refusals = ""
         self._is_late = False  # this member has told the first one so
         self._failure: _News | None = None
+        self._unfound = ""  # the last member of lower rank that could not be reached in time
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
         self._made: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
@@ -576,7 +577,8 @@ class _Meeting:
     def _late(self, missing: set[int]) -> GroupTimeout:
         names = ", ".join(map(self._name, sorted(missing)))
         return GroupTimeout(
-            f"{self._name(self.rank)} waits for {names}, who did not join{self._refusals}"
+            f"{self._name(self.rank)} waits for {names}, who did not join"
+            f"{self._refusals}{self._unfound}"
         )
 
     def _heard(self, rank: int) -> list[_News]:
@@ -650,6 +652,10 @@ class _Meeting:
         def connect(place: TcpAddress, other: _Place) -> None:
             try:
                 self._put((other, self._connected(other[0], place, here)))
+            except GroupTimeout as error:
+                self._unfound = (
+                    f"; {error}"  # it may wait for another member: `_step` asks the first
+                )
             except MlvmError as error:
                 self._put(error)
 
