@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,10 +18,6 @@ import pytest
 from tests.brief import ROOT, line_of
 from tests.parallel import places
 from tests.parallel.joined import SECRET
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("MLVM_NETWORKS") != "1", reason="MLVM_NETWORKS=1 makes network namespaces"
-)
 
 SIZE = 3
 
@@ -131,10 +128,11 @@ def test_a_partition_of_seconds_changes_no_bit(network: Network, tmp_path: Path)
 
 
 def test_who_is_cut_off_is_named_within_the_timeout(network: Network, tmp_path: Path) -> None:
-    with members(network, tmp_path, timeout=3, rounds=10**6) as started:
+    with members(network, tmp_path, timeout=8, rounds=10**6) as started:
         for process in started:
             line_of(process)
         network.plug(1, "down")
         for rank in (0, 2):
             out, errors = started[rank].communicate(timeout=60)
-            assert "for member 1 (vm1)" in out, errors
+            # In a collective, or at the end of a run that member 1 has not ended.
+            assert re.search(r"has waited 8 s .*for (the end of )?member 1 \(vm1\)", out), errors
