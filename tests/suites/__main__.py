@@ -94,11 +94,12 @@ def main() -> int:
         parser.error(f"{suite.package} is not installed")
     if not suite.targets and not args.targets:
         parser.error(f"{args.suite} needs the folder of a checkout")
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Read when SciPy and scikit-learn are imported, before any plugin
-    environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
-    return subprocess.run(
-        command(args.suite, args.targets, given[end + 1 :]), cwd=HERE.parents[1], env=environment
-    ).returncode
+    environment = {**os.environ, "SCIPY_ARRAY_API": "1", "PYTHONPATH": path}
+    words = command(args.suite, args.targets, given[end + 1 :])
+    with tempfile.TemporaryDirectory() as folder:  # where no conftest.py is, as in the checkout
+        return subprocess.run(words, cwd=folder, env=environment).returncode
 
 
 if __name__ == "__main__":
