@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 
 import mlvm.eager as ml
+from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.reading import values_of
 from tests.brief import with_long
 from tests.cases.tables import FUNCTIONS, Row, flat
@@ -115,3 +116,22 @@ def test_under_autocast(row: Row) -> None:
     with ml.autocast("bfloat16"):
         check(lambda: row.ours(*xs))
     check(lambda: row.ours(*xs))
+
+
+def test_an_operand_that_is_the_tensor_of_a_number_makes_no_template() -> None:
+    """Its step would mean the operand where the function means the number."""
+    zero, two = constant(0.0, ml.float64), ml.asarray(2.0, dtype=ml.float64)
+    zero = constant(0.0, ml.float64)
+    for _ in range(5):
+        assert bool(ml.equal(zero, 0.0))
+        assert not bool(ml.equal(two, 0.0))
+
+
+def test_derivatives_of_a_power_by_a_number_and_by_a_tensor() -> None:
+    def second(y: Any) -> float:
+        x = ml.asarray(0.0, dtype=ml.float64)
+        return float(ml.grad(ml.grad(lambda t: ml.pow(t, y)))(x))
+
+    for _ in range(4):
+        assert second(0.0) == 0
+        assert second(ml.asarray(2.0, dtype=ml.float64)) == 2

@@ -311,6 +311,17 @@ void note_opaque(void)
         recording.failed = 1;
 }
 
+/* Whether a tensor is a Python number's, which no call changes. */
+static int holds_constant(PyObject *tensor)
+{
+    int before = pause_recording(1);
+    PyObject *answer = PyObject_CallFunctionObjArgs(is_constant, tensor, NULL);
+    pause_recording(before);
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return answer == Py_True;
+}
+
 /* The number of a value, of a constant if it is none. MOST_VALUES if it cannot be one. */
 static short number_of(PyObject *value)
 {
@@ -323,13 +334,7 @@ static short number_of(PyObject *value)
     for (int i = 0; i < recording.nconstants; i++)
         if (recording.constants[i] == value)
             return (short)(-1 - i);
-    int before = pause_recording(1);
-    PyObject *answer = PyObject_CallFunctionObjArgs(is_constant, value, NULL);
-    pause_recording(before);
-    int is_one = answer == Py_True && recording.nconstants < MOST_STEPS;
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    if (!is_one)
+    if (!holds_constant(value) || recording.nconstants == MOST_STEPS)
         return MOST_VALUES;
     recording.constants[recording.nconstants++] = Py_NewRef(value);
     return (short)-recording.nconstants;
@@ -586,6 +591,9 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         *mark = key.hash;
         return PyObject_Call(function, args, keywords);
     }
+    for (int i = 0; i < key.ntensors; i++)
+        if (holds_constant((PyObject *)key.tensors[i])) /* a step with it may mean the number */
+            return PyObject_Call(function, args, keywords);
     return call_and_record(function, args, keywords, &key, failures);
 }
 
