@@ -48,11 +48,22 @@ def check_grads(fn: Any, modes: object = None, order: int = 2) -> Callable[..., 
     return check
 
 
-def combo_check(fn: Any, *_: object, **how: Any) -> Callable[..., None]:
+def combo_check(fn: Any, argnums: Any = (0,), **how: Any) -> Callable[..., None]:
+    """Return a check of gradients for the arguments `argnums`, with each combination of values."""
+    places = [argnums] if isinstance(argnums, int) else [*argnums]
+
     def check(*args: Any, **options: Any) -> None:
         for values in itertools.product(*args):
             for chosen in itertools.product(*options.values()):
-                check_grads(fn, **how)(*values, **dict(zip(options, chosen, strict=True)))
+
+                def of_places(
+                    *xs: Any, values: Any = values, chosen: Any = chosen, **_: object
+                ) -> Any:
+                    given = dict(zip(places, xs, strict=True))
+                    rest = [given.get(i, value) for i, value in enumerate(values)]
+                    return fn(*rest, **dict(zip(options, chosen, strict=True)))
+
+                check_grads(of_places, **how)(*[values[i] for i in places])
 
     return check
 
