@@ -90,7 +90,7 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
         total = total + term
         if (term <= total * 1e-17).all():
             break
-    p = density * x * total
+    p = np.where(a < _TINY, 1.0, density * x * total)
     # a continued fraction (6.5.31), by Lentz's algorithm
     fraction = ~lower & ~integrated
     b = np.where(fraction, x + 1.0 - a, 1.0)
@@ -110,9 +110,9 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
     q = density * x * h
     if integrated.any():
         area = _integral(np.where(integrated, a, _LARGE), np.where(integrated, x, _LARGE), False)
-        left = integrated & (area < 0.0)
+        left = integrated & (x <= a - 1.0)  # also where the area is 0
         right = integrated & ~left
-        p, q = np.where(left, -area, p), np.where(right, area, q)
+        p, q = np.where(left, 0.0 - area, p), np.where(right, area, q)
         lower = np.where(integrated, left, lower)
     return np.where(lower, p, 1.0 - q), np.where(lower, 1.0 - p, q)
 
@@ -121,7 +121,7 @@ def _put_gamma(out: Array, a: Array, x: Array, upper: bool) -> None:
     a, x = np.broadcast_arrays(wide(a), wide(x))
     inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
     p, q = _gamma_parts(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
-    zero = (a > 0.0) & ((x == 0.0) | (np.isinf(a) & np.isfinite(x)))
+    zero = (a > 0.0) & ((x == 0.0) | (np.isinf(a) & (x > 0.0) & np.isfinite(x)))
     one = (x > 0.0) & (((a >= 0.0) & np.isinf(x) & np.isfinite(a)) | (a == 0.0))
     edge = np.where(zero, 1.0 if upper else 0.0, np.where(one, 0.0 if upper else 1.0, np.nan))
     put(out, np.where(inside, q if upper else p, edge))
