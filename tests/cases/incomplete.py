@@ -38,6 +38,13 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
+def whole_beta(a: float, b: float) -> float:
+    """B(a, b); far beyond b it is gamma(b) / a^b."""
+    if a > 1e5:
+        return math.gamma(b) / a**b * (1 + b * (1 - b) / (2 * a))
+    return math.gamma(a) * math.gamma(b) / math.gamma(a + b)
+
+
 def beta_density(a: float, b: float, x: float) -> float:
     return math.exp((a - 1) * math.log(x) + (b - 1) * math.log1p(-x) - _log_beta(a, b))
 
@@ -80,11 +87,13 @@ _A = np.array([0.3, 1.0, 2.5, 4.0, 9.0, 30.0, 15.0])
 _X = np.array([0.2, 1.5, 2.0, 9.0, 7.0, 26.0, 31.0])
 _LARGE_A = np.array([700.0, 250.0, 300.0, 5000.0, 220.0])  # integrated; the first P is 0
 _LARGE_X = np.array([1.0, 240.0, 330.0, 900.0, 600.0])
+_FAR = np.array([1e6, 3e17, -0.5, -1.5, 0.1])
 _P = np.array([0.5, 1.0, 2.5, 12.0, 30.0])
 _Q = np.array([2.0, 0.7, 1.5, 14.0, 11.0])
 _T = np.array([0.1, 0.6, 0.8, 0.45, 0.7])
 
 CASES: dict[str, list[Case]] = {
+    "beta": [*_cases(whole_beta, _P, _Q), *_cases(whole_beta, _FAR, 0.75 + 0.0 * _FAR)],
     "gammainc": [*_cases(lower, _A, _X), *_cases(lower, _LARGE_A, _LARGE_X)],
     "gammaincc": [
         *_cases(lambda a, x: 1 - lower(a, x), _A, _X),
