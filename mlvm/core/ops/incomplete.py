@@ -126,7 +126,8 @@ def _upper_of_small(a: Array, x: Array) -> Array:
     for n in range(1, 30):
         term = term * -x / n
         total = total + term / (a + n)
-    return -np.expm1(logarithm) - a * np.exp(logarithm) * total
+    q: Array = -np.expm1(logarithm) - a * np.exp(logarithm) * total
+    return q
 
 
 def _put_gamma(out: Array, a: Array, x: Array, upper: bool) -> None:

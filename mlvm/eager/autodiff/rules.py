@@ -112,7 +112,7 @@ def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
     derivatives do not cancel."""
     near = op.less(op.abs(x), 0.5)
     square = op.where(near, x * x * (0.25 * sign), constant(0.0, x.dtype))
-    series: Tensor | float = 0.0
+    series = square * 0.0
     for k in range(7, -1, -1):
         series = series * square + 0.5 / (math.factorial(k) * math.factorial(k + 1))
     return op.where(near, series, y / _one_at(near, x))
