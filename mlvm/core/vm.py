@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import inspect
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
+    ArgumentError,
     HandleError,
     LimitExceeded,
     MachineError,
@@ -325,7 +327,7 @@ class VM(Identity):
         self, name: str, operands: Sequence[TensorType], attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
         """Return the types of a host function's results by its type rule; None if it has none.
-        Raises `UnknownFunction`.
+        Raises `UnknownFunction`; `ArgumentError` if the rule has other parameters.
 
         Refuses:
             vm.result_types("nothing", (), {})  # UnknownFunction
@@ -334,7 +336,11 @@ class VM(Identity):
         if not isinstance(callee, UserFunction) or callee.result is None:
             return None
         callee.check_count(len(operands))
-        types = callee.result(*operands, **attributes)
+        try:
+            types = callee.result(*operands, **attributes)
+        except TypeError:
+            self._require_operands(name, callee.result, operands, attributes)
+            raise
         results = (types,) if isinstance(types, TensorType) else types
         if not isinstance(results, (tuple, list)) or any(
             not isinstance(each, TensorType) for each in results
@@ -345,6 +351,18 @@ class VM(Identity):
             )
         callee.check_results(len(results))
         return tuple(results)
+
+    @staticmethod
+    def _require_operands(
+        name: str, rule: ResultRule, operands: Sequence[TensorType], attributes: Attributes
+    ) -> None:
+        """Raise `ArgumentError` if a type rule does not accept these operands and attributes."""
+        try:
+            inspect.signature(rule).bind(*operands, **attributes)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{name}: its type rule does not accept these operands and attributes: {error}"
+            ) from None
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
         """Register functions of any kind under their names, as `register` does for Python's."""

@@ -96,7 +96,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.functions.segments": """segment_max segment_mean segment_min segment_prod
         segment_sum""",
     "mlvm.eager.functions.signal": "convolve correlate hamming hanning istft stft",
-    "mlvm.eager.functions.special": """allclose array_equal beta fmod gamma i0 isclose lerp
+    "mlvm.eager.functions.special": """allclose array_equal fmod gamma i0 isclose lerp
         logit multigammaln nan_to_num polygamma xlogy""",
     "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram
         median nanmax nanmean nanmedian nanmin nanpercentile nanquantile nanstd nansum nanvar

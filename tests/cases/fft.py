@@ -68,10 +68,12 @@ CASES: dict[str, list[Case]] = {
         *_cases(_whole(-1), [_c128(5), _c128(2, 4), _f64(3), _c128(4).astype("F")]),
         Case((_c128(2, 3, 2),), _whole(-1), {"axes": (0, 1)}),
         Case((_f64(2, 3).astype("f"),), _whole(-1), {"axes": (-2,), "norm": "ortho"}),
+        Case((_c128(2, 3),), lambda x, **_: x, {"axes": ()}),
     ],
     "ifft": [
         *_cases(_whole(1), [_c128(5), _c128(2, 4), _f64(3), _c128(4).astype("F")]),
         Case((_c128(2, 3, 2),), _whole(1), {"axes": (2, 0)}),
+        Case((_f64().astype("f"),), lambda x, **_: x.astype("F"), {"axes": ()}),
     ],
     "rfft": [
         *_cases(_rfft, [_f64(4), _f64(2, 5), _f64(1), _f64(6).astype("f")]),

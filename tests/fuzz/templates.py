@@ -472,6 +472,7 @@ class World:
     def begin(self) -> None:
         """Create the tensors, layers and optimizers that the chain uses, as they are at first."""
         ml.random.seed(self.number)
+        ml.set_default_dtype(ml.float32)  # a chain may have set it
         names = self.names
         names |= {name: ml.asarray(x) for name, x in ARRAYS.items() if name in self.used}
         names |= {

@@ -175,6 +175,8 @@ def pow(out: Array, x: Array, y: Array) -> None:
     """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")
+    if out.dtype.kind == "f":  # numpy replaces an exponent of 0.5 with stride 0 by a square root
+        y = np.array(np.broadcast_to(y, out.shape), order="C")
     np.power(x, y, out, dtype=out.dtype)
 
 

@@ -80,16 +80,25 @@ def _butterflies(factor: float) -> Callable[..., int]:
 # --- kernels -------------------------------------------------------------------------
 
 
+def _transform(
+    function: Callable[..., Any], out: Array, x: Array, axes: tuple[int, ...], norm: Norm
+) -> None:
+    if axes:
+        function(x, axes=axes, norm=norm, out=out)
+    else:  # numpy returns x and does not write to `out`
+        np.copyto(out, x)
+
+
 @internal(infer=_full, flops=_butterflies(5))
 def fft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "backward") -> None:
     """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
-    np.fft.fftn(x, axes=axes, norm=norm, out=out)
+    _transform(np.fft.fftn, out, x, axes, norm)
 
 
 @internal(infer=_full, flops=_butterflies(5))
 def ifft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "backward") -> None:
     """sum_k x_k exp(2 pi i j k / n) / n for each j, along each of the axes: complex."""
-    np.fft.ifftn(x, axes=axes, norm=norm, out=out)
+    _transform(np.fft.ifftn, out, x, axes, norm)
 
 
 @internal(infer=_half, flops=_butterflies(2.5))

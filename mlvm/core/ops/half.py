@@ -87,6 +87,8 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     from one dtype to another."""
     if op.name == "astype":
         return convert(*arrays)
+    if op.name == "view":  # of bytes, not of values
+        return kernel(*arrays, **attributes)
     outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
     if op.copies_only and _is_moved(op, outs, operands):
         moved = kernel(*[x.view(np.uint16) if is_half(x) else x for x in arrays], **attributes)

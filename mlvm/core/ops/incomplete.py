@@ -1,4 +1,5 @@
-"""Incomplete gamma and beta functions, element by element; of integers and bools they are f32.
+"""The beta function, and incomplete gamma and beta functions, element by element; of integers and
+bools they are f32.
 
 All is computed in f64 and rounded once. The densities are computed by Loader's deviances, which
 keep their digits for large parameters (Loader, "Fast and accurate computation of binomial
@@ -14,7 +15,7 @@ import numpy as np
 
 from mlvm.core.op import internal, pointwise
 from mlvm.core.ops.elementwise import float_
-from mlvm.core.ops.special import STIRLING, digamma, lgamma, polynomial, put, wide
+from mlvm.core.ops.special import LGAMMA, STIRLING, digamma, lgamma, polynomial, put, wide
 from mlvm.core.types import Array, TensorType
 
 _TINY: Final = 1e-300
@@ -90,7 +91,7 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
         total = total + term
         if (term <= total * 1e-17).all():
             break
-    p = density * x * total
+    p = np.where(a < _TINY, 1.0, density * x * total)
     # a continued fraction (6.5.31), by Lentz's algorithm
     fraction = ~lower & ~integrated
     b = np.where(fraction, x + 1.0 - a, 1.0)
@@ -110,18 +111,33 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
     q = density * x * h
     if integrated.any():
         area = _integral(np.where(integrated, a, _LARGE), np.where(integrated, x, _LARGE), False)
-        left = integrated & (area < 0.0)
+        left = integrated & (x <= a - 1.0)  # also where the area is 0
         right = integrated & ~left
-        p, q = np.where(left, -area, p), np.where(right, area, q)
+        p, q = np.where(left, 0.0 - area, p), np.where(right, area, q)
         lower = np.where(integrated, left, lower)
     return np.where(lower, p, 1.0 - q), np.where(lower, 1.0 - p, q)
+
+
+def _upper_of_small(a: Array, x: Array) -> Array:
+    """Q for a < 1/2 and x < 3/2, to its own relative error, by the alternating series of P (DLMF
+    8.7.1)."""
+    logarithm = a * np.log(x) - (a * polynomial(LGAMMA, a) - np.log1p(a))
+    term, total = np.ones_like(x), np.zeros_like(x)
+    for n in range(1, 30):
+        term = term * -x / n
+        total = total + term / (a + n)
+    q: Array = -np.expm1(logarithm) - a * np.exp(logarithm) * total
+    return q
 
 
 def _put_gamma(out: Array, a: Array, x: Array, upper: bool) -> None:
     a, x = np.broadcast_arrays(wide(a), wide(x))
     inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
     p, q = _gamma_parts(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
-    zero = (a > 0.0) & ((x == 0.0) | (np.isinf(a) & np.isfinite(x)))
+    is_small = inside & (a < 0.5) & (x < 1.5)
+    small = _upper_of_small(np.where(is_small, a, 0.25), np.where(is_small, x, 1.0))
+    q = np.where(is_small, small, q)
+    zero = (a > 0.0) & ((x == 0.0) | (np.isinf(a) & (x > 0.0) & np.isfinite(x)))
     one = (x > 0.0) & (((a >= 0.0) & np.isinf(x) & np.isfinite(a)) | (a == 0.0))
     edge = np.where(zero, 1.0 if upper else 0.0, np.where(one, 0.0 if upper else 1.0, np.nan))
     put(out, np.where(inside, q if upper else p, edge))
@@ -203,15 +219,19 @@ def _beta_density(a: Array, b: Array, x: Array) -> Array:
 
 
 def _log_beta(a: Array, b: Array) -> Array:
-    """log B(a, b). If only one is large, lgamma(b) - lgamma(a + b) loses no digits."""
+    """log |B(a, b)|. If one is large, lgamma(b) - lgamma(a + b) by Stirling's formula loses no
+    digits."""
     low, high = np.minimum(a, b), np.maximum(a, b)
-    large = np.where(high < 10.0, 10.0, high)
-    n = low + large
-    change = _stirling(large) - _stirling(n) + low - low * np.log(n)
-    change = change - (large - 0.5) * np.log1p(low / large)
-    small = np.where(high < 10.0, high, 1.0)
-    direct = _of(lgamma.kernel, small) - _of(lgamma.kernel, low + small)
-    return _of(lgamma.kernel, low) + np.where(high < 10.0, direct, change)
+    is_large = np.minimum(high, low + high) >= 10.0
+    high = np.where(np.isinf(high), 1e308, high)
+    least = np.where(is_large, low, 0.0)
+    large = np.where(is_large, high, 10.0)
+    n = least + large
+    change = _stirling(large) - _stirling(n) + least - least * np.log(n)
+    change = change - (large - 0.5) * np.log1p(least / large)
+    small = np.where(is_large, 1.0, high)
+    direct = _of(lgamma.kernel, small) - _of(lgamma.kernel, np.where(is_large, 2.0, low + high))
+    return _of(lgamma.kernel, low) + np.where(is_large, change, direct)
 
 
 def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
@@ -267,6 +287,36 @@ def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
         np.where(swapped, -slope_q, slope_p),
         np.where(swapped, -slope_p, slope_q),
     )
+
+
+def _gamma_sign(x: Array) -> Array:
+    """The sign of the gamma function: nan at its poles but 0, where it is that of the 0."""
+    floor = np.floor(x)
+    sign = np.where(x < 0.0, 1.0 - 2.0 * np.remainder(floor, 2.0), np.copysign(1.0, x))
+    return np.where((x < 0.0) & (x == floor), np.nan, sign)
+
+
+@pointwise(infer=float_, precision="f32")
+def beta(out: Array, x: Array, y: Array) -> None:
+    """The beta function gamma(x) gamma(y) / gamma(x + y), elementwise, with broadcasting; nan where
+    one of these is -1, -2, ... Draws are `random.beta`.
+
+    x and y: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype; integers
+    and bools give f32. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is
+    complex.
+
+        >>> ml.beta(ml.asarray([2.0]), 3.0)
+        Tensor([0.08333334], f32[1])
+
+    Refuses:
+        ml.beta(v, ml.ones(3))  # ShapeError
+        ml.beta(v, 1j)  # DTypeError
+    """
+    a, b = np.broadcast_arrays(wide(x), wide(y))
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    size = np.where(low > 1e3, 0.0, np.exp(_log_beta(a, b)))
+    size = np.where(np.isinf(high), np.where(low > 0.0, 0.0, np.inf), size)
+    put(out, _gamma_sign(a) * _gamma_sign(b) * _gamma_sign(a + b) * size)
 
 
 def _inside(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array, Array]:

@@ -142,7 +142,7 @@ def _put_quantile(out: Array, x: Array, size: Array, tail: Array) -> None:
 
 # --- the gamma function's ------------------------------------------------------------
 
-_LGAMMA: Final = (
+LGAMMA: Final = (
     2.7475390051909663e-07, -5.811277768921246e-07, 9.242852225162277e-07, -1.9743106888421067e-06,
     4.3828545383846665e-06, -9.45628851510172e-06, 2.050601970174762e-05, -4.4923727564247656e-05,
     9.945761692157133e-05, -0.00022315497746292723, 0.0005096695196526673, -0.0011927539009983087,
@@ -178,7 +178,7 @@ def lgamma(out: Array, x: Array) -> None:
         product = np.where(above, product * y, product)
     u = np.where(y < 0.5, y, np.where(y < 1.5, y - 1.0, y - 2.0))
     u = np.where(size < 8.0, u, 0.0)
-    small = u * polynomial(_LGAMMA, u) + np.log(product)
+    small = u * polynomial(LGAMMA, u) + np.log(product)
     small = np.where(size < 1.5, small - np.log1p(u), small)
     small = np.where(size < 0.5, small - np.log(np.where(size < 0.5, size, 1.0)), small)
     large = np.where(size < 8.0, 8.0, size)

@@ -107,10 +107,24 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return _masked(g, op.logical_or(op.greater(x, upper), op.greater(lower, upper)))
 
 
-def _ratio(y: Tensor, x: Tensor) -> Tensor:
-    """Return y / x, for a y that is x / 2 near 0."""
-    none = op.equal(x, 0.0)
-    return op.where(none, constant(0.5, y.dtype), y / _one_at(none, x))
+def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
+    """Return y / x, for y = j1(x) (sign -1) or i1(x) (sign 1). Up to 1/2 it is the series, whose
+    derivatives do not cancel."""
+    near = op.less(op.abs(x), 0.5)
+    square = op.where(near, x * x * (0.25 * sign), constant(0.0, x.dtype))
+    series = square * 0.0
+    for k in range(7, -1, -1):
+        series = series * square + 0.5 / (math.factorial(k) * math.factorial(k + 1))
+    return op.where(near, series, y / _one_at(near, x))
+
+
+def _beta_slope(g: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Pull g back through B(a, b) to a: g B (digamma(a) - digamma(a + b)), in f64, as the
+    difference cancels; 0 where a + b is inf."""
+    wide = op.astype(a, dtype=f64)
+    total = wide + op.astype(b, dtype=f64)
+    change = _masked(op.digamma(wide) - op.digamma(total), op.not_equal(total, math.inf))
+    return rounded(op.astype(g, dtype=f64) * (op.astype(out, dtype=f64) * change), g.dtype)
 
 
 def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
@@ -715,11 +729,15 @@ VJPS: Final[dict[str, Rules]] = {
     "polygamma": symmetric(x=lambda g, x, n: g * op.polygamma(x, n=n + 1)),
     # --- bessel ---
     "j0": {"x": lambda g, x: -g * op.j1(x)},
-    "j1": {"x": lambda g, x, out: g * (op.j0(x) - _ratio(out, x))},
+    "j1": {"x": lambda g, x, out: g * (op.j0(x) - _ratio(out, x, -1.0))},
     "y0": {"x": lambda g, x: -g * op.y1(x)},
     "y1": {"x": lambda g, x, out: g * (op.y0(x) - out / x)},
-    "i1": {"x": lambda g, x, out: g * (i0(x) - _ratio(out, x))},
+    "i1": {"x": lambda g, x, out: g * (i0(x) - _ratio(out, x, 1.0))},
     # --- incomplete ---
+    "beta": {
+        "x": lambda g, x, y, out: _beta_slope(g, x, y, out),
+        "y": lambda g, x, y, out: _beta_slope(g, y, x, out),
+    },
     "gammainc": {
         "a": lambda g, a, x: g * op.gammainc_slope(a, x),
         "x": lambda g, a, x: g * op.gamma_density(a, x),
@@ -730,7 +748,7 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "gamma_density": {
         "a": lambda g, a, x, out: g * out * (op.log(x) - op.digamma(a)),
-        "x": lambda g, a, x, out: g * out * ((a - 1.0) / x - 1.0),
+        "x": lambda g, a, x, out: g * ((a - 1.0) * (out / x) - out),
     },
     "gammainc_slope": {
         "a": lambda g, a, x: g * _difference(lambda a: op.gammainc_slope(a, x), a),

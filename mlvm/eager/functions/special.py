@@ -19,7 +19,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo, result_type
-from mlvm.eager.tensor.operands import Operand, as_operand, as_operands
+from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -237,28 +237,6 @@ def _gamma_sign(x: Tensor) -> Tensor:
     parity = 1.0 - 2.0 * op.remainder(floor, 2.0)
     sign = op.where(op.less(x, 0.0), parity, op.copysign(constant(1.0, x.dtype), x))
     return op.where(is_pole, constant(math.nan, x.dtype), sign)
-
-
-@public
-@in_f32
-def beta(x: Operand, y: Operand, /) -> Tensor:
-    """Compute the beta function gamma(x) gamma(y) / gamma(x + y), elementwise, with broadcasting,
-    by `lgamma`. Draws are `random.beta`.
-
-    x and y: shapes that broadcast to [...], any dtype but complex; integers and bools as f32 ->
-    f[...]. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is complex.
-
-        >>> ml.beta(ml.asarray([2.0]), 3.0)
-        Tensor([0.08333334], f32[1])
-
-    Refuses:
-        ml.beta(v, ml.ones(3))  # ShapeError
-    """
-    first, second = [floating(each) for each in as_operands((x, y))]
-    require("real", first.type, second.type)
-    total = first + second
-    sign = _gamma_sign(first) * _gamma_sign(second) * _gamma_sign(total)
-    return op.exp(op.lgamma(first) + op.lgamma(second) - op.lgamma(total)) * sign
 
 
 @public

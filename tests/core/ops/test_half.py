@@ -410,3 +410,14 @@ def test_a_zero_of_either_sign_is_false(vm: VM, dtype: DType) -> None:
         vm.write(handle, half.cast(np.array(value), dtype))
         [result] = vm.launch(program, [handle])
         assert result == expected
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "i16", "u8", "f32", "i64", "c64"])
+def test_a_view_moves_the_bytes_of_halves(dtype: str) -> None:
+    operand = np.arange(16, dtype="u2").reshape(2, 8)
+    for half_dtype in HALVES:
+        x = operand.view(half_dtype.numpy)
+        for vm in MACHINES:
+            there = launched(vm, "view", (x,), dtype=dtype)
+            back = launched(vm, "view", (there,), dtype=half_dtype.name)
+            assert there.tobytes() == back.tobytes() == operand.tobytes()

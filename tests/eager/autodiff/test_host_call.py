@@ -368,3 +368,5 @@ def test_wrong_type_rules_are_refused(typed: ml.VM) -> None:
         captured = ml.capture(lambda x: ml.call("untyped", x))
         refuses(CaptureError, "without a type rule, .* result=lambda x: x", captured, ml.ones(2))
         refuses(MlvmError, r"f32\[1\]", ml.capture(lambda x: ml.call("short", x)), ml.ones(3))
+        for call in (lambda x: ml.call("product", x), lambda x: ml.call("spread", x, j=1)):
+            refuses(ArgumentError, "its type rule does not accept", ml.capture(call), ml.ones(3))

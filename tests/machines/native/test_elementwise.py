@@ -22,7 +22,7 @@ SIZES = (0, 1, 7, 17, 255, 1024, 1025, 4099)
 FLOATS = ("f32", "f64")
 _NUMPYS = (
     "asin acos atan atan2 hypot sinh cosh asinh acosh atanh nextafter imag erfc erfinv lgamma "
-    "digamma erfcinv j0 j1 y0 y1 i1 gammainc gammaincc gamma_density gammainc_slope betainc "
+    "digamma erfcinv j0 j1 y0 y1 i1 gammainc gammaincc gamma_density gammainc_slope beta betainc "
     "beta_density betainc_slope"
 )
 EXACT = [
