@@ -33,8 +33,8 @@ for _room in pkgutil.iter_modules(planners.__path__):
 _MOST_CALLS: Final = 2048
 _MOVES: Final = frozenset(
     [
-        *("concat", "copy", "dynamic_update", "flip", "full", "mask_scatter", "pack_panels"),
-        *("permute_dims", "reshape", "roll", "slice", "take"),
+        *("concat", "copy", "dynamic_update", "flip", "full", "index_set", "mask_scatter"),
+        *("pack_panels", "permute_dims", "reshape", "roll", "slice", "take"),
     ]
 )
 """Ops that only move elements, so that their kernels take any size, complex ones too."""

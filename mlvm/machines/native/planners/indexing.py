@@ -93,6 +93,33 @@ def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | 
     return kernel_call(f"{op}_{out.dtype.name}", 4, units, work, sizes)
 
 
+@planner("index_set")
+def index_set(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """Plan `index_set`. A unit is a number of the bytes behind the axes. Values that broadcast along
+    a part of the axes before, of the indices or behind are left to the reference kernel."""
+    out, _, values, indices = types
+    axis, size = normalize_axis(attributes["axis"], max(out.ndim, 1)), out.dtype.itemsize
+    end = axis + attributes["axes"]
+    parts = out.shape[:axis], indices.shape, out.shape[end:]
+    lengths = [1] * (sum(map(len, parts)) - values.ndim) + [*values.shape]
+    repeats: list[bool] = []
+    for part in parts:
+        given, lengths = lengths[: len(part)], lengths[len(part) :]
+        repeats.append(all(n == 1 for n in given))
+        if not repeats[-1] and tuple(given) != part:
+            return None
+    before, length, behind = map(math.prod, (parts[0], out.shape[axis:end], parts[2]))
+    row = size if repeats[2] else behind * size
+    piece, count = 64, indices.size
+    rows = 1 if repeats[1] else count
+    sizes = {"kind": integer_kind(indices.dtype), "count": count, "piece": piece, "before": before}
+    sizes |= {"length": length, "behind": behind * size, "size": size if repeats[2] else 0}
+    sizes |= {"step_before": 0 if repeats[0] else rows * row, "step_count": 0 if repeats[1] else row}
+    units = max(1, before * -(-behind * size // piece))
+    work = before * count * (3 + behind * size / 20)
+    return kernel_call("index_set", 4, units, work, sizes)
+
+
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:
     """Split a shape at the axis: elements before it, along it and behind it."""
     axis = normalize_axis(attributes["axis"], x.ndim)

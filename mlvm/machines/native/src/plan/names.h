@@ -45,7 +45,7 @@
  * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. BY: MULTIPLY and so on. */
 #define indexing_integers(EACH)                                                          \
     EACH(KIND) EACH(BEFORE) EACH(COUNT) EACH(LENGTH) EACH(BEHIND) EACH(PIECE) EACH(SIZE) \
-    EACH(ONE) EACH(UPDATES) EACH(BY)
+    EACH(ONE) EACH(UPDATES) EACH(BY) EACH(STEP_BEFORE) EACH(STEP_COUNT)
 
 /* A box: which parameter it READS (0: VALUE, a pattern of eight bytes); where it begins in the result and
  * in the operand; planes, rows and columns, and those of a tile; their distances in the result and in the

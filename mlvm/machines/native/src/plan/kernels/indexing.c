@@ -414,6 +414,37 @@ SCATTER(double, f64)
 /* clang-format on */
 EACH_NUMBER(REDUCED)
 
+/* --- index_set: rows of an operand are replaced by the values for them; a unit is as above, PIECE and
+ * BEHIND are in bytes. STEP_BEFORE and STEP_COUNT: from the values of one b, and of one index, to the
+ * next, or 0. SIZE: of the one value that fills a row, or 0 --- */
+
+static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first, int64_t last)
+{
+    const int64_t count = n[COUNT], behind = n[BEHIND], size = n[SIZE], at_b = b * n[LENGTH] * behind;
+    char *out = p[0] + at_b;
+    start_1((uint8_t *)out, (const uint8_t *)x + at_b, n, first, last);
+    out += first;
+    const char *in = p[1] + b * n[STEP_BEFORE] + (size ? 0 : first);
+    for (int64_t i = 0; i < count; i += CHUNK) {
+        int64_t at[CHUNK], filled = least(CHUNK, count - i);
+        places(at, p[2], n[KIND], i, filled, n[LENGTH]);
+        for (int64_t k = 0; k < filled; k++, in += n[STEP_COUNT]) {
+            char *to = out + at[k] * behind;
+            int64_t done = size ? size : last - first;
+            copy_run(to, in, done);
+            for (; done < last - first; done *= 2) /* one value: what is there, again */
+                copy_run(to + done, to, least(done, last - first - done));
+        }
+    }
+}
+
+static int index_set(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    char *const q[3] = {p[0], p[2], p[3]};
+    return for_columns(call, q, p[1], begin, end, call->ints[COUNT], set_rows);
+}
+
 /* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
 
 static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
@@ -497,5 +528,5 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
 KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
                            ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(mask_scatter) EACH_NUMBER(ENTRY_REDUCED))
+                               ENTRY(mask_scatter) ENTRY(index_set) EACH_NUMBER(ENTRY_REDUCED))
 /* clang-format on */
