@@ -15,6 +15,7 @@ from mlvm.core.errors import MlvmError, OperandValueError, StaleTensor
 from mlvm.core.observe import observed
 from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
+from mlvm.eager.tensor.update import apply_into
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import Before, Patch, cases, refuses
@@ -79,6 +80,14 @@ def test_the_short_way_gives_what_the_long_one_gives(vm: ml.VM, name: str) -> No
     CALLS[name](x)  # has learnt the types, and finds regions
     assert launches(vm, lambda: CALLS[name](x)) == 0
     np.testing.assert_array_equal(CALLS[name](x).numpy(), expected)
+
+
+@pytest.mark.usefixtures("arena")
+def test_an_update_learns_types_that_no_call_had_before(vm: ml.VM) -> None:
+    x, indices = ml.zeros((9, 7)), ml.asarray(np.array([8, 0]))
+    value, call = ml.ones(()), one_op("index_set", axis=0, axes=1)
+    assert launches(vm, lambda: apply_into(x, call, x, value, indices)) == 0
+    assert ml.sum(x).item() == 14
 
 
 def test_the_arena_counts_alike(vm: ml.VM) -> None:

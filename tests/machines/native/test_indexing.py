@@ -18,6 +18,7 @@ from tests.machines.native.planners import (
     assert_same_bits,
     assert_same_in_place,
     native,
+    planned,
     reference,
 )
 
@@ -70,6 +71,23 @@ def test_along_an_axis(indexed: Any, count: int, dtype: str) -> None:
         assert_same_bits("scatter_add_along_axis", x, indices, axis=axis, length=length)
 
 
+@given(_indexed(), st.lists(st.integers(0, 5), max_size=2), st.data())
+def test_index_set(indexed: Any, places: list[int], data: st.DataObject) -> None:
+    rng, shape, axis, kind, low = indexed
+    axes = data.draw(st.integers(0, len(shape) - axis))
+    length = int(np.prod(shape[axis : axis + axes]))
+    if not length:
+        places = [0]
+    indices = np.asarray(rng.integers(low and -length, max(length, 1), places), kind)
+    parts = shape[:axis], places, shape[axis + axes :]  # values broadcast along any of them
+    given = [n for part in parts for n in (part if data.draw(st.booleans()) else [1] * len(part))]
+    while given and given[0] == 1 and data.draw(st.booleans()):
+        given = given[1:]
+    dtype = data.draw(st.sampled_from([*ELEMENTS, "c8", "c16"]))
+    x, values = _numbers(rng, shape, dtype), _numbers(rng, given, dtype)
+    assert_same_in_place("index_set", x, values, indices, axis=axis, axes=axes)
+
+
 @given(_indexed(), st.data(), st.sampled_from(ELEMENTS))
 def test_dynamic_update(indexed: Any, data: st.DataObject, dtype: str) -> None:
     rng, shape, axis, kind, low = indexed
@@ -91,6 +109,10 @@ def test_more_indices_than_are_looked_at_together(behind: int) -> None:
     assert_same_bits("take", _numbers(rng, (3, 50), "f4"), indices, axis=1)
     x = _numbers(rng, (3, 777, behind), "f4")
     assert_same_bits("scatter_add", x, indices, axis=1, length=50)
+    y = _numbers(rng, (3, 50, behind), "f4")
+    for values in (x, x[:1], x[0], x[:, :1], x[..., :1], x[0, 0, 0]):
+        assert planned("index_set", y, values, indices, axis=1)
+        assert_same_in_place("index_set", y, values, indices, axis=1)
     along = rng.integers(-50, 50, x.shape)
     assert_same_bits("take_along_axis", _numbers(rng, (3, 50, behind), "f4"), along, axis=1)
     assert_same_bits("scatter_add_along_axis", x, along, axis=1, length=50)
@@ -130,6 +152,7 @@ def test_indices_out_of_range_are_refused(kind: str) -> None:
             indices[-1] = index
             _refused("take", x, indices, axis=0)
             _refused("scatter_add", np.ones((*shape, 3)), indices, axis=0, length=4)
+            _refused("index_set", x, x[:1], indices, axis=0)
             _refused("one_hot", indices, num_classes=4)
         along = np.zeros((4, 3), kind)
         along[2, 1] = index
@@ -187,6 +210,7 @@ CASES = [  # each has one operand whose integers change
     ("scatter_add", [x, None], {"axis": 0, "length": 9}),
     ("scatter_add", [wide, None], {"axis": 0, "length": 9}),
     ("index_add", [small, x, None], {"axis": 0}),
+    ("index_set", [small, x, None], {"axis": 0}),
     ("scatter_add_along_axis", [x, None], {"axis": 0, "length": 9}),
     ("one_hot", [None], {"num_classes": 9}),
     ("softmax_cross_entropy", [wide, None], {}),

@@ -95,26 +95,26 @@ def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | 
 
 @planner("index_set")
 def index_set(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan `index_set`. A unit is a number of the bytes behind the axes. Values that broadcast along
-    a part of the axes before, of the indices or behind are left to the reference kernel."""
+    """Plan `index_set`. A unit is a number of the bytes behind the axes. The reference kernel runs
+    if values broadcast along only some of the axes before, of the indices, or behind."""
     out, _, values, indices = types
     axis, size = normalize_axis(attributes["axis"], max(out.ndim, 1)), out.dtype.itemsize
     end = axis + attributes["axes"]
     parts = out.shape[:axis], indices.shape, out.shape[end:]
-    lengths = [1] * (sum(map(len, parts)) - values.ndim) + [*values.shape]
-    repeats: list[bool] = []
-    for part in parts:
-        given, lengths = lengths[: len(part)], lengths[len(part) :]
-        repeats.append(all(n == 1 for n in given))
-        if not repeats[-1] and tuple(given) != part:
+    given = (1,) * (sum(map(len, parts)) - values.ndim) + values.shape
+    strides, step = [0, 0, 0], size
+    for i in (2, 1, 0):
+        given, part = given[: len(given) - len(parts[i])], given[len(given) - len(parts[i]) :]
+        if part == parts[i]:
+            strides[i] = step
+            step *= math.prod(part)
+        elif any(n != 1 for n in part):
             return None
     before, length, behind = map(math.prod, (parts[0], out.shape[axis:end], parts[2]))
-    row = size if repeats[2] else behind * size
-    piece, count = 64, indices.size
-    rows = 1 if repeats[1] else count
+    count, piece = indices.size, 64
     sizes = {"kind": integer_kind(indices.dtype), "count": count, "piece": piece, "before": before}
-    sizes |= {"length": length, "behind": behind * size, "size": size if repeats[2] else 0}
-    sizes |= {"step_before": 0 if repeats[0] else rows * row, "step_count": 0 if repeats[1] else row}
+    sizes |= {"length": length, "behind": behind * size, "size": 0 if strides[2] else size}
+    sizes |= {"step_before": strides[0], "step_count": strides[1]}
     units = max(1, before * -(-behind * size // piece))
     work = before * count * (3 + behind * size / 20)
     return kernel_call("index_set", 4, units, work, sizes)

@@ -418,7 +418,8 @@ EACH_NUMBER(REDUCED)
  * BEHIND are in bytes. STEP_BEFORE and STEP_COUNT: from the values of one b, and of one index, to the
  * next, or 0. SIZE: of the one value that fills a row, or 0 --- */
 
-static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first, int64_t last)
+static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first,
+                     int64_t last)
 {
     const int64_t count = n[COUNT], behind = n[BEHIND], size = n[SIZE], at_b = b * n[LENGTH] * behind;
     char *out = p[0] + at_b;
