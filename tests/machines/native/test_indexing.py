@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def test_indices_out_of_range_are_refused(kind: str) -> None:
         _refused("scatter_add_along_axis", x, along, axis=0, length=4)
 
 
-# --- one_hot, mask_scatter ---------------------------------------------------------------
+# --- one_hot, masks ----------------------------------------------------------------
 
 
 @cases("dtype", "bool", "u8", "i16", "i64", "f32", "f64")
@@ -172,25 +173,55 @@ def test_one_hot(count: int, classes: int, dtype: str) -> None:
         assert_same_bits("one_hot", indices, num_classes=classes, dtype=dtype)
 
 
+def _assert_masked(mask: Array, behind: Any, dtype: str, rng: np.random.Generator) -> None:
+    """Check the three ops that a mask chooses elements for."""
+    updates = _numbers(rng, (int(mask.sum()), *behind), dtype)
+    x = _numbers(rng, (*mask.shape, *behind), dtype)
+    assert_same_bits("mask_scatter", updates, mask, shape=x.shape)
+    assert_same_in_place("mask_set", x, updates, mask)
+    for threads in (1, 2, 3):
+        chosen: Any = KERNELS[threads]["boolean_index"]
+        np.testing.assert_array_equal(chosen(x, mask), x[mask], strict=True)
+
+
 @given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=2),
+    st.lists(st.integers(0, 9), max_size=2),
     st.lists(st.integers(0, 5), max_size=2),
-    st.sampled_from(ELEMENTS),
+    st.sampled_from([*ELEMENTS, "u1", "c8", "c16"]),
     st.floats(0, 1),
 )
-def test_mask_scatter(chosen: list[int], behind: list[int], dtype: str, share: float) -> None:
+def test_masks(covered: list[int], behind: list[int], dtype: str, share: float) -> None:
     rng = np.random.default_rng(3)
-    mask = rng.random(chosen) < share
-    updates = _numbers(rng, (int(mask.sum()), *behind), dtype)
-    assert_same_bits("mask_scatter", updates, mask, shape=(*chosen, *behind))
+    _assert_masked(np.asarray(rng.random(covered) < share), behind, dtype, rng)
 
 
 @cases("behind", (), (2,), (5,), (600,))
-def test_mask_scatter_in_several_units(behind: tuple[int, ...]) -> None:
+def test_masks_in_several_units(behind: tuple[int, ...]) -> None:
     rng = np.random.default_rng(4)
     mask = rng.random((77, 513)) < 0.3 if behind != (600,) else rng.random(300) < 0.3
-    updates = _numbers(rng, (int(mask.sum()), *behind), "f4")
-    assert_same_bits("mask_scatter", updates, mask, shape=(*mask.shape, *behind))
+    _assert_masked(mask, behind, "f4", rng)
+
+
+def test_masks_of_length_0_and_values_that_broadcast() -> None:
+    x, none = np.ones((3, 4), "f4"), np.zeros((0, 4), "?")
+    np.testing.assert_array_equal(native("mask_scatter", x[:0, 0], none, shape=(3, 4)), 0 * x)
+    np.testing.assert_array_equal(native("mask_set", x, x[:0, 0], none), x)
+    chosen: Any = KERNELS[1]["boolean_index"]
+    assert chosen(x, none).shape == (0,)
+    rows = np.array([True, False, True])
+    expected = np.array([[2] * 4, [1] * 4, [3] * 4], "f4")
+    np.testing.assert_array_equal(native("mask_set", x, expected[::2, :1], rows), expected)
+
+
+def test_another_number_of_updates_is_refused() -> None:
+    x, mask = np.ones(5, "f4"), np.arange(5) > 1
+    for kernel in (KERNELS[1], KERNELS[3]):
+        for count in (0, 2, 4):
+            for name, operands in [("mask_scatter", ()), ("mask_set", (x,))]:
+                out, attributes = np.full(5, 7, "f4"), {} if operands else {"shape": (5,)}
+                work = partial(kernel[name], out, *operands, x[:count], mask, **attributes)
+                refuses(OperandValueError, "the mask has 3 places", work)
+                assert (out == 7).all()
 
 
 _SHARED_INDICES = """
@@ -216,10 +247,13 @@ CASES = [  # each has one operand whose integers change
     ("softmax_cross_entropy", [wide, None], {}),
     ("mask_scatter", [small, None], {"shape": [COUNT]}),
     ("mask_scatter", [narrow, None], {"shape": [COUNT, ROWS]}),
+    ("mask_set", [x, small, None], {}),
+    ("boolean_index", [x, None], {}),
+    ("boolean_index", [wide, None], {}),
 ]
 for native, (name, inputs, attributes) in itertools.product([True, False], CASES):
     print(native, name, [i is None or i.shape for i in inputs], flush=True)
-    kind = "?" if name == "mask_scatter" else "i8"
+    kind = "?" if "mask" in name or name == "boolean_index" else "i8"
     good, bad = np.zeros(COUNT, kind), np.full(COUNT, 2**40).astype(kind)
     good[:9] = kind == "?"
     mine, others = VM(native=native), VM(native=native)

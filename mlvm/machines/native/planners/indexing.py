@@ -6,6 +6,7 @@ Every call has at least one unit, which checks the indices.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axis
@@ -138,11 +139,25 @@ def one_hot(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return kernel_call("one_hot", 2, units, work, {**rows, **element})
 
 
-@planner("mask_scatter")
-def mask_scatter(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    out, updates, mask = types
-    width = math.prod(out.shape[mask.ndim :]) * out.dtype.itemsize
+@planner("mask_scatter", "mask_set")
+def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, *_, updates, mask = types
+    covered, row = out.shape[: mask.ndim], out.shape[mask.ndim :]
+    if mask.shape != covered or updates.shape[1:] != row:  # numpy fills or broadcasts these
+        return None
+    width = math.prod(row) * out.dtype.itemsize
+    return _masked(op, len(types), mask.size, updates.shape[0], width)
+
+
+@lru_cache(256)
+def boolean_index(count: int, width: int) -> KernelCall | None:
+    """Plan a call that copies the rows of `width` bytes where a mask of `count` elements is True.
+    Its parameters are a result of that many rows, x, and a mask that nothing changes meanwhile."""
+    return _masked("boolean_index", 3, count, 0, width)
+
+
+def _masked(op: str, nparams: int, count: int, updates: int, width: int) -> KernelCall | None:
     piece = max(64, 16384 // max(1, width))
-    rows = {"count": mask.size, "piece": piece, "updates": updates.shape[0], "behind": width}
-    units, work = max(1, -(-mask.size // piece)), mask.size * 3 + out.nbytes / 10
-    return kernel_call("mask_scatter", 3, units, work, rows)
+    rows = {"count": count, "piece": piece, "updates": updates, "behind": width}
+    units, work = max(1, -(-count // piece)), count * (3 + width / 10)
+    return kernel_call(op, nparams, units, work, rows)

@@ -462,61 +462,83 @@ static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_
     return 0;
 }
 
-/* --- mask_scatter: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes --- */
-
-static int64_t count_true(const char *mask, int64_t count)
-{
-    int64_t sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        sum += mask[i] != 0;
-    return sum;
-}
+/* --- mask_scatter, mask_set: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes for those where
+ * the mask is True; `rest` has the others, or is NULL for zeros --- */
 
 /* Single elements, where jumps would be guesses. */
-#define MASKED(size)                                                                         \
-    static void masked_##size(Element##size *out, const Element##size *in, const char *mask, \
-                              int64_t count, int64_t updates)                                \
-    {                                                                                        \
-        for (int64_t i = 0, j = 0; i < count; i++) {                                         \
-            int64_t here = mask[i] != 0;                                                     \
-            out[i] = in[j < updates ? j : updates - 1] & (Element##size) - here;             \
-            j += here;                                                                       \
-        }                                                                                    \
+#define MASKED(size)                                                                                  \
+    static void masked_##size(Element##size *out, const Element##size *rest, const Element##size *in, \
+                              const char *mask, int64_t count, int64_t updates)                       \
+    {                                                                                                 \
+        for (int64_t i = 0, j = 0; i < count; i++) {                                                  \
+            const Element##size here = (Element##size) - (mask[i] != 0);                              \
+            const Element##size other = rest ? rest[i] : 0;                                           \
+            out[i] = (in[j < updates ? j : updates - 1] & here) | (other & (Element##size) ~here);    \
+            j += mask[i] != 0;                                                                        \
+        }                                                                                             \
     }
 MASKED(1)
 MASKED(2)
 MASKED(4)
 MASKED(8)
 
+static int masked(const int64_t *n, char *out, const char *rest, const char *in, const char *mask,
+                  int64_t begin, int64_t end)
+{
+    const int64_t width = n[BEHIND];
+    int64_t first = least(begin * n[PIECE], n[COUNT]), count = least(end * n[PIECE], n[COUNT]) - first;
+    int64_t before = count_true(mask, first), updates = n[UPDATES] - before;
+    mask += first;
+    if (count_true(mask, n[COUNT] - first) != updates)
+        return 1;
+    in += before * width;
+    out += first * width;
+    rest = rest ? rest + first * width : NULL;
+    if (updates && width == 1)
+        masked_1((Element1 *)out, (const Element1 *)rest, (const Element1 *)in, mask, count, updates);
+    else if (updates && width == 2)
+        masked_2((Element2 *)out, (const Element2 *)rest, (const Element2 *)in, mask, count, updates);
+    else if (updates && width == 4)
+        masked_4((Element4 *)out, (const Element4 *)rest, (const Element4 *)in, mask, count, updates);
+    else if (updates && width == 8)
+        masked_8((Element8 *)out, (const Element8 *)rest, (const Element8 *)in, mask, count, updates);
+    else
+        for (int64_t i = 0; i < count; i++)
+            if (mask[i] && updates) {
+                copy_run(out + i * width, in, width);
+                in += width;
+                updates--;
+            } else if (!rest) {
+                memset(out + i * width, 0, (size_t)width);
+            } else if (rest != out) {
+                copy_run(out + i * width, rest + i * width, width);
+            }
+    return 0;
+}
+
 static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->ints, width = n[BEHIND], count = n[COUNT];
-    int64_t first = least(begin * n[PIECE], count), last = least(end * n[PIECE], count);
-    int64_t before = count_true(p[2], first), rest = n[UPDATES] - before;
-    if (count_true(p[2] + first, count - first) != rest)
-        return 1;
-    const char *in = p[1] + before * width, *mask = p[2] + first;
-    char *out = p[0] + first * width;
-    if (!rest)
-        memset(out, 0, (size_t)((last - first) * width));
-    else if (width == 1)
-        masked_1((Element1 *)out, (const Element1 *)in, mask, last - first, rest);
-    else if (width == 2)
-        masked_2((Element2 *)out, (const Element2 *)in, mask, last - first, rest);
-    else if (width == 4)
-        masked_4((Element4 *)out, (const Element4 *)in, mask, last - first, rest);
-    else if (width == 8)
-        masked_8((Element8 *)out, (const Element8 *)in, mask, last - first, rest);
-    else
-        for (int64_t i = 0; i < last - first; i++, out += width)
-            if (mask[i] && rest) {
-                copy_run(out, in, width);
-                in += width;
-                rest--;
-            } else {
-                memset(out, 0, (size_t)width);
-            }
+    return masked(call->ints, p[0], NULL, p[1], p[2], begin, end);
+}
+
+static int mask_set(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    return masked(call->ints, p[0], p[1], p[2], p[3], begin, end);
+}
+
+/* --- boolean_index: the rows of BEHIND bytes where the mask, which nobody changes, is True; units as
+ * above --- */
+
+static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = call->ints, width = n[BEHIND];
+    int64_t first = least(begin * n[PIECE], n[COUNT]), count = least(end * n[PIECE], n[COUNT]) - first;
+    const char *mask = p[2] + first;
+    copy_chosen(p[0] + count_true(p[2], first) * width, p[1] + first * width, mask, count,
+                count_true(mask, count), width);
     return 0;
 }
 
@@ -529,5 +551,5 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
 KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
                            ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(mask_scatter) ENTRY(index_set) EACH_NUMBER(ENTRY_REDUCED))
+                               ENTRY(mask_scatter) ENTRY(mask_set) ENTRY(boolean_index) ENTRY(index_set) EACH_NUMBER(ENTRY_REDUCED))
 /* clang-format on */
