@@ -6,52 +6,58 @@
 #include <string.h>
 
 enum { sorting_integers(NAME) };
-enum { SHORT_ROW = 64, DIGITS = 256 };
+enum { SHORT_ROW = 192, DIGITS = 256 };
 
-/* A short row takes each record to its place among those before it; a long one deals them out by one
- * byte of the key after the other, from the last on, where not all have the same (Knuth, The art of
- * computer programming, volume 3, 5.2.1 and 5.2.5). Behind the n records is room for n more. */
-#define RECORDS(bits)                                                    \
-    typedef struct {                                                     \
-        uint##bits##_t key, position;                                    \
-    } Record##bits;                                                      \
-    static void insert_##bits(Record##bits *r, int64_t n)                \
-    {                                                                    \
-        for (int64_t i = 1; i < n; i++) {                                \
-            const Record##bits record = r[i];                            \
-            int64_t j = i;                                               \
-            for (; j > 0 && r[j - 1].key > record.key; j--)              \
-                r[j] = r[j - 1];                                         \
-            r[j] = record;                                               \
-        }                                                                \
-    }                                                                    \
-    static const Record##bits *sorted_##bits(Record##bits *r, int64_t n) \
-    {                                                                    \
-        enum { BYTES = bits / 8 };                                       \
-        if (n <= SHORT_ROW) {                                            \
-            insert_##bits(r, n);                                         \
-            return r;                                                    \
-        }                                                                \
-        uint32_t counts[BYTES][DIGITS] = {{0}};                          \
-        Record##bits *to = r + n;                                        \
-        for (int64_t i = 0; i < n; i++)                                  \
-            for (int byte = 0; byte < BYTES; byte++)                     \
-                counts[byte][r[i].key >> 8 * byte & 255]++;              \
-        for (int byte = 0; byte < BYTES; byte++) {                       \
-            uint32_t *next = counts[byte], sum = 0;                      \
-            if (next[r[0].key >> 8 * byte & 255] == n)                   \
-                continue;                                                \
-            for (int digit = 0; digit < DIGITS; digit++) {               \
-                const uint32_t count = next[digit];                      \
-                next[digit] = sum;                                       \
-                sum += count;                                            \
-            }                                                            \
-            for (int64_t i = 0; i < n; i++)                              \
-                to[next[r[i].key >> 8 * byte & 255]++] = r[i];           \
-            Record##bits *from = r;                                      \
-            r = to, to = from;                                           \
-        }                                                                \
-        return r;                                                        \
+/* In a short row, the position of a record is the number of smaller keys and of equal ones before it,
+ * which vectors count. The records of a long row are dealt out by one byte of the key after the other,
+ * from the last on, unless all have the same (Knuth, The art of computer programming, volume 3, 5.2 and
+ * 5.2.5). Behind the n records is room for n more. */
+#define RECORDS(bits)                                                                            \
+    typedef struct {                                                                             \
+        uint##bits##_t key, position;                                                            \
+    } Record##bits;                                                                              \
+    static const Record##bits *ranked_##bits(const Record##bits *r, Record##bits *to, int64_t n) \
+    {                                                                                            \
+        int##bits##_t keys[SHORT_ROW];                                                           \
+        uint8_t equal[SHORT_ROW] = {0};                                                          \
+        const uint##bits##_t top = (uint##bits##_t)1 << (bits - 1);                              \
+        const int64_t padded = (n + 15) / 16 * 16;                                               \
+        for (int64_t i = 0; i < padded; i++)                                                     \
+            keys[i] = (int##bits##_t)((i < n ? r[i].key : (uint##bits##_t) - 1) ^ top);          \
+        for (int64_t i = 0; i < n; i++) {                                                        \
+            const int##bits##_t key = keys[i];                                                   \
+            uint##bits##_t smaller = 0;                                                          \
+            for (int64_t j = 0; j < padded; j++)                                                 \
+                smaller += keys[j] < key;                                                        \
+            to[smaller + equal[smaller]++] = r[i];                                               \
+        }                                                                                        \
+        return to;                                                                               \
+    }                                                                                            \
+    static const Record##bits *sorted_##bits(Record##bits *r, int64_t n)                         \
+    {                                                                                            \
+        enum { BYTES = bits / 8 };                                                               \
+        if (n <= SHORT_ROW)                                                                      \
+            return ranked_##bits(r, r + n, n);                                                   \
+        uint32_t counts[BYTES][DIGITS] = {{0}};                                                  \
+        Record##bits *to = r + n;                                                                \
+        for (int64_t i = 0; i < n; i++)                                                          \
+            for (int byte = 0; byte < BYTES; byte++)                                             \
+                counts[byte][r[i].key >> 8 * byte & 255]++;                                      \
+        for (int byte = 0; byte < BYTES; byte++) {                                               \
+            uint32_t *next = counts[byte], sum = 0;                                              \
+            if (next[r[0].key >> 8 * byte & 255] == n)                                           \
+                continue;                                                                        \
+            for (int digit = 0; digit < DIGITS; digit++) {                                       \
+                const uint32_t count = next[digit];                                              \
+                next[digit] = sum;                                                               \
+                sum += count;                                                                    \
+            }                                                                                    \
+            for (int64_t i = 0; i < n; i++)                                                      \
+                to[next[r[i].key >> 8 * byte & 255]++] = r[i];                                   \
+            Record##bits *from = r;                                                              \
+            r = to, to = from;                                                                   \
+        }                                                                                        \
+        return r;                                                                                \
     }
 RECORDS(32)
 RECORDS(64)
