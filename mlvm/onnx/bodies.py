@@ -674,6 +674,16 @@ def _index_reduce(b: Body) -> str:
     return _scattered(b, "x0", "x1", 2, 0, by)
 
 
+@body("flat_indices")
+def _flat_indices(b: Body) -> str:
+    zero, one, *flat = b.array(0), b.array(1)
+    for i, length in enumerate(b.lengths):  # gathered, which refuses an index out of range
+        numbers, n = b("Range", zero, b.array(length), one), b.array(length)
+        place = b("Gather", numbers, b.positions(i), axis=0)
+        flat = [b("Add", b("Mul", flat[0], n), place) if flat else place]
+    return flat[0]
+
+
 @body("index_set")
 def _index_set(b: Body) -> str:
     shape, axis = b.out.shape, axes_of(b.axis, b.out.ndim)[0]

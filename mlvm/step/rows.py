@@ -176,6 +176,7 @@ _RULES: Final[Mapping[str, Callable[[str, Lane], BatchedOp]]] = {
     "layer_norm": _first_many(_same),
     **_each("one_hot gelu gelu_slope layer_norm_normalize polygamma tril triu", _all_many(_same)),
     **_each("softmax_cross_entropy softmax_cross_entropy_vjp sum_lanes", _all_many(_same)),
+    "flat_indices": _all_many(_same),
     **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh", _all_many(_same)),
     **_each("eig eigvals qr svd svdvals", _all_many(_same)),
 }

@@ -874,7 +874,7 @@ VJPS: Final[dict[str, Rules]] = {
         x=lambda g, mask: op.where(_along(mask, g.ndim), constant(0.0, g.dtype), g),
         values=_mask_set_values,
     ),
-    **_none("one_hot nonzero_indices"),
+    **_none("one_hot nonzero_indices flat_indices"),
     # --- neural ---
     "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
     "gelu": symmetric(x=lambda g, x, approximate: g * op.gelu_slope(x, approximate=approximate)),

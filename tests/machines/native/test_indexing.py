@@ -119,6 +119,17 @@ def test_more_indices_than_are_looked_at_together(behind: int) -> None:
     assert_same_bits("scatter_add_along_axis", x, along, axis=1, length=50)
 
 
+@cases("kinds", ("i8",), ("u1", "i2"), ("i4", "u4", "i1"))
+@cases("count", 0, 1, 300, 9000)
+def test_flat_indices(kinds: tuple[str, ...], count: int) -> None:
+    rng, lengths = np.random.default_rng(count), (50, 7, 100)[: len(kinds)]
+    indices = [
+        rng.integers(-n if kind[0] == "i" else 0, n, count).astype(kind)
+        for n, kind in zip(lengths, kinds, strict=True)
+    ]
+    assert_same_bits("flat_indices", *indices, lengths=lengths)
+
+
 def test_sums_of_special_values() -> None:
     x = np.array([-0.0, np.inf, -np.inf, 1e-45, 1e-45, -0.0], "f4")
     indices = np.array([0, 1, 1, 2, 2, 3])
@@ -153,6 +164,7 @@ def test_indices_out_of_range_are_refused(kind: str) -> None:
             indices[-1] = index
             _refused("take", x, indices, axis=0)
             _refused("scatter_add", np.ones((*shape, 3)), indices, axis=0, length=4)
+            _refused("flat_indices", np.zeros(shape, "u1"), indices, lengths=(1, 4))
             _refused("index_set", x, x[:1], indices, axis=0)
             _refused("one_hot", indices, num_classes=4)
         along = np.zeros((4, 3), kind)
@@ -232,7 +244,7 @@ from mlvm.machines.local import LocalVM as VM
 from tests.core.programs import put
 
 COUNT, ROWS = 200_000, 8
-x, wide = np.zeros(COUNT, "f4"), np.zeros((COUNT, ROWS), "f4")
+zeros, x, wide = np.zeros(COUNT, "i8"), np.zeros(COUNT, "f4"), np.zeros((COUNT, ROWS), "f4")
 small, narrow = np.zeros(9, "f4"), np.zeros((9, ROWS), "f4")
 CASES = [  # each has one operand whose integers change
     ("take", [small, None], {"axis": 0}),
@@ -242,6 +254,7 @@ CASES = [  # each has one operand whose integers change
     ("scatter_add", [wide, None], {"axis": 0, "length": 9}),
     ("index_add", [small, x, None], {"axis": 0}),
     ("index_set", [small, x, None], {"axis": 0}),
+    ("flat_indices", [zeros, None], {"lengths": (1, 9)}),
     ("scatter_add_along_axis", [x, None], {"axis": 0, "length": 9}),
     ("one_hot", [None], {"num_classes": 9}),
     ("softmax_cross_entropy", [wide, None], {}),

@@ -25,6 +25,17 @@ def take(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return _rows(f"take_{size if single else 'rows'}", indices, indices.size, out.nbytes, sizes)
 
 
+@planner("flat_indices")
+def flat_indices(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, *indices = types
+    piece, count = 4096, len(indices)
+    sizes = {"count": out.size, "piece": piece, "updates": count}
+    kinds = [integer_kind(x.dtype) for x in indices]
+    rest = [n for pair in zip(kinds, attributes["lengths"], strict=True) for n in pair]
+    units, work = max(1, -(-out.size // piece)), out.size * count * 1.5
+    return kernel_call("flat_indices", 1 + count, units, work, sizes, rest=rest)
+
+
 @planner("take_along_axis")
 def take_along_axis(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x, indices = types

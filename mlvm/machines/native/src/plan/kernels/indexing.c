@@ -43,7 +43,8 @@ static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int
     }
 }
 
-enum { indexing_integers(NAME) };
+/* The kind and the length of each of several operands with indices follow. */
+enum { indexing_integers(NAME) OPERANDS };
 
 static inline int64_t within(int64_t index, int64_t length)
 {
@@ -217,6 +218,29 @@ static int update_rows(const KernelCall *call, char *const *p, int64_t begin, in
         }
         if (out + first * behind != rows)
             copy_run(out + first * behind, rows, n[COUNT] * behind);
+    }
+    return 0;
+}
+
+/* --- flat_indices: positions of COUNT elements, PIECE of them a unit, from indices along UPDATES axes --- */
+
+static int flat_indices(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = call->ints, *axes = n + OPERANDS;
+    for (int64_t axis = 0; axis < n[UPDATES]; axis++)
+        if (!in_range(p[1 + axis], axes[2 * axis], n[COUNT], -axes[2 * axis + 1], axes[2 * axis + 1]))
+            return 1;
+    int64_t last = least(end * n[PIECE], n[COUNT]), at[CHUNK];
+    for (int64_t i = begin * n[PIECE]; i < last; i += CHUNK) {
+        int64_t *out = (int64_t *)p[0] + i, filled = least(CHUNK, last - i);
+        memset(out, 0, (size_t)filled * sizeof *out);
+        for (int64_t axis = 0; axis < n[UPDATES]; axis++) {
+            const int64_t kind = axes[2 * axis], length = axes[2 * axis + 1];
+            places(at, p[1 + axis], kind, i, filled, length);
+            for (int64_t k = 0; k < filled; k++)
+                out[k] = out[k] * length + at[k];
+        }
     }
     return 0;
 }
@@ -551,5 +575,5 @@ static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, 
 KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
                            ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(mask_scatter) ENTRY(mask_set) ENTRY(boolean_index) ENTRY(index_set) EACH_NUMBER(ENTRY_REDUCED))
+                               ENTRY(mask_scatter) ENTRY(mask_set) ENTRY(boolean_index) ENTRY(index_set) ENTRY(flat_indices) EACH_NUMBER(ENTRY_REDUCED))
 /* clang-format on */
