@@ -432,6 +432,7 @@ BODIES.update(
         "zeros": lambda b: _zeros(b),
         "sort": lambda b: _sorted(b, 0),
         "argsort": lambda b: _sorted(b, 1),
+        "top_indices": lambda b: _sorted(b, 1),
     }
 )
 """Ops that are one expression."""

@@ -166,6 +166,7 @@ _RULES: Final[Mapping[str, Callable[[str, Lane], BatchedOp]]] = {
     "matmul": _matmul,
     **_each("sum mean prod max min all any logsumexp var flip", _along_all),
     **_each("softmax log_softmax argmax argmin cumulative_sum sort argsort roll", _along),
+    "top_indices": _along,
     **_each("fft ifft rfft irfft", _along),
     **_each("concat take_along_axis scatter_add_along_axis", _all_many(_along)),
     **_each("reshape broadcast_to", _shaped),

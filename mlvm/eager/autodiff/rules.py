@@ -821,7 +821,7 @@ VJPS: Final[dict[str, Rules]] = {
     ),
     "astype": {"x": lambda g: g},
     "copy": {"x": lambda g: g},
-    **_none("argsort"),
+    **_none("argsort top_indices"),
     # --- creation ---
     "full": linear(value=lambda g: g),
     **_none("zeros arange linspace eye"),

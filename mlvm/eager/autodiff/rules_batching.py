@@ -467,7 +467,7 @@ BATCHING: Final[dict[str, Rule]] = {
     **_for_ops(
         "reshape broadcast_to permute_dims concat pad slice embed slice_add slice_set", _rows
     ),
-    **_for_ops("flip sort argsort tril triu", _rows),
+    **_for_ops("flip sort argsort top_indices tril triu", _rows),
     "roll": _flattened,
     "view": lambda call, n, x: apply(call, x.x),
     # --- creation ---

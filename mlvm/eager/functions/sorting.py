@@ -102,7 +102,8 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
     [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
         raise ArgumentError(f"expected k of at most {x.shape[along]}, got {count}")
-    indices = part(argsort(x, axis=along, descending=bool(largest)), along, span(count))
+    order = {"axis": along, "count": count, "descending": bool(largest)}
+    indices = op.top_indices(_ordered(x), **order)
     return op.take_along_axis(x, indices, axis=along), indices
 
 

@@ -32,3 +32,13 @@ def test_is_that_of_the_reference(name: str, dtype: DType, descending: bool) -> 
     for shape, axis in SHAPES:
         x = _values(dtype, shape)
         assert_same_bits(name, x, axis=axis, descending=descending)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in REAL if dtype is not bool_], ids=str)
+@cases("descending", False, True)
+@cases("shape, axis", ((7, 1), 1), ((3, 100), 1), ((520, 3), 0), ((2, 90, 3), 1))
+def test_first_positions(shape: tuple[int, ...], axis: int, descending: bool, dtype: DType) -> None:
+    length = shape[axis]
+    for count in {1, min(3, length), length // 8 or 1, min(length, 70), length}:
+        attributes = {"axis": axis, "count": count, "descending": descending}
+        assert_same_bits("top_indices", _values(dtype, shape), **attributes)
