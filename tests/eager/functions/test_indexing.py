@@ -130,7 +130,8 @@ def test_getitem_and_setitem_are_numpys_for_any_mixture(items: list[Any], dots: 
         return
     np.testing.assert_array_equal(ml.asarray(X)[ours(key)].numpy(), expected, strict=True)
     numbers = np.arange(expected.size, dtype=X.dtype).reshape(expected.shape)
-    for values in (numbers, numbers[..., :1] if numbers.size else numbers, np.array(5, X.dtype)):
+    rows = numbers[..., :1] if numbers.size and numbers.ndim else numbers
+    for values in (numbers, rows, np.array(5, X.dtype)):
         x, updated = ml.asarray(X), X.copy()
         x[ours(key)] = ml.asarray(values)
         updated[key] = values
