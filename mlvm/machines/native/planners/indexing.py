@@ -19,10 +19,9 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 @planner("take")
 def take(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x, indices = types
-    sizes, size = _split(x, attributes), x.dtype.itemsize
-    single = sizes["behind"] == 1 and size <= 8
-    sizes["behind"] *= size
-    return _rows(f"take_{size if single else 'rows'}", indices, indices.size, out.nbytes, sizes)
+    sizes = _split(x, attributes)
+    sizes["behind"] *= x.dtype.itemsize
+    return _rows("take", indices, indices.size, out.nbytes, sizes)
 
 
 @planner("flat_indices")
@@ -157,7 +156,7 @@ def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     if mask.shape != covered or updates.shape[1:] != row:  # numpy fills or broadcasts these
         return None
     width = math.prod(row) * out.dtype.itemsize
-    return _masked(op, len(types), mask.size, updates.shape[0], width)
+    return _masked("masked", len(types), mask.size, updates.shape[0], width)
 
 
 @lru_cache(256)
@@ -167,8 +166,8 @@ def boolean_index(count: int, width: int) -> KernelCall | None:
     return _masked("boolean_index", 3, count, 0, width)
 
 
-def _masked(op: str, nparams: int, count: int, updates: int, width: int) -> KernelCall | None:
+def _masked(kernel: str, nparams: int, count: int, updates: int, width: int) -> KernelCall | None:
     piece = max(64, 16384 // max(1, width))
     rows = {"count": count, "piece": piece, "updates": updates, "behind": width}
     units, work = max(1, -(-count // piece)), count * (3 + width / 10)
-    return kernel_call(op, nparams, units, work, rows)
+    return kernel_call(kernel, nparams, units, work, rows)

@@ -418,7 +418,7 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
         memcmp(covers.dims, layout.dims, sizeof *layout.dims * (size_t)covers.ndim) || !covers.size ||
         !address_in(fast_path, mask, 1) || call_without_result(fast_path->acquire))
         return NULL;
-    const char *in, *flags = address_in(fast_path, mask, 0);
+    const char *in = NULL, *flags = address_in(fast_path, mask, 0);
     const int64_t count = flags ? count_true(flags, covers.size) : -1;
     release_vm(fast_path);
     int64_t dims[MOST_AXES + 1] = {count}, row = layout.size / covers.size * layout.itemsize;
@@ -437,8 +437,9 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
     }
     char *to = address_in(fast_path, out, 0);
     int holds = to && (flags = address_in(fast_path, mask, 0)) && (in = address_in(fast_path, x, 0)) &&
-                !fast_path->observed && !fast_path->instrumented &&
-                copy_chosen(to, in, flags, covers.size, count, row) == count;
+                !fast_path->observed && !fast_path->instrumented && count_true(flags, covers.size) == count;
+    if (holds)
+        copy_chosen(to, in, flags, covers.size, count, row);
     release_vm(fast_path);
     if (!holds)
         Py_CLEAR(out);

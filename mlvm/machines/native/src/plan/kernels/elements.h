@@ -58,30 +58,25 @@ static inline int64_t count_true(const char *mask, int64_t count)
     return sum;
 }
 
-/* Copies the first `chosen` of the rows of `width` bytes where the mask is True; returns how many there
- * are. Single elements are copied whether they are chosen or not: jumps would be guesses. */
-#define CHOSEN(size)                                                        \
-    case size:                                                              \
-        for (int64_t i = 0; i < count && found < chosen; i++) {             \
-            ((Element##size *)out)[found] = ((const Element##size *)in)[i]; \
-            found += mask[i] != 0;                                          \
-        }                                                                   \
-        return found;
-static inline int64_t copy_chosen(char *out, const char *in, const char *mask, int64_t count,
-                                  int64_t chosen, int64_t width)
+/* Copies the first `chosen` of the rows of `width` bytes where the mask is True. Single elements are copied
+ * whether they are chosen or not: jumps would be guesses. */
+#define CHOSEN(size)                                                              \
+    if (width == size) {                                                          \
+        for (int64_t i = 0; i < count && found < chosen; found += mask[i++] != 0) \
+            ((Element##size *)out)[found] = ((const Element##size *)in)[i];       \
+        return;                                                                   \
+    }
+static inline void copy_chosen(char *out, const char *in, const char *mask, int64_t count, int64_t chosen,
+                               int64_t width)
 {
     int64_t found = 0;
-    switch (width) {
-        CHOSEN(1)
-        CHOSEN(2)
-        CHOSEN(4)
-        CHOSEN(8)
-    default:
-        for (int64_t i = 0; i < count && found < chosen; i++)
-            if (mask[i])
-                copy_run(out + found++ * width, in + i * width, width);
-        return found;
-    }
+    CHOSEN(1)
+    CHOSEN(2)
+    CHOSEN(4)
+    CHOSEN(8)
+    for (int64_t i = 0; i < count && found < chosen; i++)
+        if (mask[i])
+            copy_run(out + found++ * width, in + i * width, width);
 }
 
 /* Element i of integers of any dtype: `kind` is their size in bytes, negative for signed ones. It is

@@ -90,56 +90,47 @@ FLOAT_KEY(f64, double, 64, 0x8000000000000000u)
 #define FLOATS(X) X(f32, float, 32, ) X(f64, double, 64, )
 INTEGERS(INTEGER_KEY)
 
+#define ORDERED(name, t, T, bits, Out, element)                                                        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        const int64_t *n = call->ints, inner = n[INNER];                                               \
+        for (int64_t u = begin; u < end; u++) {                                                        \
+            const int64_t outer = u / inner * inner, column = u % inner;                               \
+            const T *x = (const T *)p[1] + outer * n[LENGTH] + column;                                 \
+            Out *out = (Out *)p[0] + outer * n[COUNT] + column;                                        \
+            const Record##bits *r = order_##t(n, x, scratch);                                          \
+            for (int64_t i = 0; i < n[COUNT]; i++)                                                     \
+                out[i * inner] = element;                                                              \
+        }                                                                                              \
+        return 0;                                                                                      \
+    }
+
 /* A unit is a row, whose elements are INNER apart. A FEW first records are kept in order while the row is
  * read. */
-#define SORT(t, T, bits, unused)                                                                           \
-    static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)                      \
-    {                                                                                                      \
-        Record##bits *r = (Record##bits *)scratch;                                                         \
-        const uint##bits##_t turn = n[DESCENDING] ? (uint##bits##_t) - 1 : 0;                              \
-        const int64_t length = n[LENGTH], inner = n[INNER], few = n[FEW];                                  \
-        if (!few) {                                                                                        \
-            for (int64_t i = 0; i < length; i++)                                                           \
-                r[i] = (Record##bits){key_##t(x[i * inner]) ^ turn, (uint##bits##_t)i};                    \
-            return sorted_##bits(r, length);                                                               \
-        }                                                                                                  \
-        for (int64_t i = 0, found = 0; i < length; i++) {                                                  \
-            const uint##bits##_t key = key_##t(x[i * inner]) ^ turn;                                       \
-            if (found == few && key >= r[few - 1].key)                                                     \
-                continue;                                                                                  \
-            int64_t j = found < few ? found++ : few - 1;                                                   \
-            for (; j > 0 && r[j - 1].key > key; j--)                                                       \
-                r[j] = r[j - 1];                                                                           \
-            r[j] = (Record##bits){key, (uint##bits##_t)i};                                                 \
-        }                                                                                                  \
-        return r;                                                                                          \
-    }                                                                                                      \
-    static int sort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
-    {                                                                                                      \
-        const int64_t *n = call->ints, inner = n[INNER];                                                   \
-        for (int64_t u = begin; u < end; u++) {                                                            \
-            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                                  \
-            const T *x = (const T *)p[1] + at;                                                             \
-            T *out = (T *)p[0] + at;                                                                       \
-            const Record##bits *r = order_##t(n, x, scratch);                                              \
-            for (int64_t i = 0; i < n[LENGTH]; i++)                                                        \
-                out[i * inner] = x[(int64_t)r[i].position * inner];                                        \
-        }                                                                                                  \
-        return 0;                                                                                          \
-    }                                                                                                      \
-    static int argsort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end,             \
-                           char *scratch)                                                                  \
-    {                                                                                                      \
-        const int64_t *n = call->ints, inner = n[INNER];                                                   \
-        for (int64_t u = begin; u < end; u++) {                                                            \
-            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                                  \
-            const Record##bits *r = order_##t(n, (const T *)p[1] + at, scratch);                           \
-            int64_t *out = (int64_t *)p[0] + u / inner * inner * n[COUNT] + u % inner;                     \
-            for (int64_t i = 0; i < n[COUNT]; i++)                                                         \
-                out[i * inner] = (int64_t)r[i].position;                                                   \
-        }                                                                                                  \
-        return 0;                                                                                          \
-    }
+#define SORT(t, T, bits, unused)                                                        \
+    static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)   \
+    {                                                                                   \
+        Record##bits *r = (Record##bits *)scratch;                                      \
+        const uint##bits##_t turn = n[DESCENDING] ? (uint##bits##_t) - 1 : 0;           \
+        const int64_t length = n[LENGTH], inner = n[INNER], few = n[FEW];               \
+        if (!few) {                                                                     \
+            for (int64_t i = 0; i < length; i++)                                        \
+                r[i] = (Record##bits){key_##t(x[i * inner]) ^ turn, (uint##bits##_t)i}; \
+            return sorted_##bits(r, length);                                            \
+        }                                                                               \
+        for (int64_t i = 0, found = 0; i < length; i++) {                               \
+            const uint##bits##_t key = key_##t(x[i * inner]) ^ turn;                    \
+            if (found == few && key >= r[few - 1].key)                                  \
+                continue;                                                               \
+            int64_t j = found < few ? found++ : few - 1;                                \
+            for (; j > 0 && r[j - 1].key > key; j--)                                    \
+                r[j] = r[j - 1];                                                        \
+            r[j] = (Record##bits){key, (uint##bits##_t)i};                              \
+        }                                                                               \
+        return r;                                                                       \
+    }                                                                                   \
+    ORDERED(sort_##t, t, T, bits, T, x[(int64_t)r[i].position * inner])                 \
+    ORDERED(argsort_##t, t, T, bits, int64_t, (int64_t)r[i].position)
 INTEGERS(SORT)
 FLOATS(SORT)
 
