@@ -677,12 +677,12 @@ def _index_reduce(b: Body) -> str:
 
 @body("flat_indices")
 def _flat_indices(b: Body) -> str:
-    zero, one, *flat = b.array(0), b.array(1)
+    zero, one, flat = b.array(0), b.array(1), ""
     for i, length in enumerate(b.lengths):  # gathered, which refuses an index out of range
         numbers, n = b("Range", zero, b.array(length), one), b.array(length)
         place = b("Gather", numbers, b.positions(i), axis=0)
-        flat = [b("Add", b("Mul", flat[0], n), place) if flat else place]
-    return flat[0]
+        flat = b("Add", b("Mul", flat, n), place) if flat else place
+    return flat
 
 
 @body("index_set")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -40,5 +42,5 @@ def test_is_that_of_the_reference(name: str, dtype: DType, descending: bool) -> 
 def test_first_positions(shape: tuple[int, ...], axis: int, descending: bool, dtype: DType) -> None:
     length = shape[axis]
     for count in {1, min(3, length), length // 8 or 1, min(length, 70), length}:
-        attributes = {"axis": axis, "count": count, "descending": descending}
+        attributes: dict[str, Any] = {"axis": axis, "count": count, "descending": descending}
         assert_same_bits("top_indices", _values(dtype, shape), **attributes)
