@@ -310,7 +310,7 @@ class TensorType:
             ml.TensorType.of(np.asarray(["text"]))  # DTypeError
             ml.TensorType.of(np.zeros((), ml.int4.numpy))  # ShapeError
         """
-        dtype, shape = DType.of(array.dtype), array.shape
+        dtype, shape = _OF_NUMPY.get(array.dtype) or DType.of(array.dtype), array.shape
         if dtype.per_byte > 1 and shape:
             shape = (*shape[:-1], shape[-1] * dtype.per_byte)
         return TensorType(dtype, shape)

@@ -432,6 +432,7 @@ BODIES.update(
         "zeros": lambda b: _zeros(b),
         "sort": lambda b: _sorted(b, 0),
         "argsort": lambda b: _sorted(b, 1),
+        "top_indices": lambda b: _sorted(b, 1),
     }
 )
 """Ops that are one expression."""
@@ -672,6 +673,16 @@ def _zeros(b: Body) -> str:
 def _index_reduce(b: Body) -> str:
     by = {"multiply": "mul", "minimum": "min", "maximum": "max"}[b.by]
     return _scattered(b, "x0", "x1", 2, 0, by)
+
+
+@body("flat_indices")
+def _flat_indices(b: Body) -> str:
+    zero, one, flat = b.array(0), b.array(1), ""
+    for i, length in enumerate(b.lengths):  # gathered, which refuses an index out of range
+        numbers, n = b("Range", zero, b.array(length), one), b.array(length)
+        place = b("Gather", numbers, b.positions(i), axis=0)
+        flat = b("Add", b("Mul", flat, n), place) if flat else place
+    return flat
 
 
 @body("index_set")

@@ -166,6 +166,7 @@ _RULES: Final[Mapping[str, Callable[[str, Lane], BatchedOp]]] = {
     "matmul": _matmul,
     **_each("sum mean prod max min all any logsumexp var flip", _along_all),
     **_each("softmax log_softmax argmax argmin cumulative_sum sort argsort roll", _along),
+    "top_indices": _along,
     **_each("fft ifft rfft irfft", _along),
     **_each("concat take_along_axis scatter_add_along_axis", _all_many(_along)),
     **_each("reshape broadcast_to", _shaped),
@@ -176,6 +177,7 @@ _RULES: Final[Mapping[str, Callable[[str, Lane], BatchedOp]]] = {
     "layer_norm": _first_many(_same),
     **_each("one_hot gelu gelu_slope layer_norm_normalize polygamma tril triu", _all_many(_same)),
     **_each("softmax_cross_entropy softmax_cross_entropy_vjp sum_lanes", _all_many(_same)),
+    "flat_indices": _all_many(_same),
     **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh", _all_many(_same)),
     **_each("eig eigvals qr svd svdvals", _all_many(_same)),
 }

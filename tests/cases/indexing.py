@@ -58,6 +58,11 @@ def _index_reduce(x: Array, updates: Array, indices: Array, by: str) -> Array:
     return result
 
 
+def _flat_indices(*indices: Array, lengths: tuple[int, ...]) -> Array:
+    positions = [index % max(n, 1) for index, n in zip(indices, lengths, strict=True)]
+    return np.asarray(np.ravel_multi_index(tuple(positions), tuple(max(n, 1) for n in lengths)))
+
+
 def _index_set(x: Array, values: Array, indices: Array, axis: int, axes: int = 1) -> Array:
     axis %= x.ndim
     result = x.copy()
@@ -209,6 +214,16 @@ CASES: dict[str, list[Case]] = {
         Case((_MATRIX,), _nonzero_indices),
         Case((_MASK,), _nonzero_indices),
         Case((np.array([0.0, np.nan, 1.0]),), _nonzero_indices),
+    ],
+    "flat_indices": [
+        Case((_MATRIX % 3, -1 - _MATRIX % 2), _flat_indices, {"lengths": (3, 2)}),
+        Case((np.array([2, -3, 0], "b"),), _flat_indices, {"lengths": (3,)}),
+        Case(
+            (np.array(1, "B"), np.array(-4), np.array(0, "H")),
+            _flat_indices,
+            {"lengths": (2, 5, 1)},
+        ),
+        Case((np.zeros((0, 3), int),) * 2, _flat_indices, {"lengths": (0, 4)}),
     ],
     "index_set": [
         Case((_X[:, ::-1], _X, np.array([2, 0, 2])), _index_set, {"axis": 1}),

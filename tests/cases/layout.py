@@ -118,6 +118,10 @@ def _order(x: Array, axis: int = -1, descending: bool = False) -> Array:
     return np.apply_along_axis(order, axis, x).astype(np.int64)
 
 
+def _first_of_order(x: Array, axis: int, count: int, descending: bool) -> Array:
+    return np.moveaxis(np.moveaxis(_order(x, axis, descending), axis, 0)[:count], 0, axis)
+
+
 def _sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
     return np.apply_along_axis(
         lambda row: np.array(sorted(row.tolist(), key=_rank, reverse=descending), x.dtype), axis, x
@@ -254,6 +258,12 @@ CASES: dict[str, list[Case]] = {
     ],
     "sort": [Case((x,), _sort, attributes) for x, attributes in _ORDERS],
     "argsort": [Case((x,), _order, attributes) for x, attributes in _ORDERS],
+    "top_indices": [
+        Case((_X,), _first_of_order, {"axis": 1, "count": 2, "descending": False}),
+        Case((_X,), _first_of_order, {"axis": -1, "count": 1, "descending": True}),
+        Case((_TIES,), _first_of_order, {"axis": -1, "count": 3, "descending": True}),
+        Case((_TIES,), _first_of_order, {"axis": 0, "count": 0, "descending": False}),
+    ],
     "astype": [
         Case((_X,), _astype, {"dtype": "f32"}),
         Case((_X.astype("f"),), _astype, {"dtype": "f64"}),

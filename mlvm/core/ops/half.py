@@ -206,6 +206,8 @@ def number_array(value: Any, dtype: DType) -> Array:
 
 def shown(x: Array) -> Array:
     """The array, as numpy can compute with it: bf16 in f32, few bits as i8, u8 or f32."""
+    if x.dtype.isbuiltin == 1:
+        return x
     if few.is_few(x):
         return few.unpacked(x)
     return widened(x) if x.dtype == bf16.numpy else x

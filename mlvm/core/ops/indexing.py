@@ -26,7 +26,7 @@ from mlvm.core.errors import (
 from mlvm.core.op import movement, op
 from mlvm.core.ops.layout import begin_as, require_updates, require_values
 from mlvm.core.rules import normalize_axis, require, require_one_float_dtype
-from mlvm.core.types import Array, DType, Shape, TensorType
+from mlvm.core.types import Array, DType, Shape, TensorType, i64
 
 # --- type rules ----------------------------------------------------------------------
 
@@ -97,6 +97,17 @@ def _index_set(
         raise ArgumentError(f"expected axes from 0 to {x.ndim - axis}, got {axes}")
     require_values(x, values, x.shape[:axis] + indices.shape + x.shape[axis + axes :])
     return x
+
+
+def _flat_indices(*indices: TensorType, lengths: tuple[int, ...]) -> TensorType:
+    require("integer", *indices)
+    if not indices or len(indices) != len(lengths):
+        raise ArgumentError(f"expected a length for each operand, got {len(lengths)} lengths")
+    for length in lengths:
+        _length(length)
+    if any(x.shape != indices[0].shape for x in indices):
+        raise ShapeError("expected indices of one shape")
+    return TensorType(i64, indices[0].shape)
 
 
 def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorType:
@@ -261,6 +272,17 @@ def index_set(
     spread = np.broadcast_to(values, before + indices.shape + behind)
     rows = out.reshape(math.prod(before), length, math.prod(behind))
     rows[:, places] = spread.reshape(len(rows), len(places), rows.shape[2])
+
+
+@movement(infer=_flat_indices, public=False)
+def flat_indices(out: Array, *indices: Array, lengths: tuple[int, ...]) -> None:
+    """The row-major positions of elements in axes of these lengths: i64. Each operand has the
+    elements' indices along one axis, of which negative ones count from the end."""
+    places = [_positions(each, n) for each, n in zip(indices, lengths, strict=True)]
+    out.fill(0)
+    for each, length in zip(places, lengths, strict=True):
+        out *= length
+        out += each
 
 
 @movement(infer=_take_along_axis, copies_only=True)

@@ -359,6 +359,22 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
         np.copyto(out, np.argsort(x, axis, kind="stable"))
 
 
+def _top_indices(x: TensorType, *, axis: int, count: int, descending: bool) -> TensorType:
+    axis = rules.normalize_axis(axis, x.ndim)
+    if not 0 <= count <= x.shape[axis]:
+        raise ArgumentError(f"expected count from 0 to {x.shape[axis]}, got {count}")
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    return _sort(x, axis, descending).with_dtype(i64).with_shape(shape)
+
+
+@movement(infer=_top_indices, public=False)
+def top_indices(out: Array, x: Array, *, axis: int, count: int, descending: bool) -> None:
+    """The first `count` positions along `axis` that `argsort` gives."""
+    order = np.empty(x.shape, out.dtype)
+    argsort.kernel(order, x, axis=axis, descending=descending)
+    np.copyto(out, np.moveaxis(np.moveaxis(order, axis, 0)[:count], 0, axis))
+
+
 @movement(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
     """x in another dtype. A float is truncated to an integer; one that the dtype cannot hold

@@ -839,7 +839,7 @@ VJPS: Final[dict[str, Rules]] = {
     ),
     "astype": {"x": lambda g: g},
     "copy": {"x": lambda g: g},
-    **_none("argsort"),
+    **_none("argsort top_indices"),
     # --- creation ---
     "full": linear(value=lambda g: g),
     **_none("zeros arange linspace eye"),
@@ -892,7 +892,7 @@ VJPS: Final[dict[str, Rules]] = {
         x=lambda g, mask: op.where(_along(mask, g.ndim), constant(0.0, g.dtype), g),
         values=_mask_set_values,
     ),
-    **_none("one_hot nonzero_indices"),
+    **_none("one_hot nonzero_indices flat_indices"),
     # --- neural ---
     "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
     "gelu": symmetric(x=lambda g, x, approximate: g * op.gelu_slope(x, approximate=approximate)),

@@ -467,7 +467,7 @@ BATCHING: Final[dict[str, Rule]] = {
     **_for_ops(
         "reshape broadcast_to permute_dims concat pad slice embed slice_add slice_set", _rows
     ),
-    **_for_ops("flip sort argsort tril triu", _rows),
+    **_for_ops("flip sort argsort top_indices tril triu", _rows),
     "roll": _flattened,
     "view": lambda call, n, x: apply(call, x.x),
     # --- creation ---
@@ -480,7 +480,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "index_reduce": _index_reduce,
     "index_set": _index_set,
     **_for_ops("take_along_axis scatter_add_along_axis", _rows),
-    "one_hot": _rows,
+    **_for_ops("one_hot flat_indices", _rows),
     "dynamic_update": _dynamic_update,
     "mask_scatter": _mask_scatter,
     "mask_set": _mask_set,
@@ -504,7 +504,7 @@ BATCHING: Final[dict[str, Rule]] = {
 
 _REFUSING: Final = (
     "pow take weighted_take scatter_add index_add index_reduce index_set take_along_axis one_hot "
-    "scatter_add_along_axis dynamic_update mask_scatter mask_set "
+    "flat_indices scatter_add_along_axis dynamic_update mask_scatter mask_set "
     "softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
     "bernoulli gamma poisson binomial multinomial dequantize_rows"

@@ -11,9 +11,7 @@ shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`
 from __future__ import annotations
 
 import math
-import operator
 import sys
-from functools import reduce
 from types import EllipsisType
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
 
@@ -24,6 +22,7 @@ from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, Shape, TensorType, bf16, i64
 from mlvm.eager.functions.arguments import Span, sliced, type_of
+from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
@@ -277,25 +276,25 @@ def _take_indices(
     """Replace these axes of x by those of the index tensors, broadcast together; return the result
     and the shape of the latter. Axes in between have length 1.
 
-    Several index tensors become one index into the merged axes. Each is taken from the multiples
-    of its axis's stride, which also checks its range.
+    Several index tensors become one index into the merged axes.
     """
-    flat = indices[0]
     first, end = axes[0], axes[-1] + 1
+    flat = _flat([x.shape[axis] for axis in axes], indices)
     if len(indices) > 1:
-        try:
-            broadcast_shapes(*[index.shape for index in indices])
-        except errors.ShapeError as error:
-            raise errors.IndexRefused(f"the index tensors together: {error.reason}") from None
-        lengths = [x.shape[axis] for axis in axes]
-        strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
-        offsets = [
-            op.take(op.arange(start=0, stop=n, step=1, dtype=i64) * stride, index, axis=0)
-            for stride, n, index in zip(strides, lengths, indices, strict=True)
-        ]
-        flat = reduce(operator.add, offsets)
-        x = reshape(x, (*x.shape[:first], math.prod(lengths), *x.shape[end:]))
+        x = reshape(x, (*x.shape[:first], math.prod(x.shape[first:end]), *x.shape[end:]))
     return op.take(x, flat, axis=first), flat.shape
+
+
+def _flat(lengths: list[int], indices: list[Tensor]) -> Tensor:
+    """Return one index for several axes of these lengths, in row-major order: the index tensors,
+    broadcast together."""
+    if len(indices) == 1:
+        return indices[0]
+    try:
+        shape = broadcast_shapes(*[index.shape for index in indices])
+    except errors.ShapeError as error:
+        raise errors.IndexRefused(f"the index tensors together: {error.reason}") from None
+    return op.flat_indices(*[broadcast_to(x, shape) for x in indices], lengths=tuple(lengths))
 
 
 def setitem(x: Tensor, key: Any, values: Any) -> None:
@@ -423,11 +422,18 @@ def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:
 def _chosen(x: Tensor, key: Any, items: list[Item]) -> tuple[Tensor, int, int]:
     """Return the elements that integer tensors select: indices, the first axis, and the number of
     axes that they index in row-major order."""
-    [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
-    if others or any(item != slice(None) for i, item in enumerate(items) if i != axis):
+    axes = [i for i, item in enumerate(items) if isinstance(item, (int, Tensor))]
+    first, end = axes[0], axes[-1] + 1
+    rest = items[:first] + items[end:]
+    if len(axes) < end - first or any(item != slice(None) for item in rest):
         positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
         return getitem(reshape(positions, x.shape), key), 0, x.ndim
-    return cast(Tensor, items[axis]), axis, 1
+    indices: list[Tensor] = []
+    for item, length in zip(items[first:end], x.shape[first:end], strict=True):
+        if isinstance(item, int):
+            item = full((), _places(item, length).start, dtype=i64)
+        indices.append(cast(Tensor, item))
+    return _flat([*x.shape[first:end]], indices), first, end - first
 
 
 def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
@@ -583,11 +589,12 @@ def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any
     indices, axis, axes = _chosen(x, key, _without_ellipsis(items, x.ndim))
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     operand = broadcast_to(reshape(operand, _broadcasting(x, operand, shape)), shape)
-    rows = x if axes == 1 else reshape(x, -1)
-    if by == "add":
-        return reshape(op.index_add(rows, operand, indices, axis=axis), x.shape)
     before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + axes :])
-    rows = moveaxis(reshape(rows, (before, rows.shape[axis], behind)), 1, 0)
+    length = math.prod(x.shape[axis : axis + axes])
+    if by == "add":
+        rows = reshape(x, (*x.shape[:axis], length, *x.shape[axis + axes :]))
+        return reshape(op.index_add(rows, operand, indices, axis=axis), x.shape)
+    rows = moveaxis(reshape(x, (before, length, behind)), 1, 0)
     operand = moveaxis(reshape(operand, (before, indices.size, behind)), 1, 0)
     met = op.index_reduce(rows, operand, reshape(indices, -1), by=by)
     return reshape(moveaxis(met, 0, 1), x.shape)

@@ -103,7 +103,8 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
     [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
         raise ArgumentError(f"expected k of at most {x.shape[along]}, got {count}")
-    indices = part(argsort(x, axis=along, descending=bool(largest)), along, span(count))
+    largest = bool(largest)
+    indices = op.top_indices(_ordered(x), axis=along, count=count, descending=largest)
     return op.take_along_axis(x, indices, axis=along), indices
 
 

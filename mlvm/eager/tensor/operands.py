@@ -16,7 +16,14 @@ from mlvm.eager.tensor.constants import Scalar, constant, dtype_beside, scalar_k
 from mlvm.eager.tensor.default import KINDS, default_of
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, values_for
+from mlvm.eager.tensor.values import (
+    array_of,
+    in_memory,
+    kind_of,
+    leaves,
+    of_numbers,
+    values_for,
+)
 from mlvm.machines.native.extension import EXTENSION
 
 Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
@@ -135,6 +142,8 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         listed: Tensor | None = EXTENSION.listed(values, TensorType(default_of(float)), _INT)
         if listed is not None:
             return listed
+    if dtype is None and type(values) is np.ndarray:
+        return from_array(array_of(values))
     array = in_memory(values)
     if array is not None:
         own = DType.of(array.dtype)

@@ -29,6 +29,8 @@ def in_memory(obj: Any) -> Array | None:
 def array_of(obj: Any) -> Array:
     """Return an array over the values of an array-like object. Raises `DTypeError` if numpy cannot
     read them."""
+    if type(obj) is np.ndarray and obj.dtype.isbuiltin == 1:
+        return obj
     _require_no_mask(obj)
     try:
         only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")

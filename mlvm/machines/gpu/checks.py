@@ -35,9 +35,9 @@ class Crossings(Protocol):
 
 
 class Note:
-    """A call that may refuse values: its op and operands, of which number `judges` is judged. Its
-    flag is number `slot`. `explained` tells its error where in a program it was raised, and the
-    line of Python that launched it."""
+    """A call that may refuse values: its op and operands, of which number `judges` is judged, and
+    after it those of its size, whose places follow. Its flag is number `slot`. `explained` tells
+    its error where in a program it was raised, and the line of Python that launched it."""
 
     def __init__(
         self, op: Op, attributes: Attributes, types: Sequence[TensorType], judges: int, slot: int
@@ -54,7 +54,10 @@ class Note:
 
         At place -1 `value` is the number of elements that are True."""
         arrays = [np.zeros(x.shape, x.dtype.numpy) for x in self.types]
-        dtype, judged = self.types[self.judges].dtype, arrays[self.judges].reshape(-1)
+        number, size = self.judges, arrays[self.judges].size
+        if place >= size > 0:
+            number, place = number + place // size, place % size
+        dtype, judged = self.types[number].dtype, arrays[number].reshape(-1)
         if place < 0:
             judged[: int(value)] = True
         else:

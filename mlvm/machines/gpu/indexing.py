@@ -59,6 +59,15 @@ def _take(device: Facts, types: Types, *, axis: int) -> Calls:
     return _calls_of_take(types, axis, "take", types[2].size)
 
 
+@kernel("flat_indices", judges=1)
+def _flat_indices(device: Facts, types: Types, *, lengths: Shape) -> Calls:
+    out, *indices = types
+    return [
+        _call(_text("i64", x.dtype), "flat_indices", (0, 1 + i, REFUSED), out.size, length, i)
+        for i, (x, length) in enumerate(zip(indices, lengths, strict=True))
+    ]
+
+
 @kernel("take_along_axis", judges=2)
 def _take_along_axis(device: Facts, types: Types, *, axis: int) -> Calls:
     _, x, indices = types

@@ -46,19 +46,26 @@ def text_of(dtype: DType, out: DType, descending: bool = False, numbers: bool = 
 
 
 def _sort_into(
-    numbers: bool, device: Facts, types: Types, /, *, axis: int, descending: bool
+    numbers: bool,
+    device: Facts,
+    types: Types,
+    /,
+    *,
+    axis: int,
+    descending: bool,
+    count: int | None = None,
 ) -> Calls:
-    """Write the sorted values or, with `numbers`, their numbers."""
+    """Write the sorted values or, with `numbers`, their numbers: all, or the first `count`."""
     out, x = types
     sizes = around(x.shape, axis)
     if sizes[1] > _MOST:
         return None
     text = text_of(x.dtype, out.dtype, descending, numbers)
     calls, keys, order = sorted_rows(1, x.dtype, sizes, text)
-    rest = [np.int64(n) for n in (x.size, *sizes[1:])]
-    back = Call(text, "put_back", (x.size,), (GROUP,), (0, keys, order, *rest))
+    rest = [np.int64(n) for n in (out.size, *sizes[1:], sizes[1] if count is None else count)]
+    back = Call(text, "put_back", (out.size,), (GROUP,), (0, keys, order, *rest))
     return [*calls, back]
 
 
 kernel("sort", computes=True)(partial(_sort_into, False))
-kernel("argsort", computes=True)(partial(_sort_into, True))
+kernel("argsort", "top_indices", computes=True)(partial(_sort_into, True))

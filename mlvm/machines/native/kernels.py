@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
@@ -24,6 +27,7 @@ from mlvm.machines.native.planner import PLANNERS, Planner, Types, unwrapped
 from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
 from mlvm.machines.native.planners.halves import PRODUCTS, ROWS, SUMS, halves_call
+from mlvm.machines.native.planners.indexing import boolean_index
 from mlvm.machines.native.planners.linalg import headed_call
 from mlvm.machines.native.planners.quantized import integer_headed_call
 
@@ -33,8 +37,8 @@ for _room in pkgutil.iter_modules(planners.__path__):
 _MOST_CALLS: Final = 2048
 _MOVES: Final = frozenset(
     [
-        *("concat", "copy", "dynamic_update", "flip", "full", "mask_scatter", "pack_panels"),
-        *("permute_dims", "reshape", "roll", "slice", "take"),
+        *("concat", "copy", "dynamic_update", "flip", "full", "index_set", "mask_scatter"),
+        *("mask_set", "pack_panels", "permute_dims", "reshape", "roll", "slice", "take"),
     ]
 )
 """Ops that only move elements, so that their kernels take any size, complex ones too."""
@@ -137,6 +141,27 @@ class NativeKernel:
         return call.run(self._pool, arrays[0], *operands)
 
 
+class NativeSelection:
+    """Kernel of `boolean_index`: it counts the chosen rows, then copies them."""
+
+    takes_halves = True
+
+    def __init__(self, op: Op, pool: Pool) -> None:
+        self.op = op
+        self._pool = pool
+
+    def __call__(self, x: Array, mask: Array) -> Array:
+        mask = mask.copy()  # another VM may change it
+        row = x.shape[mask.ndim :]
+        call = boolean_index(mask.size, math.prod(row) * x.itemsize)
+        if call is None or mask.shape != x.shape[: mask.ndim]:
+            chosen: Array = self.op.kernel(x, mask)
+            return chosen
+        out = memory_of(int(np.count_nonzero(mask)), *row, dtype=x.dtype)
+        call.run(self._pool, out, x, mask)
+        return out
+
+
 class NativeFused:
     """Kernel of `fused`: one call for the whole chain if every link has a row function.
 
@@ -233,8 +258,8 @@ def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
 
 
 def native_kernels(pool: Pool) -> Kernels:
-    """Make a native kernel for each op that has a planner, and for `fused`. They share the pool's
-    threads."""
+    """Make a native kernel for each op that has a planner, for `boolean_index` and for `fused`.
+    They share the pool's threads."""
     ops = {name: NativeKernel(OPS[name], planner, pool) for name, planner in PLANNERS.items()}
 
     def convert(out: Array, x: Array) -> None:
@@ -242,4 +267,5 @@ def native_kernels(pool: Pool) -> Kernels:
 
     for name, kernel in ops.items():
         kernel.convert = half.convert if name == "astype" else convert
-    return {**ops, Fused.name: NativeFused(pool)}
+    selection = NativeSelection(OPS["boolean_index"], pool)
+    return {**ops, selection.op.name: selection, Fused.name: NativeFused(pool)}

@@ -22,7 +22,7 @@ from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
 from mlvm.machines.native.planner import PLANNERS, unwrapped
 
 _ALIGNMENT = 64
-_TAKE_ANY_VALUE = frozenset(["sum", "mean", "max", "min", "sort", "argsort"])
+_TAKE_ANY_VALUE = frozenset(["sum", "mean", "max", "min", "sort", "argsort", "top_indices"])
 
 
 class Temporary(NamedTuple):

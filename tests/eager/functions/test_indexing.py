@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.core.errors import IndexRefused
+from mlvm.core.errors import IndexRefused, PositionRefused
 from tests.brief import cases, refuses
 
 X = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -116,7 +116,7 @@ _items = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_items, max_size=5), st.integers(0, 5) | st.none())
-def test_getitem_is_numpys_for_any_mixture(items: list[Any], dots: int | None) -> None:
+def test_getitem_and_setitem_are_numpys_for_any_mixture(items: list[Any], dots: int | None) -> None:
     if dots is not None:
         items.insert(dots, ...)
     key = tuple(items)
@@ -125,8 +125,31 @@ def test_getitem_is_numpys_for_any_mixture(items: list[Any], dots: int | None) -
     except IndexError:
         with pytest.raises(IndexError):
             ml.asarray(X)[ours(key)]
+        with pytest.raises(IndexError):
+            ml.asarray(X)[ours(key)] = 1.0
         return
     np.testing.assert_array_equal(ml.asarray(X)[ours(key)].numpy(), expected, strict=True)
+    numbers = np.arange(expected.size, dtype=X.dtype).reshape(expected.shape)
+    rows = numbers[..., :1] if numbers.size and numbers.ndim else numbers
+    for values in (numbers, rows, np.array(5, X.dtype)):
+        x, updated = ml.asarray(X), X.copy()
+        x[ours(key)] = ml.asarray(values)
+        updated[key] = values
+        np.testing.assert_array_equal(x.numpy(), updated)
+
+
+@cases("key", (AGAIN, AGAIN), (0, AGAIN), (slice(None), AGAIN, 1), (..., AGAIN, AGAIN), ids=repr)
+def test_several_indices_set_no_more_than_they_choose(key: Any) -> None:
+    """The last value for an element stays, and an index out of range changes nothing."""
+    x, updated = ml.asarray(X), X.copy()
+    values = np.arange(X[key].size, dtype=X.dtype).reshape(X[key].shape)
+    x[ours(key)], updated[key] = values, values
+    np.testing.assert_array_equal(x.numpy(), updated)
+    far = tuple([AGAIN + 5 if isinstance(item, np.ndarray) else item for item in key])
+    for _ in range(3):
+        refuses(PositionRefused, "is out of range for length", x.__setitem__, ours(far), 1.0)
+        refuses(PositionRefused, "is out of range for length", x.__getitem__, ours(far))
+    np.testing.assert_array_equal(x.numpy(), updated)
 
 
 @cases("key", (slice(1, None), 0), (ROW, slice(None), GRID), X > 50, (0, MASK), ids=repr)

@@ -14,7 +14,9 @@ import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, OperandValueError, StaleTensor
 from mlvm.core.observe import observed
 from mlvm.eager.autodiff.tape import Tape
+from mlvm.eager.tensor import templates
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
+from mlvm.eager.tensor.update import apply_into
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
 from tests.brief import Before, Patch, cases, refuses
@@ -79,6 +81,42 @@ def test_the_short_way_gives_what_the_long_one_gives(vm: ml.VM, name: str) -> No
     CALLS[name](x)  # has learnt the types, and finds regions
     assert launches(vm, lambda: CALLS[name](x)) == 0
     np.testing.assert_array_equal(CALLS[name](x).numpy(), expected)
+
+
+@pytest.mark.usefixtures("arena")
+@cases("covered", 0, 1, 2)
+def test_a_mask_chooses_without_a_launch(vm: ml.VM, covered: int) -> None:
+    rng = np.random.default_rng(5)
+    for dtype in ("?", "i2", "f4", "c8", "c16"):
+        x = rng.integers(0, 9, (5, 3, 2)).astype(dtype)
+        tensor = ml.asarray(x)
+        for share in (0.0, 0.5, 1.0):
+            mask = np.asarray(rng.random(x.shape[:covered]) < share)
+            key, chosen = ml.asarray(mask), list[ml.Tensor]()
+            assert launches(vm, lambda: chosen.append(tensor[key])) == 0  # noqa: B023
+            np.testing.assert_array_equal(chosen[0].numpy(), x[mask], strict=True)
+
+
+@pytest.mark.usefixtures("arena")
+def test_the_shape_that_a_mask_chooses_is_not_remembered() -> None:
+    x = ml.asarray(np.arange(6.0))
+
+    def chosen_by(x: ml.Tensor, mask: ml.Tensor) -> ml.Tensor:
+        return x[mask]
+
+    for least in (3, 1, 5, 1):
+        chosen = templates.call(chosen_by, (x, x >= least), {})
+        np.testing.assert_array_equal(chosen.numpy(), np.arange(least, 6.0))
+        gradient = ml.grad(lambda x: ml.sum(x[x >= least] * 2))(x)  # noqa: B023
+        np.testing.assert_array_equal(gradient.numpy(), (np.arange(6) >= least) * 2.0)
+
+
+@pytest.mark.usefixtures("arena")
+def test_an_update_learns_types_that_no_call_had_before(vm: ml.VM) -> None:
+    x, indices = ml.zeros((9, 7)), ml.asarray(np.array([8, 0]))
+    value, call = ml.ones(()), one_op("index_set", axis=0, axes=1)
+    assert launches(vm, lambda: apply_into(x, call, x, value, indices)) == 0
+    assert ml.sum(x).item() == 14
 
 
 def test_the_arena_counts_alike(vm: ml.VM) -> None:

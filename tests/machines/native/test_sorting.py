@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,8 @@ from tests.machines.native.planners import assert_same_bits
 from tests.machines.native.test_elementwise import REAL, special
 
 SHAPES: list[tuple[tuple[int, ...], int]] = [
-    ((7, 1), -1), ((3, 2), -1), ((2, 64), 1), ((2, 65), 1), ((5, 300), -1), ((70_000,), 0),
-    ((64, 5), 0), ((2, 90, 3), 1),
+    ((7, 1), -1), ((3, 2), -1), ((2, 16), 1), ((3, 65), 1), ((2, 192), 1), ((2, 193), 1),
+    ((5, 300), -1), ((70_000,), 0), ((64, 5), 0), ((2, 90, 3), 1),
 ]  # fmt: skip
 
 
@@ -32,3 +34,13 @@ def test_is_that_of_the_reference(name: str, dtype: DType, descending: bool) -> 
     for shape, axis in SHAPES:
         x = _values(dtype, shape)
         assert_same_bits(name, x, axis=axis, descending=descending)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in REAL if dtype is not bool_], ids=str)
+@cases("descending", False, True)
+@cases("shape, axis", ((7, 1), 1), ((3, 100), 1), ((520, 3), 0), ((2, 90, 3), 1))
+def test_first_positions(shape: tuple[int, ...], axis: int, descending: bool, dtype: DType) -> None:
+    length = shape[axis]
+    for count in {1, min(3, length), length // 8 or 1, min(length, 70), length}:
+        attributes: dict[str, Any] = {"axis": axis, "count": count, "descending": descending}
+        assert_same_bits("top_indices", _values(dtype, shape), **attributes)

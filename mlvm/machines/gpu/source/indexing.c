@@ -4,11 +4,12 @@
 
 #ifdef I
 /* `place`: where index i points to. It is refused, and -1, where it points outside. */
-#define FIND(i, lowest)                                                                            \
+#define FIND(i, lowest) FIND_NOTED(i, lowest, i)
+#define FIND_NOTED(i, lowest, noted)                                                               \
     i64 place = (i64)LOAD(I, indices, i);                                                          \
     if (SIGNED && place < 0 && place >= (lowest)) place += length;                                 \
     if (place < 0 || place >= length || (!SIGNED && LOAD(I, indices, i) >= (u64)length)) {         \
-        REFUSE(i, LOAD(I, indices, i));                                                            \
+        REFUSE(noted, LOAD(I, indices, i));                                                        \
         place = -1;                                                                                \
     }
 
@@ -23,6 +24,18 @@ KERNEL void take(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), REFUSALS, con
     const i64 outer = at / behind / count;
     FIND(at / behind % count, -length)
     out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
+}
+
+/* Positions in several axes, of which those before number `axis` are in `out`. */
+KERNEL void flat_indices(TENSOR(i64, out), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length,
+                         const i64 axis)
+{
+    POINTER(i64, out);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    FIND_NOTED(at, -length, axis * total + at)
+    out[at] = (axis ? out[at] * length : 0) + (place < 0 ? 0 : place);
 }
 
 KERNEL void take_along_axis(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), REFUSALS, const i64 total,

@@ -51,19 +51,20 @@ KERNEL void merge(TENSOR(K, keys), TENSOR(i32, order), TENSOR(K, from_keys), TEN
     order[to] = from_order[at];
 }
 
-/* Back to where the rows lie: keys, or where NUMBERS their numbers. */
-KERNEL void put_back(TENSOR(T, out), TENSOR(K, keys), TENSOR(i32, order), const i64 total, const i64 length, const i64 behind)
+/* Back to where the rows lie: the first `count` keys of each, or where NUMBERS their numbers. */
+KERNEL void put_back(TENSOR(T, out), TENSOR(K, keys), TENSOR(i32, order), const i64 total, const i64 length,
+                     const i64 behind, const i64 count)
 {
     POINTER(T, out);
     POINTER(K, keys);
     POINTER(i32, order);
     const i64 at = ITEM(0);
     if (at >= total) return;
-    const i64 row = at / length;
-    const i64 to = row / behind * length * behind + row % behind + at % length * behind;
+    const i64 row = at / count, from = row * length + at % count;
+    const i64 to = row / behind * count * behind + row % behind + at % count * behind;
 #if NUMBERS
-    out[to] = order[at];
+    out[to] = order[from];
 #else
-    STORE(T, out, to, keys[at]);
+    STORE(T, out, to, keys[from]);
 #endif
 }

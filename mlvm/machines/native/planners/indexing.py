@@ -6,6 +6,7 @@ Every call has at least one unit, which checks the indices.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axis
@@ -18,10 +19,20 @@ from mlvm.machines.native.planner import Types, kernel_call, planner
 @planner("take")
 def take(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x, indices = types
-    sizes, size = _split(x, attributes), x.dtype.itemsize
-    single = sizes["behind"] == 1 and size <= 8
-    sizes["behind"] *= size
-    return _rows(f"take_{size if single else 'rows'}", indices, indices.size, out.nbytes, sizes)
+    sizes = _split(x, attributes)
+    sizes["behind"] *= x.dtype.itemsize
+    return _rows("take", indices, indices.size, out.nbytes, sizes)
+
+
+@planner("flat_indices")
+def flat_indices(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, *indices = types
+    piece, count = 4096, len(indices)
+    sizes = {"count": out.size, "piece": piece, "updates": count}
+    kinds = [integer_kind(x.dtype) for x in indices]
+    rest = [n for pair in zip(kinds, attributes["lengths"], strict=True) for n in pair]
+    units, work = max(1, -(-out.size // piece)), out.size * count * 1.5
+    return kernel_call("flat_indices", 1 + count, units, work, sizes, rest=rest)
 
 
 @planner("take_along_axis")
@@ -93,6 +104,33 @@ def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | 
     return kernel_call(f"{op}_{out.dtype.name}", 4, units, work, sizes)
 
 
+@planner("index_set")
+def index_set(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """Plan `index_set`. A unit is a number of the bytes behind the axes. The reference kernel runs
+    if values broadcast along only some of the axes before, of the indices, or behind."""
+    out, _, values, indices = types
+    axis, size = normalize_axis(attributes["axis"], max(out.ndim, 1)), out.dtype.itemsize
+    end = axis + attributes["axes"]
+    parts = out.shape[:axis], indices.shape, out.shape[end:]
+    given = (1,) * (sum(map(len, parts)) - values.ndim) + values.shape
+    strides, step = [0, 0, 0], size
+    for i in (2, 1, 0):
+        given, part = given[: len(given) - len(parts[i])], given[len(given) - len(parts[i]) :]
+        if part == parts[i]:
+            strides[i] = step
+            step *= math.prod(part)
+        elif any(n != 1 for n in part):
+            return None
+    before, length, behind = map(math.prod, (parts[0], out.shape[axis:end], parts[2]))
+    count, piece = indices.size, 64
+    sizes = {"kind": integer_kind(indices.dtype), "count": count, "piece": piece, "before": before}
+    sizes |= {"length": length, "behind": behind * size, "size": 0 if strides[2] else size}
+    sizes |= {"step_before": strides[0], "step_count": strides[1]}
+    units = max(1, before * -(-behind * size // piece))
+    work = before * count * (3 + behind * size / 20)
+    return kernel_call("index_set", 4, units, work, sizes)
+
+
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:
     """Split a shape at the axis: elements before it, along it and behind it."""
     axis = normalize_axis(attributes["axis"], x.ndim)
@@ -111,11 +149,25 @@ def one_hot(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return kernel_call("one_hot", 2, units, work, {**rows, **element})
 
 
-@planner("mask_scatter")
-def mask_scatter(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    out, updates, mask = types
-    width = math.prod(out.shape[mask.ndim :]) * out.dtype.itemsize
+@planner("mask_scatter", "mask_set")
+def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, *_, updates, mask = types
+    covered, row = out.shape[: mask.ndim], out.shape[mask.ndim :]
+    if mask.shape != covered or updates.shape[1:] != row:  # numpy fills or broadcasts these
+        return None
+    width = math.prod(row) * out.dtype.itemsize
+    return _masked("masked", len(types), mask.size, updates.shape[0], width)
+
+
+@lru_cache(256)
+def boolean_index(count: int, width: int) -> KernelCall | None:
+    """Plan a call that copies the rows of `width` bytes where a mask of `count` elements is True.
+    Its parameters are a result of that many rows, x, and a mask that nothing changes meanwhile."""
+    return _masked("boolean_index", 3, count, 0, width)
+
+
+def _masked(kernel: str, nparams: int, count: int, updates: int, width: int) -> KernelCall | None:
     piece = max(64, 16384 // max(1, width))
-    rows = {"count": mask.size, "piece": piece, "updates": updates.shape[0], "behind": width}
-    units, work = max(1, -(-mask.size // piece)), mask.size * 3 + out.nbytes / 10
-    return kernel_call("mask_scatter", 3, units, work, rows)
+    rows = {"count": count, "piece": piece, "updates": updates, "behind": width}
+    units, work = max(1, -(-count // piece)), count * (3 + width / 10)
+    return kernel_call(kernel, nparams, units, work, rows)

@@ -14,15 +14,22 @@ _LONGEST: Final = 1 << 20
 """Elements of a row. Longer ones are left to numpy: each thread keeps memory for the keys and
 positions of two rows."""
 
+_FEW: Final = 64
+"""Positions that are found without sorting the row, if it is at least eight times as long."""
 
-@planner("sort", "argsort")
+
+@planner("sort", "argsort", "top_indices")
 def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    x = types[1]
+    out, x = types
     axis = normalize_axis(attributes["axis"], x.ndim)
-    length, inner = x.shape[axis], math.prod(x.shape[axis + 1 :])
-    if not x.size or length > _LONGEST:
+    length, inner, count = x.shape[axis], math.prod(x.shape[axis + 1 :]), out.shape[axis]
+    is_few = op == "top_indices" and count <= _FEW and length >= 8 * count
+    if not out.size or length > (1 << 31 if is_few else _LONGEST):
         return None
     record = 16 if x.dtype.itemsize == 8 else 8
     integers = {"length": length, "inner": inner, "descending": attributes["descending"]}
-    work, scratch = 1.5 * record * x.size, 2 * record * length
-    return kernel_call(f"{op}_{x.dtype.name}", 2, x.size // length, work, integers, scratch=scratch)
+    integers |= {"count": count, "few": count if is_few else 0}
+    work = (2 if is_few else 1.5 * record) * x.size
+    scratch = record * count if is_few else 2 * record * length
+    kernel = f"{'sort' if op == 'sort' else 'argsort'}_{x.dtype.name}"
+    return kernel_call(kernel, 2, x.size // length, work, integers, scratch=scratch)

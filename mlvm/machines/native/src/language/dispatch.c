@@ -1177,6 +1177,10 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
             !is_alive(operands[i]) || !address_in(fast_path, operands[i], 1))
             return PyErr_Occurred() ? -1 : 0;
     Entry *entry = entry_of((Call *)call, fast_path, operands, count);
+    if (!entry) {
+        fill_cache((Call *)call, fast_path, operands, count);
+        entry = PyErr_Occurred() ? NULL : entry_of((Call *)call, fast_path, operands, count);
+    }
     if (!entry || !entry->call || entry->out != out->type || !address_in(fast_path, out, 1))
         return PyErr_Occurred() ? -1 : 0;
     if (call_without_result(fast_path->acquire))

@@ -1,7 +1,7 @@
 /* Views, and reads and writes of a few elements, without a launch.
  *
  * In:        `alias(call, x, type)`; x[key] and x[key] = values with integers, slices, None and `...`;
- *            `scalar(x)`.
+ *            x[mask]; `scalar(x)`.
  * Out:       a view, a copy of the selected elements, an updated tensor, a Python number; or what the
  *            function in Python returns that defines the call: `alias_in_python` in tensor/apply.py,
  *            `getitem` and `setitem` in functions/indexing.py. It is called before any side effect.
@@ -13,6 +13,7 @@
  */
 #include "views.h"
 
+#include "../plan/kernels/elements.h"
 #include "templates.h"
 
 #include <float.h>
@@ -406,6 +407,45 @@ end:
     return result;
 }
 
+/* The rows of x where the mask is True. NULL without an exception for the slow path. */
+static PyObject *chosen(Allocation *x, Allocation *mask)
+{
+    Layout layout, covers;
+    FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
+    if (!fast_path || plain_path((PyObject *)mask) != fast_path || is_tracked(x) ||
+        !layout_of(mask->type, &covers) || covers.kind != 'b' || !layout_of(x->type, &layout) ||
+        layout.size * layout.itemsize > MOST_COPIED || covers.ndim > layout.ndim ||
+        memcmp(covers.dims, layout.dims, sizeof *layout.dims * (size_t)covers.ndim) || !covers.size ||
+        !address_in(fast_path, mask, 1) || call_without_result(fast_path->acquire))
+        return NULL;
+    const char *in = NULL, *flags = address_in(fast_path, mask, 0);
+    const int64_t count = flags ? count_true(flags, covers.size) : -1;
+    release_vm(fast_path);
+    int64_t dims[MOST_AXES + 1] = {count}, row = layout.size / covers.size * layout.itemsize;
+    int ndim = 1 + layout.ndim - covers.ndim;
+    memcpy(dims + 1, layout.dims + covers.ndim, sizeof *dims * (size_t)(ndim - 1));
+    PyObject *type = count < 0 || ndim > MOST_AXES ? NULL : type_of(layout.dtype, dims, ndim);
+    PyObject *arena = type ? present_arena() : NULL;
+    Allocation *out = arena && fast_path_of(arena) == fast_path ? tensor_in(arena, type) : NULL;
+    Py_XDECREF(arena);
+    Py_XDECREF(type);
+    /* Creating the tensor may have run Python, which may have changed all that was read before. */
+    if (!out || !address_in(fast_path, x, 1) || !address_in(fast_path, out, 1) ||
+        call_without_result(fast_path->acquire)) {
+        Py_XDECREF((PyObject *)out);
+        return NULL;
+    }
+    char *to = address_in(fast_path, out, 0);
+    int holds = to && (flags = address_in(fast_path, mask, 0)) && (in = address_in(fast_path, x, 0)) &&
+                !fast_path->observed && !fast_path->instrumented && count_true(flags, covers.size) == count;
+    if (holds)
+        copy_chosen(to, in, flags, covers.size, count, row);
+    release_vm(fast_path);
+    if (!holds)
+        Py_CLEAR(out);
+    return (PyObject *)out;
+}
+
 /* Call a function of Python, by its template if there is one. */
 static PyObject *call_with(PyObject *function, PyObject *const *args, int count)
 {
@@ -421,8 +461,12 @@ static PyObject *subscript(PyObject *x, PyObject *key)
 {
     if (Py_TYPE(x) != tensor_class || !slow_getitem)
         return PyErr_Format(PyExc_TypeError, "only a Tensor is subscriptable");
-    PyObject *result = selected((Allocation *)x, key);
-    if (result && is_recording())
+    int by_mask = Py_TYPE(key) == tensor_class;
+    PyObject *result = by_mask ? chosen((Allocation *)x, (Allocation *)key)
+                               : selected((Allocation *)x, key);
+    if (result && by_mask)
+        note_opaque(); /* its shape depends on values */
+    else if (result && is_recording())
         note_step(SUBSCRIPT, NULL, key, &x, 1, result);
     if (result || clear_nonfatal_error())
         return result;

@@ -45,7 +45,7 @@
  * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. BY: MULTIPLY and so on. */
 #define indexing_integers(EACH)                                                          \
     EACH(KIND) EACH(BEFORE) EACH(COUNT) EACH(LENGTH) EACH(BEHIND) EACH(PIECE) EACH(SIZE) \
-    EACH(ONE) EACH(UPDATES) EACH(BY)
+    EACH(ONE) EACH(UPDATES) EACH(BY) EACH(STEP_BEFORE) EACH(STEP_COUNT)
 
 /* A box: which parameter it READS (0: VALUE, a pattern of eight bytes); where it begins in the result and
  * in the operand; planes, rows and columns, and those of a tile; their distances in the result and in the
@@ -118,8 +118,9 @@
 #define rows_integers(EACH)                                                              \
     EACH(LENGTH) EACH(INNER) EACH(BLOCKS) EACH(WIDTH) EACH(KIND) EACH(COUNT) EACH(PART)
 
-/* LENGTH: of a row, whose elements are INNER apart. DESCENDING: the largest first. */
-#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING)
+/* LENGTH: of a row, whose elements are INNER apart. DESCENDING: the largest first. COUNT: positions that are
+ * written; FEW: the same if only these are looked for, else 0. */
+#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW)
 
 /* The image's height, width and channels, how many windows lie vertically and horizontally, the window's
  * height and width, the strides, how far APART places of a window are, the padding above and on the left.

@@ -50,6 +50,35 @@ static inline void copy_run(char *out, const char *in, int64_t nbytes)
     }
 }
 
+static inline int64_t count_true(const char *mask, int64_t count)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += mask[i] != 0;
+    return sum;
+}
+
+/* Copies the first `chosen` of the rows of `width` bytes where the mask is True. Single elements are copied
+ * whether they are chosen or not: jumps would be guesses. */
+#define CHOSEN(size)                                                              \
+    if (width == size) {                                                          \
+        for (int64_t i = 0; i < count && found < chosen; found += mask[i++] != 0) \
+            ((Element##size *)out)[found] = ((const Element##size *)in)[i];       \
+        return;                                                                   \
+    }
+static inline void copy_chosen(char *out, const char *in, const char *mask, int64_t count, int64_t chosen,
+                               int64_t width)
+{
+    int64_t found = 0;
+    CHOSEN(1)
+    CHOSEN(2)
+    CHOSEN(4)
+    CHOSEN(8)
+    for (int64_t i = 0; i < count && found < chosen; i++)
+        if (mask[i])
+            copy_run(out + found++ * width, in + i * width, width);
+}
+
 /* Element i of integers of any dtype: `kind` is their size in bytes, negative for signed ones. It is
  * read once: what is true of the result stays true, whoever writes to the tensor meanwhile. */
 static inline int64_t integer_at(const char *integers, int64_t kind, int64_t i)

@@ -7,43 +7,29 @@
 #include "../plan.h"
 #include "elements.h"
 
-/* The integers are in low .. high - 1. */
-#define IN_RANGE(T, name)                                                       \
-    static int name(const T *x, int64_t count, int64_t low, int64_t high)       \
-    {                                                                           \
-        T least_one = 0, largest = 0;                                           \
-        for (int64_t i = 0; i < count; i++) {                                   \
-            least_one = x[i] < least_one ? x[i] : least_one;                    \
-            largest = x[i] > largest ? x[i] : largest;                          \
-        }                                                                       \
-        if (!count)                                                             \
-            return 1;                                                           \
-        return (int64_t)least_one >= low && (uint64_t)largest < (uint64_t)high; \
-    }
-IN_RANGE(uint8_t, in_range_1)
-IN_RANGE(uint16_t, in_range_2)
-IN_RANGE(uint32_t, in_range_4)
-IN_RANGE(uint64_t, in_range_8)
-IN_RANGE(int8_t, in_range_i1)
-IN_RANGE(int16_t, in_range_i2)
-IN_RANGE(int32_t, in_range_i4)
-IN_RANGE(int64_t, in_range_i8)
+#define EACH_INTEGER(X) \
+    X(uint8_t, 1)       \
+    X(uint16_t, 2) X(uint32_t, 4) X(uint64_t, 8) X(int8_t, -1) X(int16_t, -2) X(int32_t, -4) X(int64_t, -8)
 
+/* The integers are in low .. high - 1. A loop over one dtype is several times as fast. */
+#define IN_RANGE(T, of_kind)                                                                \
+    if (kind == of_kind) {                                                                  \
+        T least_one = 0, largest = 0;                                                       \
+        for (int64_t i = 0; i < count; i++) {                                               \
+            const T at = ((const T *)x)[i];                                                 \
+            least_one = at < least_one ? at : least_one;                                    \
+            largest = at > largest ? at : largest;                                          \
+        }                                                                                   \
+        return !count || ((int64_t)least_one >= low && (uint64_t)largest < (uint64_t)high); \
+    }
 static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int64_t high)
 {
-    switch (kind) {
-    case 1: return in_range_1((const uint8_t *)x, count, low, high);
-    case 2: return in_range_2((const uint16_t *)x, count, low, high);
-    case 4: return in_range_4((const uint32_t *)x, count, low, high);
-    case 8: return in_range_8((const uint64_t *)x, count, low, high);
-    case -1: return in_range_i1((const int8_t *)x, count, low, high);
-    case -2: return in_range_i2((const int16_t *)x, count, low, high);
-    case -4: return in_range_i4((const int32_t *)x, count, low, high);
-    default: return in_range_i8((const int64_t *)x, count, low, high);
-    }
+    EACH_INTEGER(IN_RANGE)
+    return 0;
 }
 
-enum { indexing_integers(NAME) };
+/* The kind and the length of each of several operands with indices follow. */
+enum { indexing_integers(NAME) OPERANDS };
 
 static inline int64_t within(int64_t index, int64_t length)
 {
@@ -54,28 +40,6 @@ static inline int64_t within(int64_t index, int64_t length)
 static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_t length)
 {
     return within(integer_at(indices, kind, i), length);
-}
-
-/* --- take: out[b, i, :] = x[b, indices[i], :]; a unit is `piece` rows (b, i) --- */
-
-/* Rows of `behind` bytes. */
-static int take_rows(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
-{
-    (void)scratch;
-    const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
-    if (!in_range(p[2], n[KIND], count, -length, length))
-        return 1;
-    int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
-    int64_t i = row ? row % count : 0;
-    const char *in = p[1] + (row ? row / count : 0) * length * behind;
-    for (; row < last; row++) {
-        copy_run(p[0] + row * behind, in + place(p[2], n[KIND], i, length) * behind, behind);
-        if (++i == count) {
-            i = 0;
-            in += length * behind;
-        }
-    }
-    return 0;
 }
 
 /* --- weighted_take: out[b, i] is the sum of x[b, indices[b, i, k]] with weights; a unit is PIECE rows
@@ -135,66 +99,51 @@ static int take_rows(const KernelCall *call, char *const *p, int64_t begin, int6
 WEIGHTED_TAKE(float, weighted_take_f32)
 WEIGHTED_TAKE(double, weighted_take_f64)
 
-/* The places of some indices, many at a time: a loop over one dtype is several times as fast. */
+/* The places of some indices, many at a time. */
 enum { CHUNK = 256 };
 
-#define PLACES(T, name)                                                                  \
-    static void name(int64_t at[CHUNK], const T *indices, int64_t count, int64_t length) \
-    {                                                                                    \
-        for (int64_t i = 0; i < count; i++)                                              \
-            at[i] = within((int64_t)indices[i], length);                                 \
-    }
-PLACES(uint8_t, places_1)
-PLACES(uint16_t, places_2)
-PLACES(uint32_t, places_4)
-PLACES(int8_t, places_i1)
-PLACES(int16_t, places_i2)
-PLACES(int32_t, places_i4)
-PLACES(int64_t, places_i8)
-
+#define PLACES(T, of_kind)                  \
+    if (kind == of_kind)                    \
+        for (int64_t i = 0; i < count; i++) \
+            at[i] = within((int64_t)((const T *)x)[first + i], length);
 static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first, int64_t count,
                    int64_t length)
 {
-    switch (kind) {
-    case 1: places_1(at, (const uint8_t *)x + first, count, length); break;
-    case 2: places_2(at, (const uint16_t *)x + first, count, length); break;
-    case 4: places_4(at, (const uint32_t *)x + first, count, length); break;
-    case -1: places_i1(at, (const int8_t *)x + first, count, length); break;
-    case -2: places_i2(at, (const int16_t *)x + first, count, length); break;
-    case -4: places_i4(at, (const int32_t *)x + first, count, length); break;
-    default: places_i8(at, (const int64_t *)x + first, count, length); break;
-    }
+    EACH_INTEGER(PLACES)
 }
 
-/* Single elements. */
-#define TAKE(size)                                                                             \
-    static int take_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
-                           char *scratch)                                                      \
-    {                                                                                          \
-        (void)scratch;                                                                         \
-        const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH];                   \
-        if (!in_range(p[2], n[KIND], count, -length, length))                                  \
-            return 1;                                                                          \
-        int64_t at[CHUNK], batch = -1;                                                         \
-        int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);       \
-        while (row < last) {                                                                   \
-            int64_t b = row / count, i = row % count, first = i - i % CHUNK;                   \
-            int64_t filled = least(CHUNK, count - first);                                      \
-            int64_t stop = least(first + filled, i + last - row);                              \
-            const Element##size *in = (const Element##size *)p[1] + b * length;                \
-            Element##size *out = (Element##size *)p[0] + b * count;                            \
-            if (first != batch)                                                                \
-                places(at, p[2], n[KIND], batch = first, filled, length);                      \
-            row += stop - i;                                                                   \
-            for (; i < stop; i++)                                                              \
-                out[i] = in[at[i - first]];                                                    \
-        }                                                                                      \
-        return 0;                                                                              \
+/* --- take: out[b, i, :] = x[b, indices[i], :], of BEHIND bytes; a unit is PIECE rows (b, i) --- */
+
+#define TAKE(size)                                                            \
+    if (behind == size)                                                       \
+        for (int64_t k = 0; k < rows; k++)                                    \
+            ((Element##size *)out)[k] = ((const Element##size *)in)[from[k]]; \
+    else
+static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = call->ints, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
+    if (!in_range(p[2], n[KIND], count, -length, length))
+        return 1;
+    int64_t at[CHUNK], chunk = -1, rows = 0;
+    int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
+    for (; row < last; row += rows) {
+        const int64_t i = row % count, first = i - i % CHUNK, filled = least(CHUNK, count - first);
+        if (first != chunk)
+            places(at, p[2], n[KIND], chunk = first, filled, length);
+        const char *in = p[1] + row / count * length * behind;
+        char *out = p[0] + row * behind;
+        const int64_t *from = at + (i - first);
+        rows = least(first + filled - i, last - row);
+        TAKE(1)
+        TAKE(2)
+        TAKE(4)
+        TAKE(8)
+        for (int64_t k = 0; k < rows; k++)
+            copy_run(out + k * behind, in + from[k] * behind, behind);
     }
-TAKE(1)
-TAKE(2)
-TAKE(4)
-TAKE(8)
+    return 0;
+}
 
 /* --- dynamic_update: x with `count` rows from an index on replaced; a unit is a row of `before`.
  * Where out is x, only these are written --- */
@@ -217,6 +166,29 @@ static int update_rows(const KernelCall *call, char *const *p, int64_t begin, in
         }
         if (out + first * behind != rows)
             copy_run(out + first * behind, rows, n[COUNT] * behind);
+    }
+    return 0;
+}
+
+/* --- flat_indices: positions of COUNT elements, PIECE of them a unit, from indices along UPDATES axes --- */
+
+static int flat_indices(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = call->ints, *axes = n + OPERANDS;
+    for (int64_t axis = 0; axis < n[UPDATES]; axis++)
+        if (!in_range(p[1 + axis], axes[2 * axis], n[COUNT], -axes[2 * axis + 1], axes[2 * axis + 1]))
+            return 1;
+    int64_t last = least(end * n[PIECE], n[COUNT]), at[CHUNK];
+    for (int64_t i = begin * n[PIECE]; i < last; i += CHUNK) {
+        int64_t *out = (int64_t *)p[0] + i, filled = least(CHUNK, last - i);
+        memset(out, 0, (size_t)filled * sizeof *out);
+        for (int64_t axis = 0; axis < n[UPDATES]; axis++) {
+            const int64_t kind = axes[2 * axis], length = axes[2 * axis + 1];
+            places(at, p[1 + axis], kind, i, filled, length);
+            for (int64_t k = 0; k < filled; k++)
+                out[k] = out[k] * length + at[k];
+        }
     }
     return 0;
 }
@@ -281,86 +253,79 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     return 0;
 }
 
-#define SCATTER(T, suffix)                                                                                \
-    static inline void start_##suffix(T *out, const T *x, const int64_t *n, int64_t first, int64_t last)  \
-    {                                                                                                     \
-        const int64_t whole = last - first == n[BEHIND];                                                  \
-        const int64_t rows = x == out ? 0 : whole ? 1 : n[LENGTH];                                        \
-        const int64_t width = whole ? n[LENGTH] * n[BEHIND] : last - first;                               \
-        for (int64_t i = 0; i < rows; i++) {                                                              \
-            int64_t at = i * n[BEHIND] + first;                                                           \
-            if (x)                                                                                        \
-                memcpy(out + at, x + at, (size_t)width * sizeof(T));                                      \
-            else                                                                                          \
-                memset(out + at, 0, (size_t)width * sizeof(T));                                           \
-        }                                                                                                 \
-    }                                                                                                     \
-    static inline void add_##suffix(T *out, const T *in, int64_t count)                                   \
-    {                                                                                                     \
-        INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                                   \
-            out[c] += in[c];                                                                              \
-    }                                                                                                     \
-    static void add_rows_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,             \
-                                  int64_t first, int64_t last)                                            \
-    {                                                                                                     \
-        const int64_t count = n[COUNT], behind = n[BEHIND];                                               \
-        const T *in = (const T *)p[1] + b * count * behind;                                               \
-        const int64_t at_b = b * n[LENGTH] * behind;                                                      \
-        T *out = (T *)p[0] + at_b;                                                                        \
-        start_##suffix(out, x ? (const T *)x + at_b : NULL, n, first, last);                              \
-        for (int64_t i = 0; i < count; i += CHUNK) {                                                      \
-            int64_t at[CHUNK], filled = least(CHUNK, count - i);                                          \
-            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                                              \
-            if (behind == 1)                                                                              \
-                for (int64_t k = 0; k < filled; k++)                                                      \
-                    out[at[k]] += in[i + k];                                                              \
-            else                                                                                          \
-                for (int64_t k = 0; k < filled; k++)                                                      \
-                    add_##suffix(out + at[k] * behind + first, in + (i + k) * behind + first,             \
-                                 last - first);                                                           \
-        }                                                                                                 \
-    }                                                                                                     \
-    static int scatter_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end,   \
-                                    char *scratch)                                                        \
-    {                                                                                                     \
-        (void)scratch;                                                                                    \
-        return for_columns(call, p, NULL, begin, end, call->ints[COUNT], add_rows_##suffix);              \
-    }                                                                                                     \
-    static int index_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end,     \
-                                  char *scratch)                                                          \
-    {                                                                                                     \
-        (void)scratch;                                                                                    \
-        char *const q[3] = {p[0], p[2], p[3]};                                                            \
-        return for_columns(call, q, p[1], begin, end, call->ints[COUNT], add_rows_##suffix);              \
-    }                                                                                                     \
-    /* With all columns, the elements follow each other from row to row: one run. */                      \
-    static void add_along_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,            \
-                                   int64_t first, int64_t last)                                           \
-    {                                                                                                     \
-        const int64_t count = n[COUNT], behind = n[BEHIND], whole = last - first == behind;               \
-        const int64_t runs = whole ? 1 : count, width = whole ? count * behind : last - first;            \
-        T *out = (T *)p[0] + b * n[LENGTH] * behind;                                                      \
-        start_##suffix(out, (const T *)x, n, first, last);                                                \
-        for (int64_t run = 0; run < runs; run++) {                                                        \
-            int64_t from = (b * count + run) * behind + first, c = first;                                 \
-            for (int64_t e = 0; e < width; e += CHUNK) {                                                  \
-                int64_t at[CHUNK], filled = least(CHUNK, width - e);                                      \
-                const T *in = (const T *)p[1] + from + e;                                                 \
-                places(at, p[2], n[KIND], from + e, filled, n[LENGTH]);                                   \
-                for (int64_t k = 0; k < filled; k++) {                                                    \
-                    out[at[k] * behind + c] += in[k];                                                     \
-                    c = c + 1 < behind ? c + 1 : 0;                                                       \
-                }                                                                                         \
-            }                                                                                             \
-        }                                                                                                 \
-    }                                                                                                     \
-    static int scatter_along_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
-                                      char *scratch)                                                      \
-    {                                                                                                     \
-        (void)scratch;                                                                                    \
-        const int64_t *n = call->ints, indices = n[BEFORE] * n[COUNT] * n[BEHIND];                        \
-        return for_columns(call, p, NULL, begin, end, indices, add_along_##suffix);                       \
+/* A kernel that does so: `updates` is the number of the parameter with these. */
+#define BY_COLUMNS(name, add, updates, x, indices)                                                     \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        (void)scratch;                                                                                 \
+        const int64_t *n = call->ints;                                                                 \
+        char *const q[3] = {p[0], p[updates], p[updates + 1]};                                         \
+        return for_columns(call, q, x, begin, end, indices, add);                                      \
     }
+
+#define SCATTER(T, suffix)                                                                               \
+    static inline void start_##suffix(T *out, const T *x, const int64_t *n, int64_t first, int64_t last) \
+    {                                                                                                    \
+        const int64_t whole = last - first == n[BEHIND];                                                 \
+        const int64_t rows = x == out ? 0 : whole ? 1 : n[LENGTH];                                       \
+        const int64_t width = whole ? n[LENGTH] * n[BEHIND] : last - first;                              \
+        for (int64_t i = 0; i < rows; i++) {                                                             \
+            int64_t at = i * n[BEHIND] + first;                                                          \
+            if (x)                                                                                       \
+                memcpy(out + at, x + at, (size_t)width * sizeof(T));                                     \
+            else                                                                                         \
+                memset(out + at, 0, (size_t)width * sizeof(T));                                          \
+        }                                                                                                \
+    }                                                                                                    \
+    static inline void add_##suffix(T *out, const T *in, int64_t count)                                  \
+    {                                                                                                    \
+        INDEPENDENT_FOR (int64_t c = 0; c < count; c++)                                                  \
+            out[c] += in[c];                                                                             \
+    }                                                                                                    \
+    static void add_rows_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,            \
+                                  int64_t first, int64_t last)                                           \
+    {                                                                                                    \
+        const int64_t count = n[COUNT], behind = n[BEHIND];                                              \
+        const T *in = (const T *)p[1] + b * count * behind;                                              \
+        const int64_t at_b = b * n[LENGTH] * behind;                                                     \
+        T *out = (T *)p[0] + at_b;                                                                       \
+        start_##suffix(out, x ? (const T *)x + at_b : NULL, n, first, last);                             \
+        for (int64_t i = 0; i < count; i += CHUNK) {                                                     \
+            int64_t at[CHUNK], filled = least(CHUNK, count - i);                                         \
+            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                                             \
+            if (behind == 1)                                                                             \
+                for (int64_t k = 0; k < filled; k++)                                                     \
+                    out[at[k]] += in[i + k];                                                             \
+            else                                                                                         \
+                for (int64_t k = 0; k < filled; k++)                                                     \
+                    add_##suffix(out + at[k] * behind + first, in + (i + k) * behind + first,            \
+                                 last - first);                                                          \
+        }                                                                                                \
+    }                                                                                                    \
+    BY_COLUMNS(scatter_add_##suffix, add_rows_##suffix, 1, NULL, n[COUNT])                               \
+    BY_COLUMNS(index_add_##suffix, add_rows_##suffix, 2, p[1], n[COUNT])                                 \
+    /* With all columns, the elements follow each other from row to row: one run. */                     \
+    static void add_along_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,           \
+                                   int64_t first, int64_t last)                                          \
+    {                                                                                                    \
+        const int64_t count = n[COUNT], behind = n[BEHIND], whole = last - first == behind;              \
+        const int64_t runs = whole ? 1 : count, width = whole ? count * behind : last - first;           \
+        T *out = (T *)p[0] + b * n[LENGTH] * behind;                                                     \
+        start_##suffix(out, (const T *)x, n, first, last);                                               \
+        for (int64_t run = 0; run < runs; run++) {                                                       \
+            int64_t from = (b * count + run) * behind + first, c = first;                                \
+            for (int64_t e = 0; e < width; e += CHUNK) {                                                 \
+                int64_t at[CHUNK], filled = least(CHUNK, width - e);                                     \
+                const T *in = (const T *)p[1] + from + e;                                                \
+                places(at, p[2], n[KIND], from + e, filled, n[LENGTH]);                                  \
+                for (int64_t k = 0; k < filled; k++) {                                                   \
+                    out[at[k] * behind + c] += in[k];                                                    \
+                    c = c + 1 < behind ? c + 1 : 0;                                                      \
+                }                                                                                        \
+            }                                                                                            \
+        }                                                                                                \
+    }                                                                                                    \
+    BY_COLUMNS(scatter_along_##suffix, add_along_##suffix, 1, NULL, n[BEFORE] * n[COUNT] * n[BEHIND])
 SCATTER(uint8_t, 1)
 SCATTER(uint16_t, 2)
 SCATTER(uint32_t, 4)
@@ -399,13 +364,7 @@ SCATTER(double, f64)
                                 n[BY]);                                                                    \
         }                                                                                                  \
     }                                                                                                      \
-    static int index_reduce_##suffix(const KernelCall *call, char *const *p, int64_t begin, int64_t end,   \
-                                     char *scratch)                                                        \
-    {                                                                                                      \
-        (void)scratch;                                                                                     \
-        char *const q[3] = {p[0], p[2], p[3]};                                                             \
-        return for_columns(call, q, p[1], begin, end, call->ints[COUNT], reduce_rows_##suffix);            \
-    }
+    BY_COLUMNS(index_reduce_##suffix, reduce_rows_##suffix, 2, p[1], n[COUNT])
 /* clang-format off */
 #define EACH_NUMBER(X)                                                                   \
     X(uint8_t, 1, u8) X(uint16_t, 2, u16) X(uint32_t, 4, u32) X(uint64_t, 8, u64)        \
@@ -413,6 +372,33 @@ SCATTER(double, f64)
     X(float, f32, f32) X(double, f64, f64)
 /* clang-format on */
 EACH_NUMBER(REDUCED)
+
+/* --- index_set: rows of an operand are replaced by the values for them; a unit is as above, PIECE and
+ * BEHIND are in bytes. STEP_BEFORE and STEP_COUNT: from the values of one b, and of one index, to the
+ * next, or 0. SIZE: of the one value that fills a row, or 0 --- */
+
+static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first,
+                     int64_t last)
+{
+    const int64_t count = n[COUNT], behind = n[BEHIND], size = n[SIZE], at_b = b * n[LENGTH] * behind;
+    char *out = p[0] + at_b;
+    start_1((uint8_t *)out, (const uint8_t *)x + at_b, n, first, last);
+    out += first;
+    const char *in = p[1] + b * n[STEP_BEFORE] + (size ? 0 : first);
+    for (int64_t i = 0; i < count; i += CHUNK) {
+        int64_t at[CHUNK], filled = least(CHUNK, count - i);
+        places(at, p[2], n[KIND], i, filled, n[LENGTH]);
+        for (int64_t k = 0; k < filled; k++, in += n[STEP_COUNT]) {
+            char *to = out + at[k] * behind;
+            int64_t done = size ? size : last - first;
+            copy_run(to, in, done);
+            for (; done < last - first; done *= 2) /* one value: what is there, again */
+                copy_run(to + done, to, least(done, last - first - done));
+        }
+    }
+}
+
+BY_COLUMNS(index_set, set_rows, 2, p[1], n[COUNT])
 
 /* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
 
@@ -430,72 +416,71 @@ static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_
     return 0;
 }
 
-/* --- mask_scatter: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes --- */
-
-static int64_t count_true(const char *mask, int64_t count)
-{
-    int64_t sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        sum += mask[i] != 0;
-    return sum;
-}
+/* --- mask_scatter, mask_set: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes for those where
+ * the mask is True; the others are 0, or those of an operand --- */
 
 /* Single elements, where jumps would be guesses. */
-#define MASKED(size)                                                                         \
-    static void masked_##size(Element##size *out, const Element##size *in, const char *mask, \
-                              int64_t count, int64_t updates)                                \
-    {                                                                                        \
-        for (int64_t i = 0, j = 0; i < count; i++) {                                         \
-            int64_t here = mask[i] != 0;                                                     \
-            out[i] = in[j < updates ? j : updates - 1] & (Element##size) - here;             \
-            j += here;                                                                       \
-        }                                                                                    \
+#define MASKED(size)                                                                                   \
+    if (width == size && updates) {                                                                    \
+        const Element##size *from = (const Element##size *)in, *others = (const Element##size *)rest;  \
+        for (int64_t i = 0, j = 0; i < count; i++) {                                                   \
+            const Element##size here = (Element##size) - (mask[i] != 0), other = rest ? others[i] : 0; \
+            ((Element##size *)out)[i] = (from[j < updates ? j : updates - 1] & here) |                 \
+                                        (other & (Element##size) ~here);                               \
+            j += mask[i] != 0;                                                                         \
+        }                                                                                              \
+        return 0;                                                                                      \
     }
-MASKED(1)
-MASKED(2)
-MASKED(4)
-MASKED(8)
-
-static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int masked(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = call->ints, width = n[BEHIND], count = n[COUNT];
-    int64_t first = least(begin * n[PIECE], count), last = least(end * n[PIECE], count);
-    int64_t before = count_true(p[2], first), rest = n[UPDATES] - before;
-    if (count_true(p[2] + first, count - first) != rest)
+    const int64_t *n = call->ints, width = n[BEHIND], sets = call->nparams == 4;
+    int64_t first = least(begin * n[PIECE], n[COUNT]), count = least(end * n[PIECE], n[COUNT]) - first;
+    const char *mask = p[2 + sets] + first, *rest = sets ? p[1] + first * width : NULL;
+    int64_t before = count_true(mask - first, first), updates = n[UPDATES] - before;
+    if (count_true(mask, n[COUNT] - first) != updates)
         return 1;
-    const char *in = p[1] + before * width, *mask = p[2] + first;
+    const char *in = p[1 + sets] + before * width;
     char *out = p[0] + first * width;
-    if (!rest)
-        memset(out, 0, (size_t)((last - first) * width));
-    else if (width == 1)
-        masked_1((Element1 *)out, (const Element1 *)in, mask, last - first, rest);
-    else if (width == 2)
-        masked_2((Element2 *)out, (const Element2 *)in, mask, last - first, rest);
-    else if (width == 4)
-        masked_4((Element4 *)out, (const Element4 *)in, mask, last - first, rest);
-    else if (width == 8)
-        masked_8((Element8 *)out, (const Element8 *)in, mask, last - first, rest);
-    else
-        for (int64_t i = 0; i < last - first; i++, out += width)
-            if (mask[i] && rest) {
-                copy_run(out, in, width);
-                in += width;
-                rest--;
-            } else {
-                memset(out, 0, (size_t)width);
-            }
+    MASKED(1)
+    MASKED(2)
+    MASKED(4)
+    MASKED(8)
+    for (int64_t i = 0; i < count; i++)
+        if (mask[i] && updates) {
+            copy_run(out + i * width, in, width);
+            in += width;
+            updates--;
+        } else if (!rest) {
+            memset(out + i * width, 0, (size_t)width);
+        } else if (rest != out) {
+            copy_run(out + i * width, rest + i * width, width);
+        }
+    return 0;
+}
+
+/* --- boolean_index: the rows of BEHIND bytes where the mask, which nobody changes, is True; units as
+ * above --- */
+
+static int boolean_index(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = call->ints, width = n[BEHIND];
+    int64_t first = least(begin * n[PIECE], n[COUNT]), count = least(end * n[PIECE], n[COUNT]) - first;
+    const char *mask = p[2] + first;
+    copy_chosen(p[0] + count_true(p[2], first) * width, p[1] + first * width, mask, count,
+                count_true(mask, count), width);
     return 0;
 }
 
 #define ENTRY(name) KERNEL(name, name, NULL)
-#define SIZED(size) ENTRY(take_##size) ENTRY(take_along_##size)
+#define SIZED(size) ENTRY(take_along_##size)
 /* clang-format off */
 #define TYPED(suffix)                                                                    \
     ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
 #define ENTRY_REDUCED(T, U, suffix) ENTRY(index_reduce_##suffix)
 KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
-                           ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
+                           ENTRY(weighted_take_f64) ENTRY(take) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(mask_scatter) EACH_NUMBER(ENTRY_REDUCED))
+                               ENTRY(masked) ENTRY(boolean_index) ENTRY(index_set) ENTRY(flat_indices) EACH_NUMBER(ENTRY_REDUCED))
 /* clang-format on */

@@ -6,52 +6,58 @@
 #include <string.h>
 
 enum { sorting_integers(NAME) };
-enum { SHORT_ROW = 64, DIGITS = 256 };
+enum { SHORT_ROW = 192, DIGITS = 256 };
 
-/* A short row takes each record to its place among those before it; a long one deals them out by one
- * byte of the key after the other, from the last on, where not all have the same (Knuth, The art of
- * computer programming, volume 3, 5.2.1 and 5.2.5). Behind the n records is room for n more. */
-#define RECORDS(bits)                                                    \
-    typedef struct {                                                     \
-        uint##bits##_t key, position;                                    \
-    } Record##bits;                                                      \
-    static void insert_##bits(Record##bits *r, int64_t n)                \
-    {                                                                    \
-        for (int64_t i = 1; i < n; i++) {                                \
-            const Record##bits record = r[i];                            \
-            int64_t j = i;                                               \
-            for (; j > 0 && r[j - 1].key > record.key; j--)              \
-                r[j] = r[j - 1];                                         \
-            r[j] = record;                                               \
-        }                                                                \
-    }                                                                    \
-    static const Record##bits *sorted_##bits(Record##bits *r, int64_t n) \
-    {                                                                    \
-        enum { BYTES = bits / 8 };                                       \
-        if (n <= SHORT_ROW) {                                            \
-            insert_##bits(r, n);                                         \
-            return r;                                                    \
-        }                                                                \
-        uint32_t counts[BYTES][DIGITS] = {{0}};                          \
-        Record##bits *to = r + n;                                        \
-        for (int64_t i = 0; i < n; i++)                                  \
-            for (int byte = 0; byte < BYTES; byte++)                     \
-                counts[byte][r[i].key >> 8 * byte & 255]++;              \
-        for (int byte = 0; byte < BYTES; byte++) {                       \
-            uint32_t *next = counts[byte], sum = 0;                      \
-            if (next[r[0].key >> 8 * byte & 255] == n)                   \
-                continue;                                                \
-            for (int digit = 0; digit < DIGITS; digit++) {               \
-                const uint32_t count = next[digit];                      \
-                next[digit] = sum;                                       \
-                sum += count;                                            \
-            }                                                            \
-            for (int64_t i = 0; i < n; i++)                              \
-                to[next[r[i].key >> 8 * byte & 255]++] = r[i];           \
-            Record##bits *from = r;                                      \
-            r = to, to = from;                                           \
-        }                                                                \
-        return r;                                                        \
+/* In a short row, the position of a record is the number of smaller keys and of equal ones before it,
+ * which vectors count. The records of a long row are dealt out by one byte of the key after the other,
+ * from the last on, unless all have the same (Knuth, The art of computer programming, volume 3, 5.2 and
+ * 5.2.5). Behind the n records is room for n more. */
+#define RECORDS(bits)                                                                            \
+    typedef struct {                                                                             \
+        uint##bits##_t key, position;                                                            \
+    } Record##bits;                                                                              \
+    static const Record##bits *ranked_##bits(const Record##bits *r, Record##bits *to, int64_t n) \
+    {                                                                                            \
+        int##bits##_t keys[SHORT_ROW];                                                           \
+        uint8_t equal[SHORT_ROW] = {0};                                                          \
+        const uint##bits##_t top = (uint##bits##_t)1 << (bits - 1);                              \
+        const int64_t padded = (n + 15) / 16 * 16;                                               \
+        for (int64_t i = 0; i < padded; i++)                                                     \
+            keys[i] = (int##bits##_t)((i < n ? r[i].key : (uint##bits##_t) - 1) ^ top);          \
+        for (int64_t i = 0; i < n; i++) {                                                        \
+            const int##bits##_t key = keys[i];                                                   \
+            uint##bits##_t smaller = 0;                                                          \
+            for (int64_t j = 0; j < padded; j++)                                                 \
+                smaller += keys[j] < key;                                                        \
+            to[smaller + equal[smaller]++] = r[i];                                               \
+        }                                                                                        \
+        return to;                                                                               \
+    }                                                                                            \
+    static const Record##bits *sorted_##bits(Record##bits *r, int64_t n)                         \
+    {                                                                                            \
+        enum { BYTES = bits / 8 };                                                               \
+        if (n <= SHORT_ROW)                                                                      \
+            return ranked_##bits(r, r + n, n);                                                   \
+        uint32_t counts[BYTES][DIGITS] = {{0}};                                                  \
+        Record##bits *to = r + n;                                                                \
+        for (int64_t i = 0; i < n; i++)                                                          \
+            for (int byte = 0; byte < BYTES; byte++)                                             \
+                counts[byte][r[i].key >> 8 * byte & 255]++;                                      \
+        for (int byte = 0; byte < BYTES; byte++) {                                               \
+            uint32_t *next = counts[byte], sum = 0;                                              \
+            if (next[r[0].key >> 8 * byte & 255] == n)                                           \
+                continue;                                                                        \
+            for (int digit = 0; digit < DIGITS; digit++) {                                       \
+                const uint32_t count = next[digit];                                              \
+                next[digit] = sum;                                                               \
+                sum += count;                                                                    \
+            }                                                                                    \
+            for (int64_t i = 0; i < n; i++)                                                      \
+                to[next[r[i].key >> 8 * byte & 255]++] = r[i];                                   \
+            Record##bits *from = r;                                                              \
+            r = to, to = from;                                                                   \
+        }                                                                                        \
+        return r;                                                                                \
     }
 RECORDS(32)
 RECORDS(64)
@@ -84,42 +90,47 @@ FLOAT_KEY(f64, double, 64, 0x8000000000000000u)
 #define FLOATS(X) X(f32, float, 32, ) X(f64, double, 64, )
 INTEGERS(INTEGER_KEY)
 
-/* A unit is a row, whose elements are INNER apart. */
-#define SORT(t, T, bits, unused)                                                                           \
-    static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)                      \
-    {                                                                                                      \
-        Record##bits *r = (Record##bits *)scratch;                                                         \
-        const uint##bits##_t turn = n[DESCENDING] ? (uint##bits##_t) - 1 : 0;                              \
-        for (int64_t i = 0; i < n[LENGTH]; i++)                                                            \
-            r[i] = (Record##bits){key_##t(x[i * n[INNER]]) ^ turn, (uint##bits##_t)i};                     \
-        return sorted_##bits(r, n[LENGTH]);                                                                \
-    }                                                                                                      \
-    static int sort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
-    {                                                                                                      \
-        const int64_t *n = call->ints, inner = n[INNER];                                                   \
-        for (int64_t u = begin; u < end; u++) {                                                            \
-            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                                  \
-            const T *x = (const T *)p[1] + at;                                                             \
-            T *out = (T *)p[0] + at;                                                                       \
-            const Record##bits *r = order_##t(n, x, scratch);                                              \
-            for (int64_t i = 0; i < n[LENGTH]; i++)                                                        \
-                out[i * inner] = x[(int64_t)r[i].position * inner];                                        \
-        }                                                                                                  \
-        return 0;                                                                                          \
-    }                                                                                                      \
-    static int argsort_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end,             \
-                           char *scratch)                                                                  \
-    {                                                                                                      \
-        const int64_t *n = call->ints, inner = n[INNER];                                                   \
-        for (int64_t u = begin; u < end; u++) {                                                            \
-            const int64_t at = u / inner * inner * n[LENGTH] + u % inner;                                  \
-            const Record##bits *r = order_##t(n, (const T *)p[1] + at, scratch);                           \
-            int64_t *out = (int64_t *)p[0] + at;                                                           \
-            for (int64_t i = 0; i < n[LENGTH]; i++)                                                        \
-                out[i * inner] = (int64_t)r[i].position;                                                   \
-        }                                                                                                  \
-        return 0;                                                                                          \
+#define ORDERED(name, t, T, bits, Out, element)                                                        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
+    {                                                                                                  \
+        const int64_t *n = call->ints, inner = n[INNER];                                               \
+        for (int64_t u = begin; u < end; u++) {                                                        \
+            const int64_t outer = u / inner * inner, column = u % inner;                               \
+            const T *x = (const T *)p[1] + outer * n[LENGTH] + column;                                 \
+            Out *out = (Out *)p[0] + outer * n[COUNT] + column;                                        \
+            const Record##bits *r = order_##t(n, x, scratch);                                          \
+            for (int64_t i = 0; i < n[COUNT]; i++)                                                     \
+                out[i * inner] = element;                                                              \
+        }                                                                                              \
+        return 0;                                                                                      \
     }
+
+/* A unit is a row, whose elements are INNER apart. A FEW first records are kept in order while the row is
+ * read. */
+#define SORT(t, T, bits, unused)                                                        \
+    static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)   \
+    {                                                                                   \
+        Record##bits *r = (Record##bits *)scratch;                                      \
+        const uint##bits##_t turn = n[DESCENDING] ? (uint##bits##_t) - 1 : 0;           \
+        const int64_t length = n[LENGTH], inner = n[INNER], few = n[FEW];               \
+        if (!few) {                                                                     \
+            for (int64_t i = 0; i < length; i++)                                        \
+                r[i] = (Record##bits){key_##t(x[i * inner]) ^ turn, (uint##bits##_t)i}; \
+            return sorted_##bits(r, length);                                            \
+        }                                                                               \
+        for (int64_t i = 0, found = 0; i < length; i++) {                               \
+            const uint##bits##_t key = key_##t(x[i * inner]) ^ turn;                    \
+            if (found == few && key >= r[few - 1].key)                                  \
+                continue;                                                               \
+            int64_t j = found < few ? found++ : few - 1;                                \
+            for (; j > 0 && r[j - 1].key > key; j--)                                    \
+                r[j] = r[j - 1];                                                        \
+            r[j] = (Record##bits){key, (uint##bits##_t)i};                              \
+        }                                                                               \
+        return r;                                                                       \
+    }                                                                                   \
+    ORDERED(sort_##t, t, T, bits, T, x[(int64_t)r[i].position * inner])                 \
+    ORDERED(argsort_##t, t, T, bits, int64_t, (int64_t)r[i].position)
 INTEGERS(SORT)
 FLOATS(SORT)
 
