@@ -41,7 +41,7 @@ def _log_beta(a: float, b: float) -> float:
 def whole_beta(a: float, b: float) -> float:
     """B(a, b); far beyond b it is gamma(b) / a^b."""
     if a > 1e5:
-        return math.gamma(b) / a**b * (1 + b * (1 - b) / (2 * a))
+        return float(math.gamma(b) / a**b * (1 + b * (1 - b) / (2 * a)))
     return math.gamma(a) * math.gamma(b) / math.gamma(a + b)
 
 
