@@ -539,6 +539,23 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
     clear_nonfatal_error();
 }
 
+/* The entry for operands of these types, filled if there was none. NULL if Python must run the call; an exception
+ * may be set. */
+static Entry *filled_entry(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
+{
+    Entry *entry = entry_of(call, fast_path, operands, count);
+    if (entry)
+        return entry;
+    fill_cache(call, fast_path, operands, count);
+    return PyErr_Occurred() ? NULL : entry_of(call, fast_path, operands, count);
+}
+
+KernelCallObject *kernel_of(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count)
+{
+    Entry *entry = is_call(call) ? filled_entry((Call *)call, fast_path, operands, count) : NULL;
+    return entry && entry->call ? (KernelCallObject *)Py_NewRef((PyObject *)entry->call) : NULL;
+}
+
 /* --- FastPath --- */
 
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -1065,10 +1082,9 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox;
     if (open && !entry && !learns) {
-        fill_cache(call, fast_path, operands, count);
+        entry = filled_entry(call, fast_path, operands, count);
         if (PyErr_Occurred())
             goto end;
-        entry = entry_of(call, fast_path, operands, count);
     }
     for (int again = 0; open && entry && is_ready(entry) && !done && again < 2; again++) {
         PyObject *handle;
@@ -1176,7 +1192,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
             !is_alive(operands[i]) || !address_in(fast_path, operands[i], 1))
             return PyErr_Occurred() ? -1 : 0;
-    Entry *entry = entry_of((Call *)call, fast_path, operands, count);
+    Entry *entry = filled_entry((Call *)call, fast_path, operands, count);
     if (!entry || !entry->call || entry->out != out->type || !address_in(fast_path, out, 1))
         return PyErr_Occurred() ? -1 : 0;
     if (call_without_result(fast_path->acquire))

@@ -98,14 +98,18 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
 PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
+/* The kernel of a call on operands of these types, a new reference. NULL if Python must run the call; an exception
+ * may be set. */
+KernelCallObject *kernel_of(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count);
+
 /* Whether no thread has a recorder: only then C does more than one call, or one without a launch. */
 int is_quiet(void);
 
 extern PyObject *live_tapes; /* the set of tapes that may still be walked */
 
 /* What a step of a recorded call does: `apply(call, *operands)`, `alias(call, x, type)` where `extra` is the
- * type, x[extra], or `apply_into(x, call, *operands)`. */
-typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE } StepKind;
+ * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
+typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
 
 /* Functions of files that include this one. Each file sets its own: views.c and templates.c. */
 typedef struct {

@@ -3,7 +3,7 @@
  * In:        `call(function, args, keywords)`: a function of mlvm and a call's arguments: tensors, numbers,
  *            strings, dtypes, None, slices, and tuples and lists of these.
  * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: its
- *            steps are the one-op calls, views, selections and updates that it makes. Later calls with the
+ *            steps are the one-op calls, views, selections, updates and next random keys that it makes. Later calls with the
  *            same key run these steps in C, in order, instead of the function, which stays the definition.
  * Must hold: the key has all that a result depends on besides values: the function, the tensors' types and
  *            whether the tape tracks each, all other arguments, the VM, and the context (`context_getters`).
@@ -81,7 +81,8 @@ static struct {
 static Template *templates[TEMPLATES];
 static uint64_t seen[TEMPLATES]; /* hashes of keys that were called once */
 static int is_enabled = 1;
-static PyObject *context_getters, *is_constant, *dtype_class, *make_name, *nodes_name, *fields_name;
+static PyObject *context_getters, *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name,
+    *fields_name;
 
 /* --- keys --- */
 
@@ -341,7 +342,8 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
     if (!is_recording() || recording.failed)
         return;
     PyObject *tape = present_tape();
-    int is_elsewhere = kind == APPLY && ((Allocation *)out)->arena != recording.key->arena;
+    int is_elsewhere = (kind == APPLY || kind == NEXT_KEY) &&
+                       ((Allocation *)out)->arena != recording.key->arena;
     recording.failed = is_elsewhere || tape != recording.key->tape || recording.nsteps == MOST_STEPS ||
                        count > MOST_OPERANDS + 1;
     Py_XDECREF(tape);
@@ -503,6 +505,7 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
         args[2] = step->extra;
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
+    case NEXT_KEY: return PyObject_CallNoArgs(step->call);
     default:
         args[0] = operands[0];
         args[1] = step->call;
@@ -511,8 +514,9 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
     }
 }
 
-/* Run the steps. After an error the function explains it, unless an update has been made: then `*is_final`. */
-static PyObject *run_template(Template *template, const Key *key, int *is_final)
+/* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
+ * made: then `*is_final`. */
+static PyObject *run_template(Template *template, const Key *key, PyObject **keys, int *is_final)
 {
     PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
     int first = key->ntensors, failed = 0;
@@ -542,6 +546,8 @@ static PyObject *run_template(Template *template, const Key *key, int *is_final)
         values[first + i] = run_step(step, operands);
         failed = !values[first + i];
         *is_final |= !failed && step->kind == UPDATE;
+        if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
+            failed = PyList_Append(*keys, values[first + i]) < 0;
         for (int j = 0; !failed && j <= i; j++)
             if (steps[j].last == i)
                 Py_CLEAR(values[first + j]);
@@ -573,10 +579,12 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     Template *template = find_template(function, &key);
     if (template && template->ncodes) {
         int is_final = 0;
-        PyObject *result = run_template(template, &key, &is_final);
-        if (result || is_final || clear_nonfatal_error())
-            return result;
-        return PyObject_Call(function, args, keywords);
+        PyObject *keys = NULL, *result = run_template(template, &key, &keys, &is_final);
+        if (!result && !is_final && !clear_nonfatal_error())
+            result = keys ? PyObject_CallFunctionObjArgs(with_keys, keys, function, args, keywords, NULL)
+                          : PyObject_Call(function, args, keywords);
+        Py_XDECREF(keys);
+        return result;
     }
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES || recording.active)
@@ -605,6 +613,20 @@ static PyObject *opaque(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* next_key_of(source) -> source(), a step of a recorded call. */
+static PyObject *next_key_of(PyObject *module, PyObject *source)
+{
+    (void)module;
+    int before = pause_recording(1);
+    PyObject *key = PyObject_CallNoArgs(source);
+    pause_recording(before);
+    if (key && Py_TYPE(key) == tensor_class)
+        note_step(NEXT_KEY, source, NULL, NULL, 0, key);
+    else
+        note_opaque();
+    return key;
+}
+
 /* pause(paused) -> the state before: a recorded call notes nothing meanwhile. */
 static PyObject *pause_in_python(PyObject *module, PyObject *paused)
 {
@@ -626,14 +648,15 @@ static PyObject *use_templates(PyObject *module, PyObject *enabled)
 
 static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"context", "is_constant", "dtype", NULL};
+    static char *names[] = {"context", "is_constant", "dtype", "with_keys", NULL};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO:install_templates", names, &PyTuple_Type,
-                                     &context_getters, &is_constant, &dtype_class))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO:install_templates", names, &PyTuple_Type,
+                                     &context_getters, &is_constant, &dtype_class, &with_keys))
         return NULL;
     Py_INCREF(context_getters);
     Py_INCREF(is_constant);
     Py_INCREF(dtype_class);
+    Py_INCREF(with_keys);
     Py_RETURN_NONE;
 }
 
@@ -641,6 +664,7 @@ static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call it, by its template if there is one."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
+    {"next_key_of", next_key_of, METH_O, "next_key_of(source) -> source(), a step of a recorded call."},
     {"pause", pause_in_python, METH_O,
      "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},

@@ -720,6 +720,42 @@ static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *b
     return result;
 }
 
+/* next_key(call, state, type): the key that the op `call` splits off a state of random keys, which then counts
+ * on; None if Python must do both. The caller holds the lock of the state's keys. */
+static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
+        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
+    Allocation *state = (Allocation *)args[1], *out = NULL;
+    FastPath *fast_path = is_quiet() ? plain_path(args[1]) : NULL;
+    Region *region = region_of(state);
+    PyObject *arena = fast_path && region ? present_arena() : NULL;
+    if (arena && fast_path_of(arena) == fast_path)
+        out = tensor_in(arena, args[2]);
+    KernelCallObject *kernel = out ? kernel_of(args[0], fast_path, &state, 1) : NULL;
+    int done = 0;
+    if (kernel && address_in(fast_path, state, 1) && address_in(fast_path, out, 1) &&
+        !call_without_result(fast_path->acquire)) {
+        char *p[] = {address_in(fast_path, out, 0), address_in(fast_path, state, 0), NULL};
+        if (p[0] && p[1] && !fast_path->observed && !fast_path->instrumented && !region->first_view &&
+            !region->watched && region_of(state) == region) {
+            uint64_t number;
+            done = !run_in_pool(fast_path->pool, &kernel->call, p);
+            memcpy(&number, p[1] + sizeof number, sizeof number);
+            number += (uint64_t)done;
+            memcpy(p[1] + sizeof number, &number, sizeof number);
+        }
+        release_vm(fast_path);
+    }
+    Py_XDECREF((PyObject *)kernel);
+    Py_XDECREF(arena);
+    if (done)
+        return (PyObject *)out;
+    Py_XDECREF((PyObject *)out);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 /* copied(type, array): a tensor with the values of a packed array of that type; None if Python must write it. */
 static PyObject *copied(PyObject *module, PyObject *args)
 {
@@ -799,6 +835,8 @@ static PyMethodDef views_functions[] = {
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
     {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
     {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
+    {"next_key", (PyCFunction)(void (*)(void))next_key, METH_FASTCALL,
+     "next_key(call, state, type): the key that the op splits off a state, which then counts on, or None."},
     {"copied", copied, METH_VARARGS, "copied(type, array): a tensor with the array's values, or None."},
     {"listed", listed, METH_VARARGS,
      "listed(numbers, float_type, int_type): a tensor of a list of floats and ints, or None."},
