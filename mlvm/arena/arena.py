@@ -38,6 +38,10 @@ from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
+
+KEPT_BYTES: Final = 1 << 20
+"""Unused bytes that an arena with `trims` keeps: calls of ever new sizes would otherwise free and
+allocate chunks all the time."""
 STALE: Final = 0  # no VM ever issues this handle
 _LARGEST: Final = 3  # holders that an overflow names
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
@@ -437,6 +441,18 @@ class Arena(ArenaFields):
         region.holder = refer(tensor)
         return tensor
 
+    def provide(self, type: TensorType) -> bool:
+        """Let a region of known address, which has a handle, wait for the next tensor of this type. C
+        takes it without a handle of that type. Return False, and do nothing, if the arena chooses a
+        region only for a tensor."""
+        if self.__class__._find is not Arena._find:
+            return False
+        region = self._find(type)
+        if not region.address:
+            self._view(region, type)
+        region.bin.append(region)
+        return True
+
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
         """Create a tensor over the same bytes, of a type of the same size. It keeps `base` alive.
 
@@ -815,7 +831,8 @@ class Arena(ArenaFields):
                 if region is None:
                     if not self.grows:
                         raise self._overflow(type, nbytes) from None
-                    trims = self.trims and self.capacity - self.used > self.used + nbytes
+                    needed = 2 * self.used + nbytes + KEPT_BYTES
+                    trims = self.trims and self.capacity > needed
                     if trims or thrifty:
                         self._placement.release(idle=not trims)
             self._give_back()

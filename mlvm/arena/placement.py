@@ -217,6 +217,8 @@ class Reuse(Placement):
 
     def _free(self, *, idle: bool) -> set[int]:
         """Return the ids of the regions in bins; if `idle`, only of those long unused."""
+        if idle and self.resets < IDLE:
+            return set()
         waiting = [region for bin in list(self.sizes.values()) for region in bin.copy()]
         if not idle:
             return {id(region) for region in waiting}
@@ -236,7 +238,7 @@ class Reuse(Placement):
         any. They become a region of that size and one of the rest. At the end of a chunk they
         become uncarved bytes."""
         free = self._free(idle=idle)
-        for chunk in self.chunks:
+        for chunk in self.chunks if free else ():
             run: list[Region] = []
             for region in self._inside(chunk):
                 if not region.nbytes:  # of no size, and maybe inside of a merged one

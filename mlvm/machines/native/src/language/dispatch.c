@@ -50,8 +50,8 @@ PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
 static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name,
-    *nodes_name, *kept_name, *templates_name, *has_lost_name;
+static PyObject *op_name, *in_place_name, *alloc_name, *provide_name, *view_name, *nbytes_name,
+    *latest_name, *record_name, *nodes_name, *kept_name, *templates_name, *has_lost_name;
 
 int is_quiet(void)
 {
@@ -940,6 +940,14 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
     return missing || !p[0] ? NULL : region;
 }
 
+int provide_region(Arena *arena, PyObject *type)
+{
+    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)arena, provide_name, type, NULL);
+    int is_provided = done ? done == Py_True : -1;
+    Py_XDECREF(done);
+    return is_provided;
+}
+
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
 {
     PyObject *bin = PyDict_GetItemWithError(arena->bins, type);
@@ -1092,9 +1100,11 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             break; /* a lack of free regions was not the reason */
         Py_XDECREF(holder);
         Py_XDECREF((PyObject *)out);
-        out = (Allocation *)(again ? PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
-                                                                (PyObject *)tensor_class, NULL)
-                                   : object_of(tensor_class));
+        int provided = again ? provide_region(arena, entry->out) : 1;
+        out = (Allocation *)(provided > 0    ? object_of(tensor_class)
+                             : provided == 0 ? PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
+                                                                          (PyObject *)tensor_class, NULL)
+                                             : NULL);
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
         if (!holder)
             goto end;
@@ -1287,6 +1297,7 @@ int dispatch_init(PyObject *module)
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
     view_name = PyUnicode_InternFromString("_view");
     nbytes_name = PyUnicode_InternFromString("nbytes");
+    provide_name = PyUnicode_InternFromString("provide");
     alloc_name = PyUnicode_InternFromString("alloc");
     op_name = PyUnicode_InternFromString("op");
     in_place_name = PyUnicode_InternFromString("in_place");

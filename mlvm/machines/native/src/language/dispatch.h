@@ -71,6 +71,10 @@ Region *home_of(const Allocation *x);
  * type there, NULL if the address suffices. NULL if Python must look for one. */
 Region *next_region(const Arena *arena, PyObject *type, PyObject **handle);
 
+/* Ask Python for such a region. Returns 1; 0 if the arena has none before there is a tensor; -1 with an exception
+ * set. */
+int provide_region(Arena *arena, PyObject *type);
+
 /* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder);
 

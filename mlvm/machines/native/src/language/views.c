@@ -215,8 +215,9 @@ static PyObject *view_as_python(PyObject *module, PyObject *args)
 /* --- keys --- */
 
 /* Resolve a key of integers, slices, None and `...` against the axes of a tensor: a span for each axis, and
- * the shape of the result. Returns the number of its axes; -1 for any other key, and for errors. */
-static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dims)
+ * the shape of the result. `places`: the axis of the result that each axis becomes, -1 for none. Returns the number
+ * of axes of the result; -1 for any other key, and for errors. */
+static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dims, int *places)
 {
     PyObject *const single[] = {key};
     Py_ssize_t nitems = PyTuple_CheckExact(key) ? PyTuple_Size(key) : 1, indices = 0;
@@ -239,6 +240,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
                 if (ndim == MOST_AXES)
                     return -1;
                 spans[axis] = (Span){0, x->dims[axis], 1};
+                places[axis] = ndim;
                 dims[ndim++] = x->dims[axis];
             }
             continue;
@@ -251,6 +253,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
                 return PyErr_Clear(), -1;
             if (index < -length || index >= length)
                 return -1;
+            places[axis] = -1;
             spans[axis++] = (Span){index < 0 ? index + length : index, 1, 1};
             continue;
         }
@@ -264,6 +267,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
         if (PySlice_Unpack(item, &start, &stop, &step)) /* bounds of other classes are Python's */
             return PyErr_Clear(), -1;
         Py_ssize_t length = PySlice_AdjustIndices((Py_ssize_t)x->dims[axis], &start, &stop, step);
+        places[axis] = ndim;
         spans[axis++] = (Span){start, length, length > 1 ? step : 1};
         dims[ndim++] = length;
     }
@@ -332,6 +336,8 @@ static Allocation *tensor_in(PyObject *arena, PyObject *type)
     PyObject *handle, *holder = NULL;
     Allocation *out = (Allocation *)object_of(tensor_class);
     Region *region = out ? next_region((Arena *)arena, type, &handle) : NULL;
+    if (out && !region && provide_region((Arena *)arena, type) > 0)
+        region = next_region((Arena *)arena, type, &handle);
     if (region && (holder = PyWeakref_NewRef((PyObject *)out, NULL)) &&
         next_region((Arena *)arena, type, &handle) == region &&
         !take(region, handle, type, (Arena *)arena, out, holder)) {
@@ -341,11 +347,36 @@ static Allocation *tensor_in(PyObject *arena, PyObject *type)
     }
     Py_XDECREF(holder);
     Py_XDECREF((PyObject *)out);
-    PyErr_Clear();
+    if (clear_nonfatal_error())
+        return NULL;
     out = (Allocation *)PyObject_CallMethodObjArgs(arena, alloc_name, type, (PyObject *)tensor_class, NULL);
     if (out && Py_TYPE((PyObject *)out) == tensor_class && !out->tape)
         out->tape = Py_NewRef(Py_None);
     return out;
+}
+
+/* A new tensor of an arena of that VM, which is locked until `release_vm`: `*to` is its first byte, and `*from` that
+ * of x, which may be NULL. NULL and no lock if Python must do what the caller does; an exception may be set. */
+static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject *type, const Allocation *x,
+                                 char **to, char **from)
+{
+    Allocation *out = arena && fast_path_of(arena) == fast_path ? tensor_in(arena, type) : NULL;
+    if (out && (!x || address_in(fast_path, x, 1)) && address_in(fast_path, out, 1) &&
+        !call_without_result(fast_path->acquire)) {
+        *to = address_in(fast_path, out, 0);
+        *from = x ? address_in(fast_path, x, 0) : NULL;
+        if (*to && (!x || *from) && !fast_path->observed && !fast_path->instrumented)
+            return out;
+        release_vm(fast_path);
+    }
+    Py_XDECREF((PyObject *)out);
+    return NULL;
+}
+
+/* What the caller returns to Python: the tensor, or None if there is none; NULL with an exception. */
+static PyObject *tensor_or_none(Allocation *out)
+{
+    return out ? (PyObject *)out : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 /* Whether a tape tracks x; -1 with an exception set. */
@@ -365,43 +396,32 @@ static PyObject *selected(Allocation *x, PyObject *key)
     Layout layout;
     Span spans[MOST_AXES];
     int64_t dims[MOST_AXES], from[MOST_AXES], into[MOST_AXES], lengths[MOST_AXES];
+    int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     if (!fast_path || is_tracked(x) || !layout_of(x->type, &layout))
         return NULL;
-    int ndim = resolve_key(key, &layout, spans, dims);
+    int ndim = resolve_key(key, &layout, spans, dims, places);
     PyObject *type = ndim < 0 ? NULL : type_of(layout.dtype, dims, ndim);
     if (!type)
         return NULL;
-    PyObject *result = NULL, *arena = NULL;
-    if (selects_all(&layout, spans)) {
-        result = view_as(x, type);
-        goto end;
-    }
+    PyObject *result = NULL;
     int64_t nbytes = layout.itemsize, offset = window_of(&layout, spans, from);
     for (int i = 0; i < layout.ndim; i++)
         nbytes *= lengths[i] = spans[i].length;
-    arena = nbytes <= MOST_COPIED ? present_arena() : NULL;
-    if (!arena || fast_path_of(arena) != fast_path)
-        goto end;
-    Allocation *out = tensor_in(arena, type);
-    if (!out || !address_in(fast_path, x, 1) || !address_in(fast_path, out, 1) ||
-        call_without_result(fast_path->acquire)) {
-        Py_XDECREF((PyObject *)out);
-        goto end;
+    if (selects_all(&layout, spans)) {
+        result = view_as(x, type);
+    } else if (nbytes <= MOST_COPIED) {
+        char *target, *source;
+        PyObject *arena = present_arena();
+        result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source);
+        if (result) {
+            packed_strides(lengths, layout.ndim, layout.itemsize, into);
+            if (nbytes)
+                copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
+            release_vm(fast_path);
+        }
+        Py_XDECREF(arena);
     }
-    char *source = address_in(fast_path, x, 0), *target = address_in(fast_path, out, 0);
-    int holds = source && target && !fast_path->observed && !fast_path->instrumented;
-    if (holds && nbytes) {
-        packed_strides(lengths, layout.ndim, layout.itemsize, into);
-        copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
-    }
-    release_vm(fast_path);
-    if (holds)
-        result = (PyObject *)out;
-    else
-        Py_DECREF((PyObject *)out);
-end:
-    Py_XDECREF(arena);
     Py_DECREF(type);
     return result;
 }
@@ -470,9 +490,9 @@ static int element_of(PyObject *number, const Layout *x, char *element)
     return x->itemsize == 4;
 }
 
-/* Strides with which `values` broadcasts to a selection: 0 along its axes of length 1.
+/* Strides along the axes of x with which `values` broadcasts to a selection: 0 along its axes of length 1.
  * Returns 0 if it does not broadcast. */
-static int broadcast_strides(const Layout *values, PyObject *key, const Layout *x, const int64_t *dims,
+static int broadcast_strides(const Layout *values, const Layout *x, const int *places, const int64_t *dims,
                              int ndim, int64_t *strides)
 {
     int64_t own[MOST_AXES], by_result[MOST_AXES] = {0};
@@ -485,27 +505,8 @@ static int broadcast_strides(const Layout *values, PyObject *key, const Layout *
             return 0;
         by_result[at] = values->dims[i] == 1 ? 0 : own[i];
     }
-    /* Walk the key again: which axis of x has which axis of the result. */
-    Py_ssize_t nitems = PyTuple_CheckExact(key) ? PyTuple_Size(key) : 1, indices = 0;
-    for (Py_ssize_t i = 0; i < nitems; i++) {
-        PyObject *item = PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i) : key;
-        indices += item != Py_None && item != Py_Ellipsis;
-    }
-    int axis = 0, at = 0;
-    for (Py_ssize_t i = 0; i <= nitems; i++) {
-        PyObject *item = i == nitems               ? Py_Ellipsis
-                         : PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i)
-                                                   : key;
-        if (item == Py_Ellipsis) {
-            Py_ssize_t missing = i == nitems ? x->ndim - axis : x->ndim - indices;
-            for (; missing > 0; missing--)
-                strides[axis++] = by_result[at++];
-        } else if (item == Py_None) {
-            at++;
-        } else {
-            strides[axis++] = PyLong_CheckExact(item) ? 0 : by_result[at++];
-        }
-    }
+    for (int i = 0; i < x->ndim; i++)
+        strides[i] = places[i] < 0 ? 0 : by_result[places[i]];
     return 1;
 }
 
@@ -516,12 +517,13 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     Span spans[MOST_AXES];
     int64_t dims[MOST_AXES], from[MOST_AXES] = {0}, into[MOST_AXES], lengths[MOST_AXES];
     char element[16];
+    int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     Region *region = region_of(x);
     if (!fast_path || !region || region->first_view || region->watched || PySet_Size(live_tapes) ||
         values == (PyObject *)x || !layout_of(x->type, &layout))
         return 0;
-    int ndim = resolve_key(key, &layout, spans, dims);
+    int ndim = resolve_key(key, &layout, spans, dims, places);
     if (ndim < 0)
         return 0;
     int64_t nbytes = layout.itemsize, offset = window_of(&layout, spans, into);
@@ -532,7 +534,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     Allocation *tensor = Py_TYPE(values) == tensor_class ? (Allocation *)values : NULL;
     if (tensor) {
         if (plain_path(values) != fast_path || !layout_of(tensor->type, &given) ||
-            given.dtype != layout.dtype || !broadcast_strides(&given, key, &layout, dims, ndim, from))
+            given.dtype != layout.dtype || !broadcast_strides(&given, &layout, places, dims, ndim, from))
             return 0;
     } else if (!element_of(values, &layout, element)) {
         return 0;
@@ -644,27 +646,19 @@ static PyObject *number(PyObject *module, PyObject *args)
     if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
         !layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
         Py_RETURN_NONE;
-    Allocation *out = tensor_in(arena, type);
-    if (!out)
-        return NULL;
-    int holds = 0;
-    if (address_in(fast_path, out, 1) && !call_without_result(fast_path->acquire)) {
-        char *target = address_in(fast_path, out, 0);
-        holds = target && !fast_path->observed && !fast_path->instrumented;
-        if (holds)
-            memcpy(target, element, (size_t)layout.itemsize);
+    char *target, *unused;
+    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
+    if (out) {
+        memcpy(target, element, (size_t)layout.itemsize);
         release_vm(fast_path);
     }
-    if (holds)
-        return (PyObject *)out;
-    Py_DECREF((PyObject *)out);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return tensor_or_none(out);
 }
 
 /* filled(x, type): a tensor of that type with the one element of x everywhere; None if Python must launch it. */
 static PyObject *filled(PyObject *module, PyObject *args)
 {
-    PyObject *object, *type, *result = NULL;
+    PyObject *object, *type;
     (void)module;
     if (!PyArg_ParseTuple(args, "OO:filled", &object, &type))
         return NULL;
@@ -673,51 +667,36 @@ static PyObject *filled(PyObject *module, PyObject *args)
     int64_t into[MOST_AXES];
     FastPath *fast_path = is_quiet() && !is_recording() ? plain_path(object) : NULL;
     Allocation *x = (Allocation *)object, *out = NULL;
-    if (!fast_path || is_tracked(x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
-        from.size != 1 || from.dtype != to.dtype || to.size * to.itemsize > MOST_COPIED)
-        goto end;
-    PyObject *arena = present_arena();
-    if (arena && fast_path_of(arena) == fast_path)
-        out = tensor_in(arena, type);
-    Py_XDECREF(arena);
-    if (out && address_in(fast_path, x, 1) && address_in(fast_path, out, 1) &&
-        !call_without_result(fast_path->acquire)) {
-        char *source = address_in(fast_path, x, 0), *target = address_in(fast_path, out, 0);
-        if (source && target && !fast_path->observed && !fast_path->instrumented) {
+    if (fast_path && !is_tracked(x) && layout_of(x->type, &from) && layout_of(type, &to) &&
+        from.size == 1 && from.dtype == to.dtype && to.size * to.itemsize <= MOST_COPIED) {
+        char *target, *source;
+        PyObject *arena = present_arena();
+        if ((out = locked_tensor(fast_path, arena, type, x, &target, &source))) {
             packed_strides(to.dims, to.ndim, to.itemsize, into);
             if (to.size)
                 copy_box(target, into, source, none, to.dims, to.ndim, to.itemsize);
-            result = Py_NewRef((PyObject *)out);
+            release_vm(fast_path);
         }
-        release_vm(fast_path);
+        Py_XDECREF(arena);
     }
-end:
-    Py_XDECREF((PyObject *)out);
-    if (result || PyErr_Occurred())
-        return result;
-    Py_RETURN_NONE;
+    return tensor_or_none(out);
 }
 
 /* Write bytes to a new tensor of the current arena. NULL without an exception if Python must do it. */
 static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *bytes)
 {
-    PyObject *arena = is_quiet() ? present_arena() : NULL, *result = NULL;
+    PyObject *arena = is_quiet() ? present_arena() : NULL;
     FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
     int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
-    Allocation *out = is_plain ? tensor_in(arena, type) : NULL;
-    if (out && address_in(fast_path, out, 1) && !call_without_result(fast_path->acquire)) {
-        char *target = address_in(fast_path, out, 0);
-        if (target && !fast_path->observed && !fast_path->instrumented) {
-            memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
-            result = Py_NewRef((PyObject *)out);
-        }
+    char *target, *unused;
+    Allocation *out = is_plain ? locked_tensor(fast_path, arena, type, NULL, &target, &unused) : NULL;
+    if (out) {
+        memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
         release_vm(fast_path);
-    }
-    Py_XDECREF((PyObject *)out);
-    Py_XDECREF(arena);
-    if (result)
         note_opaque();
-    return result;
+    }
+    Py_XDECREF(arena);
+    return (PyObject *)out;
 }
 
 /* next_key(call, state, type): the key that the op `call` splits off a state of random keys, which then counts
@@ -730,16 +709,12 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
     Allocation *state = (Allocation *)args[1], *out = NULL;
     FastPath *fast_path = is_quiet() ? plain_path(args[1]) : NULL;
     Region *region = region_of(state);
-    PyObject *arena = fast_path && region ? present_arena() : NULL;
-    if (arena && fast_path_of(arena) == fast_path)
-        out = tensor_in(arena, args[2]);
-    KernelCallObject *kernel = out ? kernel_of(args[0], fast_path, &state, 1) : NULL;
+    KernelCallObject *kernel = fast_path && region ? kernel_of(args[0], fast_path, &state, 1) : NULL;
+    PyObject *arena = kernel ? present_arena() : NULL;
+    char *p[] = {NULL, NULL, NULL};
     int done = 0;
-    if (kernel && address_in(fast_path, state, 1) && address_in(fast_path, out, 1) &&
-        !call_without_result(fast_path->acquire)) {
-        char *p[] = {address_in(fast_path, out, 0), address_in(fast_path, state, 0), NULL};
-        if (p[0] && p[1] && !fast_path->observed && !fast_path->instrumented && !region->first_view &&
-            !region->watched && region_of(state) == region) {
+    if (arena && (out = locked_tensor(fast_path, arena, args[2], state, &p[0], &p[1]))) {
+        if (!region->first_view && !region->watched && region_of(state) == region) {
             uint64_t number;
             done = !run_in_pool(fast_path->pool, &kernel->call, p);
             memcpy(&number, p[1] + sizeof number, sizeof number);
@@ -750,10 +725,9 @@ static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t na
     }
     Py_XDECREF((PyObject *)kernel);
     Py_XDECREF(arena);
-    if (done)
-        return (PyObject *)out;
-    Py_XDECREF((PyObject *)out);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    if (!done)
+        Py_CLEAR(out);
+    return tensor_or_none(out);
 }
 
 /* copied(type, array): a tensor with the values of a packed array of that type; None if Python must write it. */
