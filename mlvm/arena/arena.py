@@ -28,7 +28,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 from typing_extensions import TypeVar
 
 from mlvm.arena.fields import AllocationFields, ArenaFields
-from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded
+from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded, size_class
 from mlvm.arena.placement import Region as Region
 from mlvm.arena.recording import Recording
 from mlvm.core import errors
@@ -737,7 +737,7 @@ class Arena(ArenaFields):
     # --- inside ---
 
     def _new_placement(self) -> Placement:
-        return Reuse(grows=self.grows)
+        return Reuse(grows=self.grows, size_of=size_class if self.trims else rounded)
 
     def _regions(self) -> list[Region]:
         return self._placement.regions.copy()  # other threads may change the list
@@ -821,7 +821,7 @@ class Arena(ArenaFields):
 
     def _find(self, type: TensorType) -> Region:
         """Return a region for a type whose bin is empty."""
-        nbytes = rounded(type.nbytes)
+        nbytes = (size_class if self.trims else rounded)(type.nbytes)
         while True:
             with self._lock:
                 if self.closed:
