@@ -442,9 +442,9 @@ class Arena(ArenaFields):
         return tensor
 
     def provide(self, type: TensorType) -> bool:
-        """Let a region of known address, which has a handle, wait for the next tensor of this type. C
-        takes it without a handle of that type. Return False, and do nothing, if the arena chooses a
-        region only for a tensor."""
+        """Let a region of known address, which has a handle, wait for the next tensor of this type,
+        so that C takes it. Return False, and do nothing, if the arena chooses a region only for a
+        tensor."""
         if self.__class__._find is not Arena._find:
             return False
         region = self._find(type)

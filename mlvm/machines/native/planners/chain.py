@@ -219,7 +219,7 @@ def _places(
 @planner(*[op.name for op in OPS.values() if op.links and op.name != "copy"])
 def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, *operands = types
-    if out.size.__class__ is int and all([x.shape == out.shape for x in operands]):  # none is open
+    if out.size.__class__ is int and all(x.shape == out.shape for x in operands):  # none is open
         dtypes = tuple([x.dtype for x in operands])
         row = row_of(OPS[op], out, operands, attributes)
         if row is None:
