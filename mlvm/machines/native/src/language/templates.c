@@ -493,6 +493,20 @@ static PyObject *build(const Template *template, PyObject *const *values, int *a
     return whole;
 }
 
+/* next_key_of(source) -> source(), a step of a recorded call. */
+static PyObject *next_key_of(PyObject *module, PyObject *source)
+{
+    (void)module;
+    int before = pause_recording(1);
+    PyObject *key = PyObject_CallNoArgs(source);
+    pause_recording(before);
+    if (key && Py_TYPE(key) == tensor_class)
+        note_step(NEXT_KEY, source, NULL, NULL, 0, key);
+    else
+        note_opaque();
+    return key;
+}
+
 static PyObject *run_step(const Step *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
@@ -505,7 +519,7 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
         args[2] = step->extra;
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
-    case NEXT_KEY: return PyObject_CallNoArgs(step->call);
+    case NEXT_KEY: return next_key_of(NULL, step->call);
     default:
         args[0] = operands[0];
         args[1] = step->call;
@@ -611,20 +625,6 @@ static PyObject *opaque(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     note_opaque();
     Py_RETURN_NONE;
-}
-
-/* next_key_of(source) -> source(), a step of a recorded call. */
-static PyObject *next_key_of(PyObject *module, PyObject *source)
-{
-    (void)module;
-    int before = pause_recording(1);
-    PyObject *key = PyObject_CallNoArgs(source);
-    pause_recording(before);
-    if (key && Py_TYPE(key) == tensor_class)
-        note_step(NEXT_KEY, source, NULL, NULL, 0, key);
-    else
-        note_opaque();
-    return key;
 }
 
 /* pause(paused) -> the state before: a recorded call notes nothing meanwhile. */
