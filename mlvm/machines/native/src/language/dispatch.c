@@ -50,8 +50,13 @@ PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
 static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *op_name, *in_place_name, *alloc_name, *provide_name, *view_name, *nbytes_name,
-    *latest_name, *record_name, *nodes_name, *kept_name, *templates_name, *has_lost_name;
+static PyObject *view_name; /* _view */
+#define NAMES(EACH)                                                                         \
+    EACH(op)                                                                                \
+    EACH(in_place)                                                                          \
+    EACH(alloc) EACH(provide) EACH(nbytes) EACH(latest) EACH(record) EACH(nodes) EACH(kept) \
+        EACH(templates) EACH(has_lost)
+NAMES(DECLARE_NAME)
 
 int is_quiet(void)
 {
@@ -1254,6 +1259,12 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return out;
 }
 
+void keep_for_ever(PyObject *args, PyObject *kwargs)
+{
+    Py_INCREF(args);
+    Py_XINCREF(kwargs);
+}
+
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -1270,11 +1281,7 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *permanent[] = {tensor,         tape,        slow,          get_scope, get_current_tape,
-                             get_in_use,     own_arenas,  default_arena, resolve,   raise_stale,
-                             weak_reference, slow_update, view_logs,     live_tapes};
-    for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
-        Py_INCREF(permanent[i]); /* for as long as the process */
+    keep_for_ever(args, kwargs);
     tape_class = (PyTypeObject *)tape;
     Py_RETURN_NONE;
 }
@@ -1296,17 +1303,7 @@ int dispatch_init(PyObject *module)
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
     view_name = PyUnicode_InternFromString("_view");
-    nbytes_name = PyUnicode_InternFromString("nbytes");
-    provide_name = PyUnicode_InternFromString("provide");
-    alloc_name = PyUnicode_InternFromString("alloc");
-    op_name = PyUnicode_InternFromString("op");
-    in_place_name = PyUnicode_InternFromString("in_place");
-    latest_name = PyUnicode_InternFromString("latest");
-    record_name = PyUnicode_InternFromString("record");
-    nodes_name = PyUnicode_InternFromString("nodes");
-    kept_name = PyUnicode_InternFromString("kept");
-    templates_name = PyUnicode_InternFromString("templates");
-    has_lost_name = PyUnicode_InternFromString("has_lost");
+    NAMES(INTERN_NAME)
     if (!allocation_type || !region_type || !arena_type || !call_type || !fast_path_type ||
         PyErr_Occurred())
         return -1;

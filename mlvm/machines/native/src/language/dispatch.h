@@ -128,6 +128,13 @@ typedef struct {
 } Later;
 extern Later later;
 
+/* A Python string `NAME_name` that is made once, for `LIST(DECLARE_NAME)` and `LIST(INTERN_NAME)`. */
+#define DECLARE_NAME(NAME) static PyObject *NAME##_name;
+#define INTERN_NAME(NAME) NAME##_name = PyUnicode_InternFromString(#NAME);
+
+/* Keep all arguments of a call as long as the process. */
+void keep_for_ever(PyObject *args, PyObject *kwargs);
+
 /* Call a function for its effect. Returns 0, or -1 with an exception set. */
 int call_without_result(PyObject *function);
 

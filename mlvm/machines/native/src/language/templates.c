@@ -67,6 +67,7 @@ typedef struct {
     PyObject *named; /* the class of named tuples in the result */
     short *codes;
     int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
+    int users;                              /* calls that run its steps, and the table */
     int failures;                           /* recordings without success */
 } Template;
 
@@ -212,9 +213,10 @@ static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keyw
 
 /* --- templates --- */
 
-static void free_template(Template *old)
+/* End a use of a template, and free it after the last one. */
+static void release_template(Template *old)
 {
-    if (!old)
+    if (!old || --old->users > 0)
         return;
     for (int i = 0; i < old->nitems; i++)
         Py_XDECREF(old->items[i].object);
@@ -260,13 +262,14 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
     Template *fresh = PyMem_Calloc(1, sizeof *fresh);
     if (!fresh)
         return;
+    fresh->users = 1;
     int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
     fresh->items = copy_of(key->items, sizeof *key->items * (size_t)key->nitems);
     fresh->steps = copy_of(recording.steps, sizeof(Step) * (size_t)nsteps);
     fresh->constants = copy_of(recording.constants, sizeof(PyObject *) * (size_t)nconstants);
     fresh->codes = copy_of(codes, sizeof *codes * (size_t)ncodes);
     if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->codes) {
-        free_template(fresh);
+        release_template(fresh);
         return;
     }
     fresh->hash = key->hash;
@@ -288,7 +291,7 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
         Py_INCREF(fresh->constants[i]);
     Template *old = templates[key->hash % TEMPLATES];
     templates[key->hash % TEMPLATES] = fresh;
-    free_template(old); /* this may run Python */
+    release_template(old); /* this may run Python */
 }
 
 /* --- recording --- */
@@ -536,26 +539,11 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
     int first = key->ntensors, failed = 0;
     for (int i = 0; i < first; i++)
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
-    /* A step may run Python, which may replace the template: what it needs is kept by copies. */
-    Template mine = *template;
-    Step steps[MOST_STEPS];
-    PyObject *constants[MOST_STEPS];
-    short codes[MOST_CODES];
-    memcpy(steps, template->steps, sizeof *steps * (size_t)mine.nsteps);
-    memcpy(constants, template->constants, sizeof *constants * (size_t)mine.nconstants);
-    memcpy(codes, template->codes, sizeof *codes * (size_t)mine.ncodes);
-    mine.codes = codes;
-    for (int i = 0; i < mine.nsteps; i++) {
-        Py_XINCREF(steps[i].call);
-        Py_XINCREF(steps[i].extra);
-    }
-    for (int i = 0; i < mine.nconstants; i++)
-        Py_INCREF(constants[i]);
-    Py_XINCREF(mine.named);
-    for (int i = 0; i < mine.nsteps && !failed; i++) {
-        const Step *step = &steps[i];
+    template->users++; /* a step may run Python, which may replace the template */
+    for (int i = 0; i < template->nsteps && !failed; i++) {
+        const Step *step = &template->steps[i];
         for (int j = 0; j < step->count; j++)
-            operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]]
+            operands[j] = step->operands[j] < 0 ? template->constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
         values[first + i] = run_step(step, operands);
         failed = !values[first + i];
@@ -563,22 +551,15 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
         if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
             failed = PyList_Append(*keys, values[first + i]) < 0;
         for (int j = 0; !failed && j <= i; j++)
-            if (steps[j].last == i)
+            if (template->steps[j].last == i)
                 Py_CLEAR(values[first + j]);
     }
     int at = 0;
     if (!failed)
-        result = build(&mine, values, &at);
-    for (int i = 0; i < mine.nsteps; i++) {
-        Py_XDECREF(steps[i].call);
-        Py_XDECREF(steps[i].extra);
-        Py_XDECREF(values[first + i]);
-    }
-    for (int i = 0; i < first; i++)
-        Py_DECREF(values[i]);
-    for (int i = 0; i < mine.nconstants; i++)
-        Py_DECREF(constants[i]);
-    Py_XDECREF(mine.named);
+        result = build(template, values, &at);
+    for (int i = 0; i < first + template->nsteps; i++)
+        Py_XDECREF(values[i]);
+    release_template(template);
     return result;
 }
 
@@ -653,10 +634,7 @@ static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *k
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO:install_templates", names, &PyTuple_Type,
                                      &context_getters, &is_constant, &dtype_class, &with_keys))
         return NULL;
-    Py_INCREF(context_getters);
-    Py_INCREF(is_constant);
-    Py_INCREF(dtype_class);
-    Py_INCREF(with_keys);
+    keep_for_ever(args, kwargs);
     Py_RETURN_NONE;
 }
 

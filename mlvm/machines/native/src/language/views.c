@@ -38,7 +38,8 @@ typedef struct {
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
 static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
-static PyObject *shape_name, *dtype_name, *kind_name, *itemsize_name, *size_name, *alloc_name;
+#define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(alloc)
+NAMES(DECLARE_NAME)
 
 /* --- types --- */
 
@@ -786,9 +787,7 @@ static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwarg
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:install_views", names, &slow_alias, &make_type))
         return NULL;
-    PyObject *permanent[] = {slow_alias, make_type};
-    for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
-        Py_INCREF(permanent[i]); /* for as long as the process */
+    keep_for_ever(args, kwargs);
     Py_RETURN_NONE;
 }
 
@@ -797,9 +796,7 @@ static PyObject *install_indexing(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:install_indexing", &slow_getitem, &slow_setitem, &warn_of_lost))
         return NULL;
-    Py_INCREF(slow_getitem);
-    Py_INCREF(slow_setitem);
-    Py_INCREF(warn_of_lost);
+    keep_for_ever(args, NULL);
     Py_RETURN_NONE;
 }
 
@@ -827,11 +824,6 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
-    shape_name = PyUnicode_InternFromString("shape");
-    dtype_name = PyUnicode_InternFromString("dtype");
-    kind_name = PyUnicode_InternFromString("kind");
-    itemsize_name = PyUnicode_InternFromString("itemsize");
-    size_name = PyUnicode_InternFromString("size");
-    alloc_name = PyUnicode_InternFromString("alloc");
+    NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }

@@ -108,16 +108,11 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->call.work = work;
     self->call.scratch = scratch;
     self->call.shared = shared;
-    if (ints && !(self->call.ints = self->ints = numbers_of(ints, 0, &self->nints)))
-        goto failed;
-    if (reals && !(self->call.floats = self->floats = numbers_of(reals, 1, &self->nfloats)))
-        goto failed;
-    if (patches && !(self->patches = numbers_of(patches, 0, &self->npatches)))
-        goto failed;
-    if (find_parts(self, parts) || (rows && find_rows(self, rows)))
-        goto failed;
-    return (PyObject *)self;
-failed:
+    if ((!ints || (self->call.ints = self->ints = numbers_of(ints, 0, &self->nints))) &&
+        (!reals || (self->call.floats = self->floats = numbers_of(reals, 1, &self->nfloats))) &&
+        (!patches || (self->patches = numbers_of(patches, 0, &self->npatches))) &&
+        !find_parts(self, parts) && (!rows || !find_rows(self, rows)))
+        return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
