@@ -374,10 +374,10 @@ static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject 
     return NULL;
 }
 
-/* What the caller returns to Python: the tensor, or None if there is none; NULL with an exception. */
-static PyObject *tensor_or_none(Allocation *out)
+/* What the caller returns to Python: the tensor, or None if Python must create it, which then raises any error. */
+static PyObject *tensor_or_none(void *out)
 {
-    return out ? (PyObject *)out : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return out || clear_nonfatal_error() ? out : Py_NewRef(Py_None);
 }
 
 /* Whether a tape tracks x; -1 with an exception set. */
@@ -746,9 +746,7 @@ static PyObject *copied(PyObject *module, PyObject *args)
             result = tensor_with(type, &layout, buffer.buf);
         PyBuffer_Release(&buffer);
     }
-    if (result || clear_nonfatal_error())
-        return result;
-    Py_RETURN_NONE;
+    return tensor_or_none(result);
 }
 
 /* listed(numbers, float_type, int_type): a tensor of a list of Python's floats and ints, with the dtype of the
@@ -775,9 +773,7 @@ static PyObject *listed(PyObject *module, PyObject *args)
     if (type && layout_of(type, &layout))
         result = tensor_with(type, &layout, bytes);
     Py_XDECREF(type);
-    if (result || clear_nonfatal_error())
-        return result;
-    Py_RETURN_NONE;
+    return tensor_or_none(result);
 }
 
 /* install_views(names...): what the language lends, once. */
