@@ -42,6 +42,9 @@ SMALLEST_CHUNK: Final = 1 << 16
 KEPT_BYTES: Final = 1 << 20
 """Unused bytes that an arena with `trims` keeps: calls of ever new sizes would otherwise free and
 allocate chunks all the time."""
+
+MOST_HANDLES: Final = 16
+"""Handles that a region keeps, of types that its tensors had."""
 STALE: Final = 0  # no VM ever issues this handle
 _LARGEST: Final = 3  # holders that an overflow names
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
@@ -436,6 +439,8 @@ class Arena(ArenaFields):
         try:
             tensor.handle = region.handles[type]
         except KeyError:
+            if len(region.handles) >= MOST_HANDLES:
+                self._forget_handles(region)
             tensor.handle = self._view(region, type)
         refer = self._refer  # a method call would cost 15 ns more
         region.holder = refer(tensor)
@@ -765,6 +770,13 @@ class Arena(ArenaFields):
         if handle != new:  # another thread has created one
             self._dealloc(new)
         return handle
+
+    def _forget_handles(self, region: Region) -> None:
+        """Return the handles of a region, which has no tensor, to the VM."""
+        handles = [*region.handles.values()]
+        region.handles.clear()
+        for handle in handles:
+            self._dealloc(handle)
 
     def _end_all(self, why: str) -> None:
         """End every tensor."""

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.arena.arena import KEPT_BYTES, SMALLEST_CHUNK, STALE, Allocation, Arena, regions, scope
+from mlvm.arena.arena import (
+    KEPT_BYTES,
+    MOST_HANDLES,
+    SMALLEST_CHUNK,
+    STALE,
+    Allocation,
+    Arena,
+    regions,
+    scope,
+)
 from mlvm.arena.placement import rounded, size_class
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.collecting import uncollected
@@ -235,6 +244,17 @@ def test_a_provided_region_is_that_of_the_next_tensor(vm: VM) -> None:
     [region] = arena._regions()
     assert arena.alloc(ROW).region is region
     assert not ScratchPad(vm, 64).provide(ROW)
+
+
+def test_a_region_keeps_few_handles(vm: VM) -> None:
+    arena = Arena(vm, "batch")
+    for n in range(1, 4 * MOST_HANDLES):
+        tensor = arena.alloc(TensorType("u8", (n,)))
+        assert tensor.region is arena._regions()[0]
+        assert vm.read(tensor.handle).shape == (n,)
+        del tensor
+    assert len(arena._regions()[0].handles) <= MOST_HANDLES
+    assert len(regions(vm)) <= MOST_HANDLES
 
 
 def test_an_arena_that_trims_holds_little_more_than_it_needs(vm: VM) -> None:

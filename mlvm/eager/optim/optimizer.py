@@ -481,6 +481,11 @@ class Optimizer(_OfFields):
 
     def _by_rule(self, which: int, hyper: Any, *operands: Any) -> Any:
         """Call the function of that number of `_rule_of`, by its template if there is one."""
+        if current_capture.get() is not None or not type(self).__module__.startswith("mlvm."):
+            if which == 0:
+                return self._scalars(hyper, operands[1])
+            p, g, state, scalars = operands
+            return self._step(hyper, p, self._given(hyper, p, g), state, scalars)
         names = self._options
         values = tuple([getattr(hyper, name) for name in names if name != "learning_rate"])
         return call(_rule_of(type(self), names)[which], (values, *operands), {})
@@ -565,15 +570,13 @@ class Optimizer(_OfFields):
 @cache
 def _rule_of(kind: type[Optimizer], names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
     """Return the scalars and the step of an optimizer's rule as functions of hyperparameters with
-    these names and of tensors. A rule reads nothing else of the optimizer than `count`."""
+    these names and of tensors. A rule of mlvm reads nothing else of the optimizer than `count`."""
     names = tuple([name for name in names if name != "learning_rate"])
 
     def scalars(values: tuple[Any, ...], count: Tensor, rate: Tensor) -> Tensors:
         rule = object.__new__(kind)
         vars(rule)["count"] = count
         found = rule._scalars(SimpleNamespace(**dict(zip(names, values, strict=True))), rate)
-        if current_capture.get() is not None:
-            return found
         return [alias_of(x) if is_constant(x) else x for x in found]  # as a template returns none
 
     def step(
