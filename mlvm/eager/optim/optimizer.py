@@ -568,7 +568,7 @@ class Optimizer(_OfFields):
 
 
 @cache
-def _rule_of(kind: type[Optimizer], names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
+def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
     """Return the scalars and the step of an optimizer's rule as functions of hyperparameters with
     these names and of tensors. A rule of mlvm reads nothing else of the optimizer than `count`."""
     names = tuple([name for name in names if name != "learning_rate"])
