@@ -28,7 +28,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 from typing_extensions import TypeVar
 
 from mlvm.arena.fields import AllocationFields, ArenaFields
-from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded
+from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded, size_class
 from mlvm.arena.placement import Region as Region
 from mlvm.arena.recording import Recording
 from mlvm.core import errors
@@ -38,6 +38,13 @@ from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
+
+KEPT_BYTES: Final = 1 << 20
+"""Unused bytes that an arena with `trims` keeps: calls of ever new sizes would otherwise free and
+allocate chunks all the time."""
+
+MOST_HANDLES: Final = 16
+"""Handles that a region keeps, of types that its tensors had."""
 STALE: Final = 0  # no VM ever issues this handle
 _LARGEST: Final = 3  # holders that an overflow names
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
@@ -432,10 +439,24 @@ class Arena(ArenaFields):
         try:
             tensor.handle = region.handles[type]
         except KeyError:
+            if len(region.handles) >= MOST_HANDLES:
+                self._forget_handles(region)
             tensor.handle = self._view(region, type)
         refer = self._refer  # a method call would cost 15 ns more
         region.holder = refer(tensor)
         return tensor
+
+    def provide(self, type: TensorType) -> bool:
+        """Let a region of known address, which has a handle, wait for the next tensor of this type,
+        so that C takes it. Return False, and do nothing, if the arena chooses a region only for a
+        tensor."""
+        if self.__class__._find is not Arena._find:
+            return False
+        region = self._find(type)
+        if not region.address:
+            self._view(region, type)
+        region.bin.append(region)
+        return True
 
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
         """Create a tensor over the same bytes, of a type of the same size. It keeps `base` alive.
@@ -721,7 +742,7 @@ class Arena(ArenaFields):
     # --- inside ---
 
     def _new_placement(self) -> Placement:
-        return Reuse(grows=self.grows)
+        return Reuse(grows=self.grows, size_of=size_class if self.trims else rounded)
 
     def _regions(self) -> list[Region]:
         return self._placement.regions.copy()  # other threads may change the list
@@ -749,6 +770,13 @@ class Arena(ArenaFields):
         if handle != new:  # another thread has created one
             self._dealloc(new)
         return handle
+
+    def _forget_handles(self, region: Region) -> None:
+        """Return the handles of a region, which has no tensor, to the VM."""
+        handles = [*region.handles.values()]
+        region.handles.clear()
+        for handle in handles:
+            self._dealloc(handle)
 
     def _end_all(self, why: str) -> None:
         """End every tensor."""
@@ -805,7 +833,7 @@ class Arena(ArenaFields):
 
     def _find(self, type: TensorType) -> Region:
         """Return a region for a type whose bin is empty."""
-        nbytes = rounded(type.nbytes)
+        nbytes = (size_class if self.trims else rounded)(type.nbytes)
         while True:
             with self._lock:
                 if self.closed:
@@ -815,7 +843,8 @@ class Arena(ArenaFields):
                 if region is None:
                     if not self.grows:
                         raise self._overflow(type, nbytes) from None
-                    trims = self.trims and self.capacity - self.used > self.used + nbytes
+                    needed = 2 * self.used + nbytes + KEPT_BYTES
+                    trims = self.trims and self.capacity > needed
                     if trims or thrifty:
                         self._placement.release(idle=not trims)
             self._give_back()

@@ -12,6 +12,7 @@ in no bin has an owner.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -32,6 +33,13 @@ _NUMBER: Final = attrgetter("number")
 def rounded(nbytes: int) -> int:
     """Round a size up to a multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def size_class(nbytes: int) -> int:
+    """Round a size up to one of a few: at most an eighth more, and exact above a MiB. So tensors of
+    ever new sizes reuse each other's memory."""
+    step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0)) if nbytes <= 1 << 20 else ALIGNMENT
+    return -(-nbytes // step) * step
 
 
 Reference: TypeAlias = weakref.ref[Any]
@@ -161,15 +169,16 @@ class Reuse(Placement):
 
     A request may find neither a region of its size nor room to carve one. Then free neighbours are
     merged: in a fixed arena any, in a growing one only those long unused, because a repeated step
-    will ask for the others again.
+    will ask for the others again. `size_of` rounds the bytes of a request.
     """
 
-    def __init__(self, *, grows: bool) -> None:
+    def __init__(self, *, grows: bool, size_of: Callable[[int], int] = rounded) -> None:
         super().__init__()
         self.grows = grows
+        self.size_of = size_of
 
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
-        nbytes = rounded(type.nbytes)
+        nbytes = self.size_of(type.nbytes)
         bin = self.bins[type] = self.sizes.setdefault(nbytes, [])
         region = pop(bin)
         if region is None and thrifty and self._tail(nbytes) is None:
@@ -217,6 +226,8 @@ class Reuse(Placement):
 
     def _free(self, *, idle: bool) -> set[int]:
         """Return the ids of the regions in bins; if `idle`, only of those long unused."""
+        if idle and self.resets < IDLE:
+            return set()
         waiting = [region for bin in list(self.sizes.values()) for region in bin.copy()]
         if not idle:
             return {id(region) for region in waiting}
@@ -236,7 +247,7 @@ class Reuse(Placement):
         any. They become a region of that size and one of the rest. At the end of a chunk they
         become uncarved bytes."""
         free = self._free(idle=idle)
-        for chunk in self.chunks:
+        for chunk in self.chunks if free else ():
             run: list[Region] = []
             for region in self._inside(chunk):
                 if not region.nbytes:  # of no size, and maybe inside of a merged one

@@ -40,6 +40,8 @@ MAX_NESTING: Final = 64
 REQUIRED = inspect.Parameter.empty
 PLAIN: Final = frozenset({bool, int, float, complex, str, type(None)})
 """Classes of values that are in their one form."""
+_INT: Final = frozenset({int})
+_MOST: Final = 2**53  # a float has all ints up to here
 _MOST_KNOWN: Final = 512  # types of operands of one op
 _ANY: Final = 1000  # operands: no op has as many
 
@@ -60,6 +62,13 @@ class Attribute:
     def hint(self) -> Any:
         """The annotation, evaluated at the first use, which takes longer than declaring the op."""
         return _hints(self.kernel)[self.name]
+
+    @cached_property
+    def common(self) -> frozenset[object]:
+        """The classes whose values match the hint, whatever they are: see `_is_common`."""
+        samples = (True, False), (-7, 11), (-0.5, 1e300), ("?", "!"), (None,), ((), (-7, 11, 13))
+        kinds = [type(each[0]) for each in samples if all(_matches(x, self.hint) for x in each)]
+        return frozenset(kinds) - {int if self.hint is float else None}  # it becomes a float
 
     def __str__(self) -> str:
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
@@ -134,7 +143,11 @@ class Op:
             raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
-            value = canonical(attributes.get(name, attribute.default))
+            value = attributes.get(name, attribute.default)
+            if _is_common(value, attribute.common):
+                bound[name] = value
+                continue
+            value = canonical(value)
             if value is REQUIRED:
                 raise ArgumentError(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
@@ -237,6 +250,18 @@ def canonical(value: Any, depth: int = 0) -> Any:
     if isinstance(value, DType):
         return value.name
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_common(value: Any, kinds: frozenset[object]) -> bool:
+    """Return whether a value is in its one form and of one of these classes: an int of at most 53
+    bits, a tuple of such."""
+    kind = value.__class__
+    if kind not in kinds:
+        return False
+    if kind is tuple:
+        ints = _INT.issuperset(map(type, value))
+        return ints and (not value or -_MOST <= min(value) <= max(value) <= _MOST)
+    return kind is not int or -_MOST <= value <= _MOST
 
 
 @cache

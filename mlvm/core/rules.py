@@ -7,7 +7,7 @@ raises with the reason alone (`Op.infer` adds the op and the types).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import TypeGuard
 
 import numpy as np
@@ -140,15 +140,21 @@ def is_real(value: object) -> TypeGuard[float]:
     return True
 
 
+@cache
+def _bounds(dtype: DType) -> tuple[int, int]:
+    """Return the least and greatest value of a bool or integer dtype."""
+    if not dtype.is_integer:
+        return 0, 1
+    bounds = np.iinfo(dtype.numpy.name)
+    return bounds.min, bounds.max
+
+
 def require_representable(value: float, dtype: DType) -> None:
     """Raise `ArgumentError` unless a bool or integer dtype holds `value` exactly.
 
     A float or complex dtype takes any number, rounded."""
     if dtype.is_inexact:
         return
-    low, high = 0, 1
-    if dtype.is_integer:
-        bounds = np.iinfo(dtype.numpy.name)
-        low, high = bounds.min, bounds.max
+    low, high = _bounds(dtype)
     if not (low <= value <= high and (isinstance(value, int) or value == int(value))):
         raise ArgumentError(f"{value} is not a value of {dtype.name} ({low} .. {high})")

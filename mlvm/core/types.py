@@ -251,10 +251,12 @@ class TensorType:
         interned: TensorType | None = None if reference is None else reference()
         if interned is not None:
             return interned
-        shape = _as_shape(shape)
+        if shape and min(shape) < 0:
+            _as_shape(shape)
         if len(shape) > MAX_NDIM:
             raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
-        if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:
+        size = math.prod(shape)
+        if (size or math.prod([n or 1 for n in shape])) * dtype.itemsize > MAX_NBYTES:
             raise ShapeError(f"{dtype.name} of shape {shape} is larger than {MAX_NBYTES} bytes")
         per_byte = dtype.per_byte
         if per_byte > 1 and not shape:
@@ -271,8 +273,8 @@ class TensorType:
         self.dtype = dtype
         self.shape = shape
         self.ndim = len(shape)
-        self.size = math.prod(shape)
-        self.nbytes = self.size * dtype.itemsize // per_byte
+        self.size = size
+        self.nbytes = size * dtype.itemsize // per_byte
         self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
         with _interning:  # else two threads could each make one
             return cls._interned.setdefault((dtype, shape), self)

@@ -207,6 +207,8 @@ def holds_tensors(value: object) -> bool:
     one. A `Buffer` in a container counts, so that it is refused as a leaf."""
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
+    if value.__class__ in _NUMBERS:
+        return False
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset({type(x) for x in value}):
@@ -222,8 +224,9 @@ def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterat
     if node._buffer_of is not None and not buffers:
         return
     left_out = () if buffers or frozen else node._frozen
+    kept = () if buffers else node._buffers
     for name, field in vars(node).items():
-        if name in MARKS or (name in node._buffers and not buffers):
+        if name in MARKS or name in kept:
             continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
             items = ((f"{name}_{i}", item) for i, item in enumerate(field))
@@ -247,17 +250,18 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
             hint = "; make a tensor of it, ml.asarray(...)"
         raise DTypeError(f"a tree has tensors as leaves, not a {kind}{_at(path)}{hint}")
-    pairs = [(str(name), child) for name, child in _items(tree, buffers)]
-    named = dict(pairs)
+    pairs = [*_items(tree, buffers)]
+    named = {str(name): child for name, child in pairs}
     if len(named) != len(pairs):
-        names = ", ".join([name for name, _ in pairs])
+        names = ", ".join([str(name) for name, _ in pairs])
         raise DTypeError(f"a name occurs twice among {names}{_at(path)}")
     return named
 
 
 def _items(tree: Tree, buffers: bool) -> Iterable[tuple[Any, Tree]]:
     if isinstance(tree, Node):
-        return [(name, x) for name, x in fields(tree, buffers=buffers) if holds_tensors(x)]
+        pairs = fields(tree, buffers=buffers)
+        return [pair for pair in pairs if pair[1].__class__ is Tensor or holds_tensors(pair[1])]
     return items_of(tree) if isinstance(tree, dict) else enumerate(members_of(tree))
 
 
@@ -299,7 +303,13 @@ Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 
 def at_tensors(part: Any) -> bool | None:
     """Stop at tensors; refuse other leaves."""
-    return True if isinstance(part, Tensor) else None if part is not None else False
+    return (
+        True
+        if part.__class__ is Tensor or isinstance(part, Tensor)
+        else None
+        if part is not None
+        else False
+    )
 
 
 def at_operands(part: Any) -> bool | None:
@@ -357,7 +367,7 @@ def _flatten(
         below = (
             dict(_items(tree, buffers)) if path is None else children(tree, here, buffers=buffers)
         )
-        inner = _flatten(pairs, here, below, (*above, tree), ends, buffers)
+        inner = _flatten(pairs, here, below, (*above, tree), ends, buffers) if below else {}
         parts[name] = Structure(tree, inner, len(pairs) - before)
     return parts
 
@@ -394,6 +404,8 @@ def _with_children(node: Node, parts: dict[str, Any]) -> Node:
     for name, field in vars(node).items():
         if name in parts:
             vars(copied)[name] = parts[name]
+        elif field.__class__ in _NUMBERS:
+            continue
         elif isinstance(field, (list, tuple)) and holds_tensors(field):
             items = {f"{name}_{i}": item for i, item in enumerate(field)}
             if not parts.keys().isdisjoint(items):

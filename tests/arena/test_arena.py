@@ -13,11 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, regions, scope
+from mlvm.arena.arena import (
+    KEPT_BYTES,
+    MOST_HANDLES,
+    SMALLEST_CHUNK,
+    STALE,
+    Allocation,
+    Arena,
+    regions,
+    scope,
+)
+from mlvm.arena.placement import rounded, size_class
+from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import ArenaError, ArenaOverflow, ConnectionLost, MachineError
 from mlvm.core.protocol import TensorHandle, VMProtocol
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from tests.brief import Patch, cases, refuses
@@ -209,15 +220,52 @@ def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
     assert arena.alloc(ROW).handle
 
 
+def test_tensors_of_ever_new_sizes_reuse_memory_in_interactive_use(vm: VM) -> None:
+    arena = Arena(vm, "default", trims=True)
+    for n in range(2000, 4000, 8):
+        tensor = arena.alloc(TensorType("u8", (n,)))
+        assert n <= arena.used <= n * 9 // 8 + ALIGNMENT
+        del tensor
+    assert len(arena._regions()) <= 9
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 64, 65, 1000, 4097, 1 << 20, (1 << 20) + 1, 12345678])
+def test_a_size_class_is_at_most_an_eighth_more(nbytes: int) -> None:
+    size = size_class(nbytes)
+    assert rounded(nbytes) <= size <= rounded(nbytes) * 9 // 8 + ALIGNMENT
+    assert size == size_class(size)
+    assert size == rounded(nbytes) or nbytes < 1 << 20
+
+
+def test_a_provided_region_is_that_of_the_next_tensor(vm: VM) -> None:
+    arena = Arena(vm, "batch")
+    assert arena.provide(ROW)
+    assert arena.used == 0
+    [region] = arena._regions()
+    assert arena.alloc(ROW).region is region
+    assert not ScratchPad(vm, 64).provide(ROW)
+
+
+def test_a_region_keeps_few_handles(vm: VM) -> None:
+    arena = Arena(vm, "batch")
+    for n in range(1, 4 * MOST_HANDLES):
+        tensor = arena.alloc(TensorType("u8", (n,)))
+        assert tensor.region is arena._regions()[0]
+        assert vm.read(tensor.handle).shape == (n,)
+        del tensor
+    assert len(arena._regions()[0].handles) <= MOST_HANDLES
+    assert len(regions(vm)) <= MOST_HANDLES
+
+
 def test_an_arena_that_trims_holds_little_more_than_it_needs(vm: VM) -> None:
     arena = Arena(vm, "default", trims=True)
     largest = 0
-    for n in range(1, 20):
+    for n in range(1, 60):
         size = n * SMALLEST_CHUNK
         tensor = arena.alloc(TensorType("u8", (size,)))
         largest = max(largest, consumed(vm))
         del tensor
-    assert largest <= 2 * 19 * SMALLEST_CHUNK
+    assert largest <= 2 * 59 * SMALLEST_CHUNK + KEPT_BYTES
 
 
 # --- the end --------------------------------------------------------------------------

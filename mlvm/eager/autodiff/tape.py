@@ -24,6 +24,7 @@ from mlvm.core.op import Op
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.autodiff.rows import Rule, Sparse, dense
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
+from mlvm.eager.functions.random import with_keys
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import (
@@ -444,7 +445,10 @@ if EXTENSION is not None:  # what calls in C need: see native/src/language/dispa
     )
     EXTENSION.install_views(alias=alias_in_python, type=TensorType)
     EXTENSION.install_templates(
-        context=(autocast_dtype, default_float), is_constant=is_constant, dtype=DType
+        context=(autocast_dtype, default_float),
+        is_constant=is_constant,
+        dtype=DType,
+        with_keys=with_keys,
     )
 
 

@@ -12,7 +12,7 @@ import math
 import operator
 import string
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import ArgumentError, ShapeError
@@ -22,7 +22,6 @@ from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.matrices import diagonal_of
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -52,8 +51,7 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     if not isinstance(subscripts, str):
         raise ArgumentError(f"expected subscripts as a string, got a {type(subscripts).__name__}")
     values = [*operands]
-    contraction = (_Contraction if has_open_lengths() else _remembered)(subscripts, shapes)
-    for fn, places in contraction.steps:
+    for fn, places in _Contraction(subscripts, shapes).steps:
         values.append(fn(*[values[i] for i in places]))
     return values[-1]
 
@@ -241,9 +239,6 @@ class _Contraction:
         if any(len(group) != 1 for group in groups):
             product = self.reshaped(product, labels)
         return _Term(product, labels)
-
-
-_remembered = lru_cache(maxsize=1024)(_Contraction)
 
 
 def _sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:

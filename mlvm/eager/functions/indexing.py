@@ -13,19 +13,19 @@ from __future__ import annotations
 import math
 import sys
 from types import EllipsisType
-from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 import numpy as np
 
 from mlvm.core import errors
 from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
-from mlvm.core.types import DType, Shape, TensorType, bf16, i64
+from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager.functions.arguments import Span, sliced, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, alias, alias_of, apply, one_op
+from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.constants import is_same_kind
 from mlvm.eager.tensor.number import index_of
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
@@ -36,9 +36,7 @@ from mlvm.eager.tensor.warn import LOCAL, has_temporary_count, warn_of_temporary
 from mlvm.eager.tensor.wrapper import annotate_error, hinted, public
 from mlvm.machines.native.extension import EXTENSION
 
-T = TypeVar("T")
 Item: TypeAlias = "int | slice | Tensor | None"
-_Window: TypeAlias = tuple[OneOp, OneOp, TensorType]
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
@@ -52,9 +50,6 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
-        basic = x.type, _basic(keys)
-        if (view := _REMEMBERED.get(basic)) is not None:
-            return view.of(x)
         items = [_item(each) for each in keys]
         if isinstance(key, Tensor) and key.dtype.is_integer and x.ndim:
             return op.take(x, key, axis=0)
@@ -65,30 +60,12 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         per_axis = _without_ellipsis(items, x.ndim)
         if any(isinstance(item, Tensor) for item in items):
             return _indexed(x, per_axis, in_front=_separated(items))
-        return _remember(_REMEMBERED, basic, _View(x.type, per_axis)).of(x)
+        return _view(x, per_axis)
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("getitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
-
-
-def _basic(keys: tuple[object, ...]) -> tuple[object, ...] | None:
-    """Return a hashable key for ints, slices of ints, None and `...`; None for any other."""
-    spelling: list[object] = []
-    for each in keys:
-        if type(each) is slice:
-            if not {type(each.start), type(each.stop), type(each.step)} <= _BOUNDS:
-                return None
-            spelling.append((each.start, each.stop, each.step))
-        elif type(each) is int or each is None or each is Ellipsis:
-            spelling.append(each)
-        else:
-            return None
-    return tuple(spelling)
-
-
-_BOUNDS: Final = {int, type(None)}
 
 
 def _item(key: object) -> Item | EllipsisType:
@@ -183,38 +160,15 @@ def _separated(items: list[Item | EllipsisType]) -> bool:
     return bool(chosen) and chosen[-1] - chosen[0] >= len(chosen)
 
 
-class _View:
-    """Ops that index a tensor of this type by integers, slices and None, and the result's type."""
-
-    def __init__(self, type: TensorType, items: list[Item]) -> None:
-        per_axis = [item for item in items if item is not None]
-        places = _places_of(type.shape, per_axis)
-        self.window = None if places is None else one_op("slice", **_window(places))
-        if self.window is not None:
-            type = cast(TensorType, self.window.infer((type,)))
-        lengths = iter(type.shape)
-        axes = [(item, 1 if item is None else next(lengths)) for item in items]
-        shape = tuple([n for item, n in axes if item is None or isinstance(item, slice)])
-        self.reshape = one_op("reshape", shape=shape)
-        self.type = cast(TensorType, self.reshape.infer((type,)))
-
-    def of(self, x: Tensor) -> Tensor:
-        if self.window is not None:
-            x = apply(self.window, x)
-        return alias(self.reshape, x, self.type)
-
-
-_REMEMBERED: Final[dict[Any, _View]] = {}
-_ASSIGNED: Final[dict[Any, _Window]] = {}
-
-
-def _remember(views: dict[Any, T], key: tuple[Any, ...], view: T) -> T:
-    """Keep a view by its key, which ends in a `_basic` one, and return it."""
-    if key[-1] is not None and not any(type.is_open for type in key[:-1]):
-        if len(views) >= 4096:
-            views.clear()
-        views[key] = view
-    return view
+def _view(x: Tensor, items: list[Item]) -> Tensor:
+    """Index x by integers, slices and None."""
+    places = _places_of(x.shape, [item for item in items if item is not None])
+    if places is not None:
+        x = apply(one_op("slice", **_window(places)), x)
+    lengths = iter(x.shape)
+    axes = [(item, 1 if item is None else next(lengths)) for item in items]
+    shape = tuple([n for item, n in axes if item is None or isinstance(item, slice)])
+    return alias(one_op("reshape", shape=shape), x, x.type.with_shape(shape))
 
 
 def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
@@ -328,9 +282,6 @@ def _warn_of_lost(x: Tensor, is_temporary: bool) -> None:
 
 
 def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
-    basic = x.type, values.type, _basic(keys)
-    if (window := _ASSIGNED.get(basic)) is not None:
-        return _set_window(x, values, window)
     items = [_item(each) for each in keys]
     if len(items) == 1 and _is_mask(items[0]):
         return _set_masked(x, cast(Tensor, items[0]), values)
@@ -339,7 +290,7 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
     per_axis = _without_ellipsis(items, x.ndim)
     if any(isinstance(item, Tensor) for item in items):
         return _set_taken(x, key, per_axis, values)
-    return _set_window(x, values, _remember(_ASSIGNED, basic, _window_of(x, per_axis, values)))
+    return _set_window(x, per_axis, values)
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
@@ -387,9 +338,8 @@ def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
     return behind
 
 
-def _window_of(x: Tensor, items: list[Item], values: Tensor) -> _Window:
-    """Return the op that assigns to elements that integers and slices select, the op that gives the
-    values an axis for each of x, and their type then."""
+def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
+    """Assign to elements that integers and slices select. The values get an axis for each of x."""
     per_axis = [item for item in items if item is not None]
     places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
     lengths = iter([place.length for place in places])
@@ -401,14 +351,9 @@ def _window_of(x: Tensor, items: list[Item], values: Tensor) -> _Window:
         n = behind.pop() if behind and not isinstance(item, int) else 1
         if item is not None:
             lined_up.append(n)
-    lining = one_op("reshape", shape=tuple(lined_up[::-1]))
-    type = cast(TensorType, lining.infer((values.type,)))
-    return one_op("slice_set", **_window(places)), lining, type
-
-
-def _set_window(x: Tensor, values: Tensor, window: _Window) -> None:
-    call, lining, type = window
-    apply_into(x, call, x, alias(lining, values, type))
+    in_line = tuple(lined_up[::-1])
+    values = alias(one_op("reshape", shape=in_line), values, values.type.with_shape(in_line))
+    apply_into(x, one_op("slice_set", **_window(places)), x, values)
 
 
 def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -46,15 +47,20 @@ from mlvm.eager.tensor.context import bound, current_arena, current_capture, is_
 from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.reading import write
+from mlvm.eager.tensor.templates import next_key_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import names_of, public
+from mlvm.machines.native.extension import EXTENSION
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
 _ADVANCE: Final = one_op("add")
 _AS_KEY: Final = one_op("reshape", shape=(2,))
+_next_in_c: Final[Callable[..., Tensor | None]] = (
+    (lambda *_: None) if EXTENSION is None else EXTENSION.next_key
+)
 
 
 # --- keys ----------------------------------------------------------------------------
@@ -200,8 +206,24 @@ def next_key() -> Tensor:
         >>> ml.random.next_key().type
         u64[2]
     """
+    return next_key_of(_next)
+
+
+def _next() -> Tensor:
     source = _source.get()
     return _draw() if source is None else source()
+
+
+def with_keys(
+    keys: list[Tensor],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Call a function that takes these keys before those of `next_key`."""
+    source = _source.get() or _draw
+    with keys_from(lambda: keys.pop(0) if keys else source()):
+        return function(*args, **keywords)
 
 
 def keys_from(source: Callable[[], Tensor] | None) -> AbstractContextManager[None]:
@@ -264,6 +286,9 @@ def _draw() -> Tensor:
         global_keys.warn()
     state = _state_of(global_keys)
     with global_keys.lock:
+        key = _next_in_c(_SPLIT_ONE, state, _KEY)
+        if key is not None:
+            return key
         keys = apply(_SPLIT_ONE, state)
         apply_into(state, _ADVANCE, state, global_keys.one)
     return alias(_AS_KEY, keys, _KEY)

@@ -7,6 +7,7 @@ may have are all derived from them. `rules` has the classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from inspect import Parameter, Signature, formatannotation, get_annotations, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
@@ -20,9 +21,12 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.context import current_arena, current_tape
+from mlvm.eager.tensor.constants import is_constant
+from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
 from mlvm.eager.tensor.number import Number
+from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
@@ -357,7 +361,7 @@ class Optimizer(_OfFields):
         gradients = self._layout.pieces(grads, gradients)
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
-            (i, dtype): self._scalars(hypers[i], _in_dtype(rates[i], dtype))
+            (i, dtype): self._by_rule(0, hypers[i], self.count, _in_dtype(rates[i], dtype))
             for i, group in enumerate(self.groups)
             for dtype in dict.fromkeys(self._params[path].dtype for path in group.paths)
         }
@@ -473,7 +477,18 @@ class Optimizer(_OfFields):
         """Update the parameters of one group and their state: one by one, unless a rule is about
         all of them."""
         for p, g, state, scalars in updates:
-            self._step(hyper, p, self._given(hyper, p, g), state, scalars)
+            self._by_rule(1, hyper, p, g, state, scalars)
+
+    def _by_rule(self, which: int, hyper: Any, *operands: Any) -> Any:
+        """Call the function of that number of `_rule_of`, by its template if there is one."""
+        if current_capture.get() is not None or not type(self).__module__.startswith("mlvm."):
+            if which == 0:
+                return self._scalars(hyper, operands[1])
+            p, g, state, scalars = operands
+            return self._step(hyper, p, self._given(hyper, p, g), state, scalars)
+        names = self._options
+        values = tuple([getattr(hyper, name) for name in names if name != "learning_rate"])
+        return call(_rule_of(type(self), names)[which], (values, *operands), {})
 
     def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient that the rule gets: of the negative loss with `maximize`, and with
@@ -550,6 +565,28 @@ class Optimizer(_OfFields):
             for x in self._options
         ]
         return html.table(head, rows, right=0)
+
+
+@cache
+def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
+    """Return the scalars and the step of an optimizer's rule as functions of hyperparameters with
+    these names and of tensors. A rule of mlvm reads nothing else of the optimizer than `count`."""
+    names = tuple([name for name in names if name != "learning_rate"])
+
+    def scalars(values: tuple[Any, ...], count: Tensor, rate: Tensor) -> Tensors:
+        rule = object.__new__(kind)
+        vars(rule)["count"] = count
+        found = rule._scalars(SimpleNamespace(**dict(zip(names, values, strict=True))), rate)
+        return [alias_of(x) if is_constant(x) else x for x in found]  # as a template returns none
+
+    def step(
+        values: tuple[Any, ...], p: Tensor, g: Tensor, state: Tensors, scalars: Tensors
+    ) -> None:
+        rule = object.__new__(kind)
+        hyper = SimpleNamespace(**dict(zip(names, values, strict=True)))
+        rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
+
+    return scalars, step
 
 
 def zeros_beside(x: Tensor, type: TensorType) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 from mlvm.arena.arena import STALE, Arena, scope
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
-from mlvm.core.op import OPS, Attributes, Op
+from mlvm.core.op import OPS, PLAIN, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.tensor.context import current_arena, current_tape, lifted
@@ -118,8 +118,9 @@ def one_op(name: str, **attributes: Any) -> OneOp:
         if _has_open(attributes.values()):  # of one trace alone
             return OneOp(OPS[name], OPS[name].bind(attributes))
         spelling = None
-    values = OPS[name].bind(attributes)
-    bound = plain(values)
+    bound = values = OPS[name].bind(attributes)
+    if not PLAIN.issuperset(map(type, values.values())):
+        bound = plain(values)
     if bound is not values:
         spelling = None
     meaning = (name, *map(_key, bound.values()))

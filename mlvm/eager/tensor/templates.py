@@ -25,6 +25,10 @@ def _opaque() -> None:
     """Without the extension there are no templates."""
 
 
+def _next_key_of(source: Callable[[], Any]) -> Any:
+    return source()
+
+
 def _pause(paused: bool) -> bool:
     return paused
 
@@ -34,6 +38,11 @@ call: Final[Callable[..., Any]] = _call if EXTENSION is None else EXTENSION.call
 
 opaque: Final[Callable[[], None]] = _opaque if EXTENSION is None else EXTENSION.opaque
 """Note that the composed call that runs in this thread depends on more than its key."""
+
+next_key_of: Final[Callable[[Callable[[], Any]], Any]] = (
+    _next_key_of if EXTENSION is None else EXTENSION.next_key_of
+)
+"""Return `source()`, a random key; a template of the composed call that runs calls it again."""
 
 pause: Final[Callable[[bool], bool]] = _pause if EXTENSION is None else EXTENSION.pause
 """Start or stop to hide what this thread does from a recorded call; return the state before."""

@@ -18,7 +18,7 @@ _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 def in_memory(obj: Any) -> Array | None:
     """Return an array over the values of an array-like object or a buffer; None for others."""
-    if any(hasattr(obj, protocol) for protocol in _PROTOCOLS):
+    if type(obj) is np.ndarray or any(hasattr(obj, protocol) for protocol in _PROTOCOLS):
         return array_of(obj)
     try:
         return array_of(memoryview(obj))
@@ -37,7 +37,7 @@ def array_of(obj: Any) -> Array:
         array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
     except _UNREADABLE as error:
         raise DTypeError(f"the values of this {kind_of(obj)} cannot be read: {error}") from None
-    is_bf16 = array.dtype.name == "bfloat16"  # of ml_dtypes
+    is_bf16 = array.dtype.isbuiltin == 2 and array.dtype.name == "bfloat16"  # of ml_dtypes
     return array.view(bf16.numpy) if is_bf16 else array
 
 

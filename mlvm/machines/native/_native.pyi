@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 class KernelCall:
@@ -201,6 +201,21 @@ def limit_made(most: int | None, /) -> int: ...
 def simd_sets() -> dict[str, bool]: ...
 def simd_refused(name: str, /) -> bool: ...
 def choose_simd(name: str) -> bool: ...
+def kernel_call(
+    kernel: str,
+    nparams: int,
+    units: int,
+    work: float,
+    names: tuple[str, ...],
+    integers: Mapping[str, int],
+    floats: tuple[float, ...],
+    scratch: int,
+    shared: int,
+    parts: tuple[Any, ...],
+    rest: Sequence[int],
+    rows: Sequence[str],
+    /,
+) -> Any: ...
 def kernels() -> dict[str, tuple[str, tuple[str, ...]]]: ...
 def steps() -> dict[str, int]: ...
 def rows() -> dict[str, float]: ...

@@ -57,14 +57,14 @@ class Boxes:
         strides."""
         if 0 in shape:
             return
+        if reads and (size := _run_of(self.itemsize, shape, out, into)) > self.itemsize:
+            units, work = -(-size // COPY_UNIT), size / 10
+            self._add("copy", units, work, bytes=size, reads=reads, out_at=out_at, in_at=in_at)
+            return
         merged, out_at, in_at = _upward(shape, out, into, out_at, in_at)
         size = self.itemsize
         if merged and merged[-1][1:] == (size, size):
             size *= merged.pop().length
-        if not merged and reads and size > self.itemsize:
-            units, work = -(-size // COPY_UNIT), size / 10
-            self._add("copy", units, work, bytes=size, reads=reads, out_at=out_at, in_at=in_at)
-            return
         self._tiles(merged, size, reads=reads, value=value, out_at=out_at, in_at=in_at)
 
     def add(
@@ -180,6 +180,17 @@ def moved(out: TensorType, into: Strides, in_at: int = 0) -> KernelCall | None:
     boxes = Boxes(out.dtype.itemsize)
     boxes.copy(out.shape, strides(out), into, in_at=in_at)
     return boxes.call()
+
+
+def _run_of(itemsize: int, shape: Shape, out: Strides, into: Strides) -> int:
+    """Return the bytes of a box that is one run in the result and in the operand; else 0."""
+    run = itemsize
+    for n, to, at in zip(reversed(shape), reversed(out), reversed(into), strict=True):
+        if n != 1:
+            if to != run or at != run:
+                return 0
+            run *= n
+    return run
 
 
 def _upward(

@@ -81,9 +81,12 @@ class NativeKernel:
             self._calls[key] = self.plan(types, attributes)
         return self._calls[key]
 
-    def plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Plan the call, which is not cached: lengths of the types may be open."""
-        if not self._fit(types, attributes):
+    def plan(
+        self, types: Types, attributes: Attributes, *, are_inferred: bool = False
+    ) -> KernelCall | None:
+        """Plan the call, which is not cached: lengths of the types may be open. `are_inferred`: the
+        result's type is the one that the op infers."""
+        if not self._fit(types, attributes, are_inferred):
             return None
         if self.op.name in ROWS | SUMS and any(map(is_half, types)):
             return halves_call(self.op.name, types, attributes)
@@ -92,7 +95,7 @@ class NativeKernel:
             call = halves_call(self.op.name, types, attributes)
         return call
 
-    def _fit(self, types: Types, attributes: Attributes) -> bool:
+    def _fit(self, types: Types, attributes: Attributes, are_inferred: bool) -> bool:
         """Return True if the types suit the op: a raw VM does not check them. Only moves take
         complex elements, which a kernel would read as others of their size."""
         moves = self.op.name in _MOVES or self.op.links  # these have row functions by dtype
@@ -102,7 +105,7 @@ class NativeKernel:
         if any(map(is_half, types)) and not takes:
             return False
         try:
-            return self.op.infer(types[1:], attributes) is types[0]
+            return are_inferred or self.op.infer(types[1:], attributes) is types[0]
         except OpError:
             return False
 

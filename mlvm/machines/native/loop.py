@@ -32,6 +32,7 @@ from mlvm.core.store import Cache, FreeStore
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native._native import ANYWHERE, FastPath, KernelCall, Pool, Program, steps
 from mlvm.machines.native.host import host_of
+from mlvm.machines.native.kernels import NativeKernel
 from mlvm.machines.native.types import Type, native_type
 
 if TYPE_CHECKING:
@@ -48,9 +49,15 @@ NativeStep = tuple[int, int, Any, Any]
 
 
 def call_of(
-    kernel: object, types: Sequence[TensorType], attributes: Attributes
+    kernel: object,
+    types: Sequence[TensorType],
+    attributes: Attributes,
+    are_inferred: bool = False,
 ) -> KernelCall | None:
-    """Return the call that the loop runs in place of a native kernel; None for others."""
+    """Return the call that the loop runs in place of a native kernel; None for others. If the
+    result's type was inferred just now, the caller remembers the call."""
+    if are_inferred and isinstance(kernel, NativeKernel):
+        return kernel.plan(types, attributes, are_inferred=True)
     call = getattr(kernel, "call", None)
     return None if call is None else call(types, attributes)
 
@@ -371,7 +378,9 @@ def open_fast_path(vm: VM, pool: Pool) -> FastPath:
         if vm is None:
             return None
         callee = vm.functions.binding(name + OUT).callee
-        return call_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
+        return (
+            call_of(callee.kernel, types, attributes, True) if isinstance(callee, OpInto) else None
+        )
 
     def bound(
         program: Any, handles: tuple[TensorHandle, ...], cache: Cache

@@ -17,7 +17,6 @@ from functools import cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
-from mlvm.core.errors import MachineError
 from mlvm.core.lengths import Length
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import TensorType
@@ -82,8 +81,12 @@ def kernel_call(
     names = _integers(_native.simd()).get(kernel)
     if names is None:
         return None
-    if not integers.keys() <= {*names}:
-        raise MachineError(f"calls of {kernel} have the integers {names}, not {[*integers]}")
+    reals, parts, rest = tuple(floats), tuple(children), tuple(rest)
+    call: Any = _native.kernel_call(
+        kernel, nparams, units, work, names, integers, reals, scratch, shared, parts, rest, rows
+    )
+    if call is not NotImplemented:
+        return call  # type: ignore[no-any-return]
     ints = [*[integers.get(name, 0) for name in names], *rest]
     patches: list[int] = []
 
@@ -98,7 +101,7 @@ def kernel_call(
     units, work, scratch, shared = [present(-1 - i, x) for i, x in enumerate(fields)]
     floats = [present(-5 - i, x) for i, x in enumerate(floats)]
     ints = [present(i, x) for i, x in enumerate(ints)]
-    parts = list(map(unwrapped, children))
+    parts = tuple(map(unwrapped, children))
     call = KernelCall(
         kernel, nparams, ints, floats, units, work, scratch, shared, parts, rows, patches
     )

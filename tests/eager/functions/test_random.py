@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.errors import OperandValueError
 from mlvm.eager.functions import random
+from mlvm.eager.tensor.templates import disabled
+from mlvm.machines.native.extension import EXTENSION
 from tests.cases.tables import lines
 from tests.trees import assert_close
 
@@ -259,3 +265,52 @@ def test_counts_are_of_their_distribution() -> None:
     assert set(signs) == {-1.0, 1.0}
     assert abs(signs.mean()) < 0.03
     assert R.poisson(ml.asarray([0.0, 1e18]), dtype="i64").tolist()[0] == 0
+
+
+def test_draws_of_threads_take_different_keys() -> None:
+    """Each key is split off and the state advanced at once, by templates and without them."""
+    drawn: list[list[tuple[int, ...]]] = [[] for _ in range(4)]
+
+    def draw(mine: list[tuple[int, ...]]) -> None:
+        for i in range(200):
+            with disabled() if i % 50 == 49 else nullcontext():
+                mine.append(tuple(R.next_key().tolist()))
+
+    R.seed(3)
+    threads = [threading.Thread(target=draw, args=(mine,)) for mine in drawn]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert R.state().tolist() == [3, 801]
+    R.seed(3)
+    in_order = {tuple(R.next_key().tolist()) for _ in range(800)}
+    assert {key for mine in drawn for key in mine} == in_order
+    assert len(in_order) == 800
+
+
+def test_a_draw_that_fails_takes_one_key() -> None:
+    """The function explains the error of a template, with the keys that were drawn."""
+    good, bad = ml.asarray([0.5, 0.25]), ml.asarray([0.5, 2.0])
+    R.seed(4)
+    for p in (good, good, good, bad, good):
+        before = R.state()[1]
+        with pytest.raises(OperandValueError, match="bernoulli") if p is bad else nullcontext():
+            R.bernoulli(2, p)
+        assert R.state()[1] == before + 1
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="without the C extension each draw runs in Python")
+def test_a_known_draw_does_not_run_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[object]()
+    monkeypatch.setattr(random, "integers", lambda *args: calls.append(args) or (3, 7))
+    for draw in (R.normal, R.uniform, R.bernoulli):
+        calls.clear()
+        for _ in range(5):
+            draw((3, 7))
+        assert len(calls) == 2

@@ -129,11 +129,7 @@ def chain_call(
     work = 50 + chain.cost * size + 0.03 * traffic
     whole = all(chain.types[value].size == size for value in used)
     if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
-        unit = unit or PIECE
-        rest = [type.dtype.itemsize for type in types]
-        integers = {"elements": size, "unit": unit}
-        rows = [chain.steps[0].row]
-        return kernel_call("row", nparams, -(-size // unit), work, integers, rest=rest, rows=rows)
+        return _row_call(chain.steps[0].row, types, 50 + chain.cost * size, unit)
     shapes = [chain.types[value].shape for value in used if value < nparams]
     lengths, strides = _axes(shape, shapes)
     if len(lengths) > _native.CHAIN_MOST_AXES:
@@ -222,4 +218,21 @@ def _places(
 
 @planner(*[op.name for op in OPS.values() if op.links and op.name != "copy"])
 def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, *operands = types
+    if out.size.__class__ is int and all(x.shape == out.shape for x in operands):  # none is open
+        dtypes = tuple([x.dtype for x in operands])
+        row = row_of(OPS[op], out, operands, attributes)
+        if row is None:
+            return None
+        if row.dtypes == dtypes and row.first is None and row.result is out.dtype:
+            return _row_call(row.name, types, 50 + row.cost * out.size)
     return chain_call([Link(OPS[op], 0, tuple(range(1, len(types))), attributes)], types)
+
+
+def _row_call(row: str, types: Types, work: float, unit: int | None = None) -> KernelCall | None:
+    """Plan a row function on parameters of one shape."""
+    size, unit = types[0].size, unit or PIECE
+    work += 0.03 * sum([type.nbytes for type in types])
+    rest = [type.dtype.itemsize for type in types]
+    integers = {"elements": size, "unit": unit}
+    return kernel_call("row", len(types), -(-size // unit), work, integers, rest=rest, rows=[row])

@@ -50,8 +50,13 @@ PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
 static PyObject *raise_stale, *weak_reference, *slow_update;
-static PyObject *op_name, *in_place_name, *alloc_name, *view_name, *nbytes_name, *latest_name, *record_name,
-    *nodes_name, *kept_name, *templates_name, *has_lost_name;
+static PyObject *view_name; /* _view */
+#define NAMES(EACH)                                                                         \
+    EACH(op)                                                                                \
+    EACH(in_place)                                                                          \
+    EACH(alloc) EACH(provide) EACH(nbytes) EACH(latest) EACH(record) EACH(nodes) EACH(kept) \
+        EACH(templates) EACH(has_lost)
+NAMES(DECLARE_NAME)
 
 int is_quiet(void)
 {
@@ -539,6 +544,23 @@ static void fill_cache(Call *call, FastPath *fast_path, Allocation *const *opera
     clear_nonfatal_error();
 }
 
+/* The entry for operands of these types, filled if there was none. NULL if Python must run the call; an exception
+ * may be set. */
+static Entry *filled_entry(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
+{
+    Entry *entry = entry_of(call, fast_path, operands, count);
+    if (entry)
+        return entry;
+    fill_cache(call, fast_path, operands, count);
+    return PyErr_Occurred() ? NULL : entry_of(call, fast_path, operands, count);
+}
+
+KernelCallObject *kernel_of(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count)
+{
+    Entry *entry = is_call(call) ? filled_entry((Call *)call, fast_path, operands, count) : NULL;
+    return entry && entry->call ? (KernelCallObject *)Py_NewRef((PyObject *)entry->call) : NULL;
+}
+
 /* --- FastPath --- */
 
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -923,6 +945,14 @@ static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Alloca
     return missing || !p[0] ? NULL : region;
 }
 
+int provide_region(Arena *arena, PyObject *type)
+{
+    PyObject *done = PyObject_CallMethodObjArgs((PyObject *)arena, provide_name, type, NULL);
+    int is_provided = done ? done == Py_True : -1;
+    Py_XDECREF(done);
+    return is_provided;
+}
+
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder)
 {
     PyObject *bin = PyDict_GetItemWithError(arena->bins, type);
@@ -1065,10 +1095,9 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
     int learns = open && !entry && fast_path->outbox;
     if (open && !entry && !learns) {
-        fill_cache(call, fast_path, operands, count);
+        entry = filled_entry(call, fast_path, operands, count);
         if (PyErr_Occurred())
             goto end;
-        entry = entry_of(call, fast_path, operands, count);
     }
     for (int again = 0; open && entry && is_ready(entry) && !done && again < 2; again++) {
         PyObject *handle;
@@ -1076,9 +1105,11 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             break; /* a lack of free regions was not the reason */
         Py_XDECREF(holder);
         Py_XDECREF((PyObject *)out);
-        out = (Allocation *)(again ? PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
-                                                                (PyObject *)tensor_class, NULL)
-                                   : object_of(tensor_class));
+        int provided = again ? provide_region(arena, entry->out) : 1;
+        out = (Allocation *)(provided > 0    ? object_of(tensor_class)
+                             : provided == 0 ? PyObject_CallMethodObjArgs(scope, alloc_name, entry->out,
+                                                                          (PyObject *)tensor_class, NULL)
+                                             : NULL);
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
         if (!holder)
             goto end;
@@ -1176,11 +1207,7 @@ static int overwrite(PyObject *call, Allocation *out, Allocation *const *operand
         if (Py_TYPE((PyObject *)operands[i]) != tensor_class || !operands[i]->type ||
             !is_alive(operands[i]) || !address_in(fast_path, operands[i], 1))
             return PyErr_Occurred() ? -1 : 0;
-    Entry *entry = entry_of((Call *)call, fast_path, operands, count);
-    if (!entry) {
-        fill_cache((Call *)call, fast_path, operands, count);
-        entry = PyErr_Occurred() ? NULL : entry_of((Call *)call, fast_path, operands, count);
-    }
+    Entry *entry = filled_entry((Call *)call, fast_path, operands, count);
     if (!entry || !entry->call || entry->out != out->type || !address_in(fast_path, out, 1))
         return PyErr_Occurred() ? -1 : 0;
     if (call_without_result(fast_path->acquire))
@@ -1232,6 +1259,12 @@ PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return out;
 }
 
+void keep_for_ever(PyObject *args, PyObject *kwargs)
+{
+    Py_INCREF(args);
+    Py_XINCREF(kwargs);
+}
+
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -1248,11 +1281,7 @@ static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *permanent[] = {tensor,         tape,        slow,          get_scope, get_current_tape,
-                             get_in_use,     own_arenas,  default_arena, resolve,   raise_stale,
-                             weak_reference, slow_update, view_logs,     live_tapes};
-    for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
-        Py_INCREF(permanent[i]); /* for as long as the process */
+    keep_for_ever(args, kwargs);
     tape_class = (PyTypeObject *)tape;
     Py_RETURN_NONE;
 }
@@ -1274,16 +1303,7 @@ int dispatch_init(PyObject *module)
     call_type = add_type(module, "CallFields", &call_spec);
     fast_path_type = add_type(module, "FastPath", &fast_path_spec);
     view_name = PyUnicode_InternFromString("_view");
-    nbytes_name = PyUnicode_InternFromString("nbytes");
-    alloc_name = PyUnicode_InternFromString("alloc");
-    op_name = PyUnicode_InternFromString("op");
-    in_place_name = PyUnicode_InternFromString("in_place");
-    latest_name = PyUnicode_InternFromString("latest");
-    record_name = PyUnicode_InternFromString("record");
-    nodes_name = PyUnicode_InternFromString("nodes");
-    kept_name = PyUnicode_InternFromString("kept");
-    templates_name = PyUnicode_InternFromString("templates");
-    has_lost_name = PyUnicode_InternFromString("has_lost");
+    NAMES(INTERN_NAME)
     if (!allocation_type || !region_type || !arena_type || !call_type || !fast_path_type ||
         PyErr_Occurred())
         return -1;

@@ -71,6 +71,10 @@ Region *home_of(const Allocation *x);
  * type there, NULL if the address suffices. NULL if Python must look for one. */
 Region *next_region(const Arena *arena, PyObject *type, PyObject **handle);
 
+/* Ask Python for such a region. Returns 1; 0 if the arena has none before there is a tensor; -1 with an exception
+ * set. */
+int provide_region(Arena *arena, PyObject *type);
+
 /* Make `out` a tensor in the arena's next region. Returns 0, or -1 with an exception set. */
 int take(Region *region, PyObject *handle, PyObject *type, Arena *arena, Allocation *out, PyObject *holder);
 
@@ -98,14 +102,18 @@ int record_call(PyObject *call, FastPath *fast_path, Allocation *const *operands
 PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *apply_into(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
+/* The kernel of a call on operands of these types, a new reference. NULL if Python must run the call; an exception
+ * may be set. */
+KernelCallObject *kernel_of(PyObject *call, FastPath *fast_path, Allocation *const *operands, int count);
+
 /* Whether no thread has a recorder: only then C does more than one call, or one without a launch. */
 int is_quiet(void);
 
 extern PyObject *live_tapes; /* the set of tapes that may still be walked */
 
 /* What a step of a recorded call does: `apply(call, *operands)`, `alias(call, x, type)` where `extra` is the
- * type, x[extra], or `apply_into(x, call, *operands)`. */
-typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE } StepKind;
+ * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
+typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
 
 /* Functions of files that include this one. Each file sets its own: views.c and templates.c. */
 typedef struct {
@@ -119,6 +127,13 @@ typedef struct {
                       PyObject *out);
 } Later;
 extern Later later;
+
+/* A Python string `NAME_name` that is made once, for `LIST(DECLARE_NAME)` and `LIST(INTERN_NAME)`. */
+#define DECLARE_NAME(NAME) static PyObject *NAME##_name;
+#define INTERN_NAME(NAME) NAME##_name = PyUnicode_InternFromString(#NAME);
+
+/* Keep all arguments of a call as long as the process. */
+void keep_for_ever(PyObject *args, PyObject *kwargs);
 
 /* Call a function for its effect. Returns 0, or -1 with an exception set. */
 int call_without_result(PyObject *function);

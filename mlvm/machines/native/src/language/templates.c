@@ -3,7 +3,7 @@
  * In:        `call(function, args, keywords)`: a function of mlvm and a call's arguments: tensors, numbers,
  *            strings, dtypes, None, slices, and tuples and lists of these.
  * Out:       what `function(*args, **keywords)` returns. The second call on such arguments is recorded: its
- *            steps are the one-op calls, views, selections and updates that it makes. Later calls with the
+ *            steps are the one-op calls, views, selections, updates and next random keys that it makes. Later calls with the
  *            same key run these steps in C, in order, instead of the function, which stays the definition.
  * Must hold: the key has all that a result depends on besides values: the function, the tensors' types and
  *            whether the tape tracks each, all other arguments, the VM, and the context (`context_getters`).
@@ -67,6 +67,7 @@ typedef struct {
     PyObject *named; /* the class of named tuples in the result */
     short *codes;
     int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
+    int users;                              /* calls that run its steps, and the table */
     int failures;                           /* recordings without success */
 } Template;
 
@@ -81,7 +82,8 @@ static struct {
 static Template *templates[TEMPLATES];
 static uint64_t seen[TEMPLATES]; /* hashes of keys that were called once */
 static int is_enabled = 1;
-static PyObject *context_getters, *is_constant, *dtype_class, *make_name, *nodes_name, *fields_name;
+static PyObject *context_getters, *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name,
+    *fields_name;
 
 /* --- keys --- */
 
@@ -211,9 +213,10 @@ static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keyw
 
 /* --- templates --- */
 
-static void free_template(Template *old)
+/* End a use of a template, and free it after the last one. */
+static void release_template(Template *old)
 {
-    if (!old)
+    if (!old || --old->users > 0)
         return;
     for (int i = 0; i < old->nitems; i++)
         Py_XDECREF(old->items[i].object);
@@ -259,13 +262,14 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
     Template *fresh = PyMem_Calloc(1, sizeof *fresh);
     if (!fresh)
         return;
+    fresh->users = 1;
     int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
     fresh->items = copy_of(key->items, sizeof *key->items * (size_t)key->nitems);
     fresh->steps = copy_of(recording.steps, sizeof(Step) * (size_t)nsteps);
     fresh->constants = copy_of(recording.constants, sizeof(PyObject *) * (size_t)nconstants);
     fresh->codes = copy_of(codes, sizeof *codes * (size_t)ncodes);
     if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->codes) {
-        free_template(fresh);
+        release_template(fresh);
         return;
     }
     fresh->hash = key->hash;
@@ -287,7 +291,7 @@ static void keep_template(PyObject *function, const Key *key, const short *codes
         Py_INCREF(fresh->constants[i]);
     Template *old = templates[key->hash % TEMPLATES];
     templates[key->hash % TEMPLATES] = fresh;
-    free_template(old); /* this may run Python */
+    release_template(old); /* this may run Python */
 }
 
 /* --- recording --- */
@@ -346,7 +350,8 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
     if (!is_recording() || recording.failed)
         return;
     PyObject *tape = present_tape();
-    int is_elsewhere = kind == APPLY && ((Allocation *)out)->arena != recording.key->arena;
+    int is_elsewhere = (kind == APPLY || kind == NEXT_KEY) &&
+                       ((Allocation *)out)->arena != recording.key->arena;
     recording.failed = is_elsewhere || tape != recording.key->tape || recording.nsteps == MOST_STEPS ||
                        count > MOST_OPERANDS + 1;
     Py_XDECREF(tape);
@@ -496,6 +501,20 @@ static PyObject *build(const Template *template, PyObject *const *values, int *a
     return whole;
 }
 
+/* next_key_of(source) -> source(), a step of a recorded call. */
+static PyObject *next_key_of(PyObject *module, PyObject *source)
+{
+    (void)module;
+    int before = pause_recording(1);
+    PyObject *key = PyObject_CallNoArgs(source);
+    pause_recording(before);
+    if (key && Py_TYPE(key) == tensor_class)
+        note_step(NEXT_KEY, source, NULL, NULL, 0, key);
+    else
+        note_opaque();
+    return key;
+}
+
 static PyObject *run_step(const Step *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
@@ -508,6 +527,7 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
         args[2] = step->extra;
         return later.alias(NULL, args, 3);
     case SUBSCRIPT: return PyObject_GetItem(operands[0], step->extra);
+    case NEXT_KEY: return next_key_of(NULL, step->call);
     default:
         args[0] = operands[0];
         args[1] = step->call;
@@ -516,54 +536,35 @@ static PyObject *run_step(const Step *step, PyObject *const *operands)
     }
 }
 
-/* Run the steps. After an error the function explains it, unless an update has been made: then `*is_final`. */
-static PyObject *run_template(Template *template, const Key *key, int *is_final)
+/* Run the steps. After an error the function explains it, with the keys that were drawn, unless an update has been
+ * made: then `*is_final`. */
+static PyObject *run_template(Template *template, const Key *key, PyObject **keys, int *is_final)
 {
     PyObject *values[MOST_VALUES] = {NULL}, *operands[MOST_OPERANDS + 1], *result = NULL;
     int first = key->ntensors, failed = 0;
     for (int i = 0; i < first; i++)
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
-    /* A step may run Python, which may replace the template: what it needs is kept by copies. */
-    Template mine = *template;
-    Step steps[MOST_STEPS];
-    PyObject *constants[MOST_STEPS];
-    short codes[MOST_CODES];
-    memcpy(steps, template->steps, sizeof *steps * (size_t)mine.nsteps);
-    memcpy(constants, template->constants, sizeof *constants * (size_t)mine.nconstants);
-    memcpy(codes, template->codes, sizeof *codes * (size_t)mine.ncodes);
-    mine.codes = codes;
-    for (int i = 0; i < mine.nsteps; i++) {
-        Py_XINCREF(steps[i].call);
-        Py_XINCREF(steps[i].extra);
-    }
-    for (int i = 0; i < mine.nconstants; i++)
-        Py_INCREF(constants[i]);
-    Py_XINCREF(mine.named);
-    for (int i = 0; i < mine.nsteps && !failed; i++) {
-        const Step *step = &steps[i];
+    template->users++; /* a step may run Python, which may replace the template */
+    for (int i = 0; i < template->nsteps && !failed; i++) {
+        const Step *step = &template->steps[i];
         for (int j = 0; j < step->count; j++)
-            operands[j] = step->operands[j] < 0 ? constants[-1 - step->operands[j]]
+            operands[j] = step->operands[j] < 0 ? template->constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
         values[first + i] = run_step(step, operands);
         failed = !values[first + i];
         *is_final |= !failed && step->kind == UPDATE;
+        if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
+            failed = PyList_Append(*keys, values[first + i]) < 0;
         for (int j = 0; !failed && j <= i; j++)
-            if (steps[j].last == i)
+            if (template->steps[j].last == i)
                 Py_CLEAR(values[first + j]);
     }
     int at = 0;
     if (!failed)
-        result = build(&mine, values, &at);
-    for (int i = 0; i < mine.nsteps; i++) {
-        Py_XDECREF(steps[i].call);
-        Py_XDECREF(steps[i].extra);
-        Py_XDECREF(values[first + i]);
-    }
-    for (int i = 0; i < first; i++)
-        Py_DECREF(values[i]);
-    for (int i = 0; i < mine.nconstants; i++)
-        Py_DECREF(constants[i]);
-    Py_XDECREF(mine.named);
+        result = build(template, values, &at);
+    for (int i = 0; i < first + template->nsteps; i++)
+        Py_XDECREF(values[i]);
+    release_template(template);
     return result;
 }
 
@@ -578,10 +579,12 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     Template *template = find_template(function, &key);
     if (template && template->ncodes) {
         int is_final = 0;
-        PyObject *result = run_template(template, &key, &is_final);
-        if (result || is_final || clear_nonfatal_error())
-            return result;
-        return PyObject_Call(function, args, keywords);
+        PyObject *keys = NULL, *result = run_template(template, &key, &keys, &is_final);
+        if (!result && !is_final && !clear_nonfatal_error())
+            result = keys ? PyObject_CallFunctionObjArgs(with_keys, keys, function, args, keywords, NULL)
+                          : PyObject_Call(function, args, keywords);
+        Py_XDECREF(keys);
+        return result;
     }
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES || recording.active)
@@ -634,14 +637,12 @@ static PyObject *use_templates(PyObject *module, PyObject *enabled)
 
 static PyObject *install_templates(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"context", "is_constant", "dtype", NULL};
+    static char *names[] = {"context", "is_constant", "dtype", "with_keys", NULL};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO:install_templates", names, &PyTuple_Type,
-                                     &context_getters, &is_constant, &dtype_class))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO:install_templates", names, &PyTuple_Type,
+                                     &context_getters, &is_constant, &dtype_class, &with_keys))
         return NULL;
-    Py_INCREF(context_getters);
-    Py_INCREF(is_constant);
-    Py_INCREF(dtype_class);
+    keep_for_ever(args, kwargs);
     Py_RETURN_NONE;
 }
 
@@ -649,6 +650,7 @@ static PyMethodDef templates_functions[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, args, keywords): call it, by its template if there is one."},
     {"opaque", opaque, METH_NOARGS, "The composed call that runs in this thread cannot be a template."},
+    {"next_key_of", next_key_of, METH_O, "next_key_of(source) -> source(), a step of a recorded call."},
     {"pause", pause_in_python, METH_O,
      "pause(paused) -> the state before: a recorded call notes nothing meanwhile."},
     {"use_templates", use_templates, METH_O, "use_templates(enabled) -> the setting before."},

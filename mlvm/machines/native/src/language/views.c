@@ -39,7 +39,8 @@ typedef struct {
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
 static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
-static PyObject *shape_name, *dtype_name, *kind_name, *itemsize_name, *size_name, *alloc_name;
+#define NAMES(EACH) EACH(shape) EACH(dtype) EACH(kind) EACH(itemsize) EACH(size) EACH(alloc)
+NAMES(DECLARE_NAME)
 
 /* --- types --- */
 
@@ -216,8 +217,9 @@ static PyObject *view_as_python(PyObject *module, PyObject *args)
 /* --- keys --- */
 
 /* Resolve a key of integers, slices, None and `...` against the axes of a tensor: a span for each axis, and
- * the shape of the result. Returns the number of its axes; -1 for any other key, and for errors. */
-static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dims)
+ * the shape of the result. `places`: the axis of the result that each axis becomes, -1 for none. Returns the number
+ * of axes of the result; -1 for any other key, and for errors. */
+static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dims, int *places)
 {
     PyObject *const single[] = {key};
     Py_ssize_t nitems = PyTuple_CheckExact(key) ? PyTuple_Size(key) : 1, indices = 0;
@@ -240,6 +242,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
                 if (ndim == MOST_AXES)
                     return -1;
                 spans[axis] = (Span){0, x->dims[axis], 1};
+                places[axis] = ndim;
                 dims[ndim++] = x->dims[axis];
             }
             continue;
@@ -252,6 +255,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
                 return PyErr_Clear(), -1;
             if (index < -length || index >= length)
                 return -1;
+            places[axis] = -1;
             spans[axis++] = (Span){index < 0 ? index + length : index, 1, 1};
             continue;
         }
@@ -265,6 +269,7 @@ static int resolve_key(PyObject *key, const Layout *x, Span *spans, int64_t *dim
         if (PySlice_Unpack(item, &start, &stop, &step)) /* bounds of other classes are Python's */
             return PyErr_Clear(), -1;
         Py_ssize_t length = PySlice_AdjustIndices((Py_ssize_t)x->dims[axis], &start, &stop, step);
+        places[axis] = ndim;
         spans[axis++] = (Span){start, length, length > 1 ? step : 1};
         dims[ndim++] = length;
     }
@@ -333,6 +338,8 @@ static Allocation *tensor_in(PyObject *arena, PyObject *type)
     PyObject *handle, *holder = NULL;
     Allocation *out = (Allocation *)object_of(tensor_class);
     Region *region = out ? next_region((Arena *)arena, type, &handle) : NULL;
+    if (out && !region && provide_region((Arena *)arena, type) > 0)
+        region = next_region((Arena *)arena, type, &handle);
     if (region && (holder = PyWeakref_NewRef((PyObject *)out, NULL)) &&
         next_region((Arena *)arena, type, &handle) == region &&
         !take(region, handle, type, (Arena *)arena, out, holder)) {
@@ -342,11 +349,36 @@ static Allocation *tensor_in(PyObject *arena, PyObject *type)
     }
     Py_XDECREF(holder);
     Py_XDECREF((PyObject *)out);
-    PyErr_Clear();
+    if (clear_nonfatal_error())
+        return NULL;
     out = (Allocation *)PyObject_CallMethodObjArgs(arena, alloc_name, type, (PyObject *)tensor_class, NULL);
     if (out && Py_TYPE((PyObject *)out) == tensor_class && !out->tape)
         out->tape = Py_NewRef(Py_None);
     return out;
+}
+
+/* A new tensor of an arena of that VM, which is locked until `release_vm`: `*to` is its first byte, and `*from` that
+ * of x, which may be NULL. NULL and no lock if Python must do what the caller does; an exception may be set. */
+static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject *type, const Allocation *x,
+                                 char **to, char **from)
+{
+    Allocation *out = arena && fast_path_of(arena) == fast_path ? tensor_in(arena, type) : NULL;
+    if (out && (!x || address_in(fast_path, x, 1)) && address_in(fast_path, out, 1) &&
+        !call_without_result(fast_path->acquire)) {
+        *to = address_in(fast_path, out, 0);
+        *from = x ? address_in(fast_path, x, 0) : NULL;
+        if (*to && (!x || *from) && !fast_path->observed && !fast_path->instrumented)
+            return out;
+        release_vm(fast_path);
+    }
+    Py_XDECREF((PyObject *)out);
+    return NULL;
+}
+
+/* What the caller returns to Python: the tensor, or None if Python must create it, which then raises any error. */
+static PyObject *tensor_or_none(void *out)
+{
+    return out || clear_nonfatal_error() ? out : Py_NewRef(Py_None);
 }
 
 /* Whether a tape tracks x; -1 with an exception set. */
@@ -366,43 +398,32 @@ static PyObject *selected(Allocation *x, PyObject *key)
     Layout layout;
     Span spans[MOST_AXES];
     int64_t dims[MOST_AXES], from[MOST_AXES], into[MOST_AXES], lengths[MOST_AXES];
+    int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     if (!fast_path || is_tracked(x) || !layout_of(x->type, &layout))
         return NULL;
-    int ndim = resolve_key(key, &layout, spans, dims);
+    int ndim = resolve_key(key, &layout, spans, dims, places);
     PyObject *type = ndim < 0 ? NULL : type_of(layout.dtype, dims, ndim);
     if (!type)
         return NULL;
-    PyObject *result = NULL, *arena = NULL;
-    if (selects_all(&layout, spans)) {
-        result = view_as(x, type);
-        goto end;
-    }
+    PyObject *result = NULL;
     int64_t nbytes = layout.itemsize, offset = window_of(&layout, spans, from);
     for (int i = 0; i < layout.ndim; i++)
         nbytes *= lengths[i] = spans[i].length;
-    arena = nbytes <= MOST_COPIED ? present_arena() : NULL;
-    if (!arena || fast_path_of(arena) != fast_path)
-        goto end;
-    Allocation *out = tensor_in(arena, type);
-    if (!out || !address_in(fast_path, x, 1) || !address_in(fast_path, out, 1) ||
-        call_without_result(fast_path->acquire)) {
-        Py_XDECREF((PyObject *)out);
-        goto end;
+    if (selects_all(&layout, spans)) {
+        result = view_as(x, type);
+    } else if (nbytes <= MOST_COPIED) {
+        char *target, *source;
+        PyObject *arena = present_arena();
+        result = (PyObject *)locked_tensor(fast_path, arena, type, x, &target, &source);
+        if (result) {
+            packed_strides(lengths, layout.ndim, layout.itemsize, into);
+            if (nbytes)
+                copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
+            release_vm(fast_path);
+        }
+        Py_XDECREF(arena);
     }
-    char *source = address_in(fast_path, x, 0), *target = address_in(fast_path, out, 0);
-    int holds = source && target && !fast_path->observed && !fast_path->instrumented;
-    if (holds && nbytes) {
-        packed_strides(lengths, layout.ndim, layout.itemsize, into);
-        copy_box(target, into, source + offset, from, lengths, layout.ndim, layout.itemsize);
-    }
-    release_vm(fast_path);
-    if (holds)
-        result = (PyObject *)out;
-    else
-        Py_DECREF((PyObject *)out);
-end:
-    Py_XDECREF(arena);
     Py_DECREF(type);
     return result;
 }
@@ -514,9 +535,9 @@ static int element_of(PyObject *number, const Layout *x, char *element)
     return x->itemsize == 4;
 }
 
-/* Strides with which `values` broadcasts to a selection: 0 along its axes of length 1.
+/* Strides along the axes of x with which `values` broadcasts to a selection: 0 along its axes of length 1.
  * Returns 0 if it does not broadcast. */
-static int broadcast_strides(const Layout *values, PyObject *key, const Layout *x, const int64_t *dims,
+static int broadcast_strides(const Layout *values, const Layout *x, const int *places, const int64_t *dims,
                              int ndim, int64_t *strides)
 {
     int64_t own[MOST_AXES], by_result[MOST_AXES] = {0};
@@ -529,27 +550,8 @@ static int broadcast_strides(const Layout *values, PyObject *key, const Layout *
             return 0;
         by_result[at] = values->dims[i] == 1 ? 0 : own[i];
     }
-    /* Walk the key again: which axis of x has which axis of the result. */
-    Py_ssize_t nitems = PyTuple_CheckExact(key) ? PyTuple_Size(key) : 1, indices = 0;
-    for (Py_ssize_t i = 0; i < nitems; i++) {
-        PyObject *item = PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i) : key;
-        indices += item != Py_None && item != Py_Ellipsis;
-    }
-    int axis = 0, at = 0;
-    for (Py_ssize_t i = 0; i <= nitems; i++) {
-        PyObject *item = i == nitems               ? Py_Ellipsis
-                         : PyTuple_CheckExact(key) ? PyTuple_GetItem(key, i)
-                                                   : key;
-        if (item == Py_Ellipsis) {
-            Py_ssize_t missing = i == nitems ? x->ndim - axis : x->ndim - indices;
-            for (; missing > 0; missing--)
-                strides[axis++] = by_result[at++];
-        } else if (item == Py_None) {
-            at++;
-        } else {
-            strides[axis++] = PyLong_CheckExact(item) ? 0 : by_result[at++];
-        }
-    }
+    for (int i = 0; i < x->ndim; i++)
+        strides[i] = places[i] < 0 ? 0 : by_result[places[i]];
     return 1;
 }
 
@@ -560,12 +562,13 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     Span spans[MOST_AXES];
     int64_t dims[MOST_AXES], from[MOST_AXES] = {0}, into[MOST_AXES], lengths[MOST_AXES];
     char element[16];
+    int places[MOST_AXES];
     FastPath *fast_path = is_quiet() ? plain_path((PyObject *)x) : NULL;
     Region *region = region_of(x);
     if (!fast_path || !region || region->first_view || region->watched || PySet_Size(live_tapes) ||
         values == (PyObject *)x || !layout_of(x->type, &layout))
         return 0;
-    int ndim = resolve_key(key, &layout, spans, dims);
+    int ndim = resolve_key(key, &layout, spans, dims, places);
     if (ndim < 0)
         return 0;
     int64_t nbytes = layout.itemsize, offset = window_of(&layout, spans, into);
@@ -576,7 +579,7 @@ static int assign(Allocation *x, PyObject *key, PyObject *values)
     Allocation *tensor = Py_TYPE(values) == tensor_class ? (Allocation *)values : NULL;
     if (tensor) {
         if (plain_path(values) != fast_path || !layout_of(tensor->type, &given) ||
-            given.dtype != layout.dtype || !broadcast_strides(&given, key, &layout, dims, ndim, from))
+            given.dtype != layout.dtype || !broadcast_strides(&given, &layout, places, dims, ndim, from))
             return 0;
     } else if (!element_of(values, &layout, element)) {
         return 0;
@@ -688,27 +691,19 @@ static PyObject *number(PyObject *module, PyObject *args)
     if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
         !layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
         Py_RETURN_NONE;
-    Allocation *out = tensor_in(arena, type);
-    if (!out)
-        return NULL;
-    int holds = 0;
-    if (address_in(fast_path, out, 1) && !call_without_result(fast_path->acquire)) {
-        char *target = address_in(fast_path, out, 0);
-        holds = target && !fast_path->observed && !fast_path->instrumented;
-        if (holds)
-            memcpy(target, element, (size_t)layout.itemsize);
+    char *target, *unused;
+    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
+    if (out) {
+        memcpy(target, element, (size_t)layout.itemsize);
         release_vm(fast_path);
     }
-    if (holds)
-        return (PyObject *)out;
-    Py_DECREF((PyObject *)out);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return tensor_or_none(out);
 }
 
 /* filled(x, type): a tensor of that type with the one element of x everywhere; None if Python must launch it. */
 static PyObject *filled(PyObject *module, PyObject *args)
 {
-    PyObject *object, *type, *result = NULL;
+    PyObject *object, *type;
     (void)module;
     if (!PyArg_ParseTuple(args, "OO:filled", &object, &type))
         return NULL;
@@ -717,51 +712,67 @@ static PyObject *filled(PyObject *module, PyObject *args)
     int64_t into[MOST_AXES];
     FastPath *fast_path = is_quiet() && !is_recording() ? plain_path(object) : NULL;
     Allocation *x = (Allocation *)object, *out = NULL;
-    if (!fast_path || is_tracked(x) || !layout_of(x->type, &from) || !layout_of(type, &to) ||
-        from.size != 1 || from.dtype != to.dtype || to.size * to.itemsize > MOST_COPIED)
-        goto end;
-    PyObject *arena = present_arena();
-    if (arena && fast_path_of(arena) == fast_path)
-        out = tensor_in(arena, type);
-    Py_XDECREF(arena);
-    if (out && address_in(fast_path, x, 1) && address_in(fast_path, out, 1) &&
-        !call_without_result(fast_path->acquire)) {
-        char *source = address_in(fast_path, x, 0), *target = address_in(fast_path, out, 0);
-        if (source && target && !fast_path->observed && !fast_path->instrumented) {
+    if (fast_path && !is_tracked(x) && layout_of(x->type, &from) && layout_of(type, &to) &&
+        from.size == 1 && from.dtype == to.dtype && to.size * to.itemsize <= MOST_COPIED) {
+        char *target, *source;
+        PyObject *arena = present_arena();
+        if ((out = locked_tensor(fast_path, arena, type, x, &target, &source))) {
             packed_strides(to.dims, to.ndim, to.itemsize, into);
             if (to.size)
                 copy_box(target, into, source, none, to.dims, to.ndim, to.itemsize);
-            result = Py_NewRef((PyObject *)out);
+            release_vm(fast_path);
         }
-        release_vm(fast_path);
+        Py_XDECREF(arena);
     }
-end:
-    Py_XDECREF((PyObject *)out);
-    if (result || PyErr_Occurred())
-        return result;
-    Py_RETURN_NONE;
+    return tensor_or_none(out);
 }
 
 /* Write bytes to a new tensor of the current arena. NULL without an exception if Python must do it. */
 static PyObject *tensor_with(PyObject *type, const Layout *layout, const char *bytes)
 {
-    PyObject *arena = is_quiet() ? present_arena() : NULL, *result = NULL;
+    PyObject *arena = is_quiet() ? present_arena() : NULL;
     FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
     int is_plain = fast_path && !fast_path->outbox && !fast_path->observed && !fast_path->instrumented;
-    Allocation *out = is_plain ? tensor_in(arena, type) : NULL;
-    if (out && address_in(fast_path, out, 1) && !call_without_result(fast_path->acquire)) {
-        char *target = address_in(fast_path, out, 0);
-        if (target && !fast_path->observed && !fast_path->instrumented) {
-            memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
-            result = Py_NewRef((PyObject *)out);
+    char *target, *unused;
+    Allocation *out = is_plain ? locked_tensor(fast_path, arena, type, NULL, &target, &unused) : NULL;
+    if (out) {
+        memcpy(target, bytes, (size_t)(layout->size * layout->itemsize));
+        release_vm(fast_path);
+        note_opaque();
+    }
+    Py_XDECREF(arena);
+    return (PyObject *)out;
+}
+
+/* next_key(call, state, type): the key that the op `call` splits off a state of random keys, which then counts
+ * on; None if Python must do both. The caller holds the lock of the state's keys. */
+static PyObject *next_key(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 3 || Py_TYPE(args[1]) != tensor_class)
+        return PyErr_Format(PyExc_TypeError, "next_key takes an op, a tensor and a type");
+    Allocation *state = (Allocation *)args[1], *out = NULL;
+    FastPath *fast_path = is_quiet() ? plain_path(args[1]) : NULL;
+    Region *region = region_of(state);
+    KernelCallObject *kernel = fast_path && region ? kernel_of(args[0], fast_path, &state, 1) : NULL;
+    PyObject *arena = kernel ? present_arena() : NULL;
+    char *p[] = {NULL, NULL, NULL};
+    int done = 0;
+    if (arena && (out = locked_tensor(fast_path, arena, args[2], state, &p[0], &p[1]))) {
+        if (!region->first_view && !region->watched && region_of(state) == region) {
+            uint64_t number;
+            done = !run_in_pool(fast_path->pool, &kernel->call, p);
+            memcpy(&number, p[1] + sizeof number, sizeof number);
+            number += (uint64_t)done;
+            memcpy(p[1] + sizeof number, &number, sizeof number);
         }
         release_vm(fast_path);
     }
-    Py_XDECREF((PyObject *)out);
+    Py_XDECREF((PyObject *)kernel);
     Py_XDECREF(arena);
-    if (result)
-        note_opaque();
-    return result;
+    if (!done)
+        Py_CLEAR(out);
+    return tensor_or_none(out);
 }
 
 /* copied(type, array): a tensor with the values of a packed array of that type; None if Python must write it. */
@@ -779,9 +790,7 @@ static PyObject *copied(PyObject *module, PyObject *args)
             result = tensor_with(type, &layout, buffer.buf);
         PyBuffer_Release(&buffer);
     }
-    if (result || clear_nonfatal_error())
-        return result;
-    Py_RETURN_NONE;
+    return tensor_or_none(result);
 }
 
 /* listed(numbers, float_type, int_type): a tensor of a list of Python's floats and ints, with the dtype of the
@@ -808,9 +817,7 @@ static PyObject *listed(PyObject *module, PyObject *args)
     if (type && layout_of(type, &layout))
         result = tensor_with(type, &layout, bytes);
     Py_XDECREF(type);
-    if (result || clear_nonfatal_error())
-        return result;
-    Py_RETURN_NONE;
+    return tensor_or_none(result);
 }
 
 /* install_views(names...): what the language lends, once. */
@@ -820,9 +827,7 @@ static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwarg
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:install_views", names, &slow_alias, &make_type))
         return NULL;
-    PyObject *permanent[] = {slow_alias, make_type};
-    for (size_t i = 0; i < sizeof permanent / sizeof *permanent; i++)
-        Py_INCREF(permanent[i]); /* for as long as the process */
+    keep_for_ever(args, kwargs);
     Py_RETURN_NONE;
 }
 
@@ -831,9 +836,7 @@ static PyObject *install_indexing(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:install_indexing", &slow_getitem, &slow_setitem, &warn_of_lost))
         return NULL;
-    Py_INCREF(slow_getitem);
-    Py_INCREF(slow_setitem);
-    Py_INCREF(warn_of_lost);
+    keep_for_ever(args, NULL);
     Py_RETURN_NONE;
 }
 
@@ -843,6 +846,8 @@ static PyMethodDef views_functions[] = {
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
     {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
     {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
+    {"next_key", (PyCFunction)(void (*)(void))next_key, METH_FASTCALL,
+     "next_key(call, state, type): the key that the op splits off a state, which then counts on, or None."},
     {"copied", copied, METH_VARARGS, "copied(type, array): a tensor with the array's values, or None."},
     {"listed", listed, METH_VARARGS,
      "listed(numbers, float_type, int_type): a tensor of a list of floats and ints, or None."},
@@ -859,11 +864,6 @@ int views_init(PyObject *module)
     later.subscript = subscript;
     later.assign_subscript = assign_subscript;
     later.alias = alias;
-    shape_name = PyUnicode_InternFromString("shape");
-    dtype_name = PyUnicode_InternFromString("dtype");
-    kind_name = PyUnicode_InternFromString("kind");
-    itemsize_name = PyUnicode_InternFromString("itemsize");
-    size_name = PyUnicode_InternFromString("size");
-    alloc_name = PyUnicode_InternFromString("alloc");
+    NAMES(INTERN_NAME)
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, views_functions);
 }

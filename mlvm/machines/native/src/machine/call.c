@@ -60,6 +60,29 @@ static int find_rows(KernelCallObject *self, PyObject *names)
     return 0;
 }
 
+/* The calls that are parts of this one. Returns 0, or -1 with an exception set. */
+static int find_parts(KernelCallObject *self, PyObject *parts)
+{
+    self->parts = parts ? PySequence_Tuple(parts) : NULL;
+    if (!self->parts)
+        return parts ? -1 : 0;
+    Py_ssize_t nparts = PyTuple_Size(self->parts);
+    self->children = PyMem_Malloc(sizeof *self->children * (size_t)(nparts + 1));
+    if (!self->children)
+        return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < nparts; i++) {
+        PyObject *part = PyTuple_GetItem(self->parts, i);
+        if (!PyObject_TypeCheck(part, kernel_call_type)) {
+            PyErr_SetString(PyExc_TypeError, "the parts of a KernelCall are such, too");
+            return -1;
+        }
+        self->children[i] = &((KernelCallObject *)part)->call;
+    }
+    self->call.children = self->children;
+    self->call.nchildren = (int)nparts;
+    return 0;
+}
+
 static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"kernel",  "nparams", "ints",  "floats", "units",   "work",
@@ -85,39 +108,69 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->call.work = work;
     self->call.scratch = scratch;
     self->call.shared = shared;
-    if (ints && !(self->call.ints = self->ints = numbers_of(ints, 0, &self->nints)))
-        goto failed;
-    if (reals && !(self->call.floats = self->floats = numbers_of(reals, 1, &self->nfloats)))
-        goto failed;
-    if (patches && !(self->patches = numbers_of(patches, 0, &self->npatches)))
-        goto failed;
-    if (parts) {
-        self->parts = PySequence_Tuple(parts);
-        if (!self->parts)
-            goto failed;
-        Py_ssize_t nparts = PyTuple_Size(self->parts);
-        self->children = PyMem_Malloc(sizeof *self->children * (size_t)(nparts + 1));
-        if (!self->children) {
-            PyErr_NoMemory();
-            goto failed;
-        }
-        for (Py_ssize_t i = 0; i < nparts; i++) {
-            PyObject *part = PyTuple_GetItem(self->parts, i);
-            if (!PyObject_TypeCheck(part, type)) {
-                PyErr_SetString(PyExc_TypeError, "the parts of a KernelCall are such, too");
-                goto failed;
-            }
-            self->children[i] = &((KernelCallObject *)part)->call;
-        }
-        self->call.children = self->children;
-        self->call.nchildren = (int)nparts;
-    }
-    if (rows && find_rows(self, rows))
-        goto failed;
-    return (PyObject *)self;
-failed:
+    if ((!ints || (self->call.ints = self->ints = numbers_of(ints, 0, &self->nints))) &&
+        (!reals || (self->call.floats = self->floats = numbers_of(reals, 1, &self->nfloats))) &&
+        (!patches || (self->patches = numbers_of(patches, 0, &self->npatches))) &&
+        !find_parts(self, parts) && (!rows || !find_rows(self, rows)))
+        return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
+}
+
+/* The integers with these names and the rest; NULL without an exception if one is no int. */
+static int64_t *named_integers(PyObject *names, PyObject *by_name, PyObject *rest, Py_ssize_t *how_many)
+{
+    Py_ssize_t named = PyTuple_Size(names), found = 0;
+    PyObject *list = PySequence_List(rest);
+    *how_many = named + (list ? PyList_Size(list) : 0);
+    int64_t *values = list ? PyMem_Calloc((size_t)*how_many + 1, sizeof *values) : NULL;
+    int are_ints = values != NULL;
+    for (Py_ssize_t i = 0; are_ints && i < *how_many; i++) {
+        PyObject *number = i < named ? PyDict_GetItemWithError(by_name, PyTuple_GetItem(names, i))
+                                     : PyList_GetItem(list, i - named);
+        found += i < named && number;
+        are_ints = !number || PyLong_Check(number);
+        values[i] = number && are_ints ? PyLong_AsLongLong(number) : 0;
+    }
+    Py_XDECREF(list);
+    if (are_ints && found < PyDict_Size(by_name))
+        PyErr_Format(PyExc_LookupError, "calls have the integers %R, not all of %R", names, by_name);
+    if (are_ints && !PyErr_Occurred())
+        return values;
+    PyMem_Free(values);
+    return NULL;
+}
+
+/* kernel_call(kernel, nparams, units, work, names, integers, floats, scratch, shared, parts, rest, rows): a call with
+ * integers by name, 0 for those that are missing, and the rest. NotImplemented for numbers of other classes. */
+static PyObject *kernel_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    const char *name = nargs == 12 ? PyUnicode_AsUTF8AndSize(args[0], NULL) : NULL;
+    const KernelEntry *entry = name ? find_kernel(name) : NULL;
+    if (!entry || !PyTuple_Check(args[4]) || !PyDict_Check(args[5]) || !PyTuple_Check(args[9]))
+        return PyErr_Format(PyExc_TypeError, "kernel_call takes 12 arguments, and a known kernel");
+    int are_plain = PyLong_Check(args[2]) && PyLong_Check(args[7]) && PyLong_Check(args[8]) &&
+                    (PyFloat_Check(args[3]) || PyLong_Check(args[3])) && PyTuple_CheckExact(args[6]);
+    for (Py_ssize_t i = 0; are_plain && i < PyTuple_Size(args[6]); i++)
+        are_plain = PyFloat_Check(PyTuple_GetItem(args[6], i)) || PyLong_Check(PyTuple_GetItem(args[6], i));
+    for (Py_ssize_t i = 0; are_plain && i < PyTuple_Size(args[9]); i++)
+        are_plain = is_kernel_call(PyTuple_GetItem(args[9], i));
+    KernelCallObject *self = are_plain ? (KernelCallObject *)object_of(kernel_call_type) : NULL;
+    if (!self)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_NotImplemented);
+    self->call.kernel = entry;
+    self->call.nparams = (int)PyLong_AsLong(args[1]);
+    self->call.units = PyLong_AsLongLong(args[2]);
+    self->call.work = PyFloat_AsDouble(args[3]);
+    self->call.scratch = PyLong_AsLongLong(args[7]);
+    self->call.shared = PyLong_AsLongLong(args[8]);
+    if ((self->call.ints = self->ints = named_integers(args[4], args[5], args[10], &self->nints)) &&
+        (self->call.floats = self->floats = numbers_of(args[6], 1, &self->nfloats)) &&
+        !find_parts(self, args[9]) && !find_rows(self, args[11]) && !PyErr_Occurred())
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_NotImplemented);
 }
 
 static void kernel_call_dealloc(KernelCallObject *self)
@@ -379,6 +432,10 @@ static PyMethodDef call_functions[] = {
      "Whether the processor has that instruction set, and the system does not let this process use it."},
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for calls made from now on; False if there is no such one here."},
+    {"kernel_call", (PyCFunction)(void (*)(void))kernel_call, METH_FASTCALL,
+     "kernel_call(kernel, nparams, units, work, names, integers, floats, scratch, shared, parts, rest, "
+     "rows): a call "
+     "with integers by name, or NotImplemented if a number is of another class."},
     {"kernels", get_kernels, METH_NOARGS,
      "All kernels: of each the file it is in, and the names of the integers that its calls have."},
     {"rows", get_rows, METH_NOARGS,
