@@ -335,9 +335,13 @@ def run(
             child = stack.enter_context(Child(suite, contender, quick=quick))
             children[contender.name] = child
             cases[contender.name] = child.cases()
-        for case in dict.fromkeys(case for prepared in cases.values() for case in prepared):
-            if only and not any(part in case for part in only):
-                continue
+        every = list(dict.fromkeys(case for prepared in cases.values() for case in prepared))
+        chosen = [x for x in every if not only or any(part in x for part in only)]
+        if every and not chosen:
+            say(
+                f"{suite.name}: no case contains {' or '.join(only)}; there are: {', '.join(every)}"
+            )
+        for case in chosen:
             entrants = {name: children[name] for name in children if case in cases[name]}
             rounds = suite.quick_rounds if quick else suite.rounds
             say(f"{suite.name}: {case}, {rounds} rounds of {', '.join(entrants)}")

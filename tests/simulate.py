@@ -19,10 +19,13 @@ import sys
 import time
 
 from mlvm.parallel.blas import one_blas_thread
-from tests.simulation.defects import DEFECTS, having
-from tests.simulation.members import Members, little_data
-from tests.simulation.serving import Serving
-from tests.simulation.world import World
+from tests.packages import named_if_missing
+
+with named_if_missing():
+    from tests.simulation.defects import DEFECTS, having
+    from tests.simulation.members import Members, little_data
+    from tests.simulation.serving import Serving
+    from tests.simulation.world import World
 
 
 def one(seed: int) -> tuple[str, list[str], str]:

@@ -43,18 +43,21 @@ Others have options of their own: `threads`, `remote` (damaged messages, killed 
 full disk, in a read-only folder, killed), `attributes` (of ONNX's ops, which no code reads),
 `variants` (ONNX's tests of ops in other sizes and dtypes, beside ONNX Runtime).
 
-Prints outcomes. The first program that does anything else is printed with the numbers that make it
-again, one in the eager language cut down to what is needed, and the exit status is 1.
+Prints outcomes, and `no fault found` if there is none. The first program that fails is printed with
+the numbers that make it again, one in the eager language cut down to what is needed, and the exit
+status is 1. Needs `pip install -e ".[test]"`, and `recipes` PyTorch.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from tests.fuzz.command import limit_memory, parser_of
+from tests.packages import named_if_missing
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
@@ -77,19 +80,26 @@ OTHERS = (
 def main(argv: list[str] | None = None) -> int:
     name, *rest = [*(sys.argv[1:] if argv is None else argv), ""]
     rest = rest[:-1]
-    if name in PROGRAMS:
-        return fuzz_programs(name, rest)
-    if name in OTHERS:
-        status: int = import_module(f"tests.fuzz.{name}").main(rest)
+    if name in (*PROGRAMS, *OTHERS):
+        with named_if_missing():
+            is_drawn = name in PROGRAMS
+            run = partial(fuzz_programs, name) if is_drawn else module_of(name).main
+            status: int = run(rest)
+        if status == 0:
+            print(f"{name}: no fault found")
         return status
     print(__doc__ if name in ("-h", "--help") else f"expected one of {[*PROGRAMS, *OTHERS]}")
     return 0 if name in ("-h", "--help") else 2
 
 
+def module_of(name: str) -> Any:
+    """Import the module of a fuzzer."""
+    return import_module(f"tests.fuzz.{'language.fuzzing' if name == 'language' else name}")
+
+
 def fuzz_programs(name: str, argv: list[str]) -> int:
     """Run a fuzzer that draws programs by their numbers."""
-    place = "language.fuzzing" if name == "language" else name
-    module: Any = import_module(f"tests.fuzz.{place}")
+    module = module_of(name)
     parser = parser_of(name, __doc__)
     most = getattr(module, "PROGRAMS", 10_000)
     parser.add_argument("--programs", type=int, default=most, help="how many")

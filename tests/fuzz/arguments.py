@@ -28,7 +28,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import GradientMismatch, MissingExtra, MlvmError, OpError, OutOfMemory
-from tests.fuzz.command import limit_memory, parser_of
+from tests.fuzz.command import limit_memory, parser_of, require_known
 from tests.test_docstrings import public
 
 SECONDS: Final = 3
@@ -289,6 +289,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="part of the functions' names")
     parser.add_argument("--memory", type=int, default=8, help="GiB of addresses for the process")
     options = parser.parse_args(argv)
+    if options.only and not any(options.only in call.name for call in right_calls()):
+        require_known(parser, [options.only], targets)
     limit_memory(options.memory << 30)
     counts, found = faults(options.only, show=True)
     print(f"{sum(counts.values())} calls of {len(counts)} functions, {len(found)} faults")

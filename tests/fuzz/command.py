@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Wrong(Exception):
@@ -43,6 +43,14 @@ def parser_of(module: str, doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m tests.fuzz {name}", description=doc)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
+
+
+def require_known(
+    parser: argparse.ArgumentParser, unknown: list[str], known: Callable[[], Iterable[str]]
+) -> None:
+    """Exit with the known names if the command line has unknown ones."""
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(sorted({*known()}))}")
 
 
 def limit_memory(most: int) -> None:

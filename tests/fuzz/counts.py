@@ -21,7 +21,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import parser_of, require_known
 from tests.fuzz.extremes import elementwise
 from tests.test_docstrings import public
 
@@ -159,6 +159,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*", help="functions; all if there are none")
     parser.add_argument("--elements", type=int, default=N)
     options = parser.parse_args(argv)
+    require_known(parser, [x for x in options.names if not functions(x)], functions)
     count = 0
     for finding in findings(options.names, n=options.elements):
         print(finding, flush=True)

@@ -31,7 +31,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from tests.cases.tables import FUNCTIONS, Row, flat
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import parser_of, require_known
 from tests.test_docstrings import public
 
 Fn = Callable[..., Any]
@@ -254,6 +254,10 @@ def _rows(names: list[str]) -> list[Row]:
     return [row for row in chosen if not names or any(f".{name}(" in row.call for name in names)]
 
 
+def _names_of(rows: list[Row]) -> list[str]:
+    return [name for row in rows for name in re.findall(r"\b(?:f|ml)\.([\w.]+)\(", row.call)]
+
+
 def _evaluated(row: Row, arrays: list[Any], dtype: str) -> list[Any] | None:
     xs = [_cast(x, dtype) if x.dtype.kind == "f" else ml.asarray(x) for x in arrays]
     try:
@@ -346,6 +350,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=4, help="lines of one function and derivative")
     options = parser.parse_args(argv)
+    unknown = [name for name in options.names if not (elementwise(name) or _rows([name]))]
+    require_known(parser, unknown, lambda: [*elementwise(), *_names_of(_rows([]))])
     shown: dict[tuple[str, str, str], int] = {}
     for finding in findings(options.names, options.dtypes.split(","), options.seed):
         if is_excepted(finding):

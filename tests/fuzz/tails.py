@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 import mlvm.eager as ml
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import parser_of, require_known
 
 P: Final = 1e-6
 _CHUNK: Final = 1 << 22
@@ -116,7 +116,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--draws", type=int, default=1 << 27)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
-    names, found = options.names or [*DISTRIBUTIONS, "categorical"], list[str]()
+    known = [*DISTRIBUTIONS, "categorical"]
+    require_known(parser, [x for x in options.names if x not in known], lambda: known)
+    names, found = options.names or known, list[str]()
     for name in names:
         if name == "categorical":
             found += rare_classes(options.seed)

@@ -24,7 +24,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from mlvm.onnx.table import TABLE
-from tests.fuzz.command import Wrong, outcomes_of, parser_of
+from tests.fuzz.command import Wrong, outcomes_of, parser_of, require_known
 from tests.onnx.backend import Case, cases
 
 FLOATS: Final = ("f2", "f4", "f8")
@@ -227,7 +227,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
     parser.add_argument("--verbose", action="store_true", help="name each test before it runs")
     options = parser.parse_args(argv)
-    chosen = [x for x in bases(options.cases) if not options.only or x[0] in options.only]
+    every = [*bases(options.cases)]
+    ops = {op for op, _ in every}
+    require_known(parser, [x for x in options.only or () if x not in ops], lambda: ops)
+    chosen = [x for x in every if not options.only or x[0] in options.only]
 
     def run(i: int) -> str:
         if options.verbose:

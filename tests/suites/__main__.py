@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.packages import remedy
+
 HERE: Final = Path(__file__).parent
 
 
@@ -82,7 +84,11 @@ def command(name: str, targets: list[str], options: list[str]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suites",
+        usage="python -m tests.suites SUITE [TARGET ...] [-- OPTION OF PYTEST ...]",
+        description=__doc__,
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("targets", nargs="*", help="packages, or the folder of a checkout")
@@ -90,8 +96,9 @@ def main() -> int:
     end = given.index("--") if "--" in given else len(given)
     args = parser.parse_args(given[:end])
     suite = SUITES[args.suite]
-    if find_spec(suite.package) is None or find_spec("pytest") is None:
-        parser.error(f"{suite.package} is not installed")
+    for package in ("pytest", suite.package):
+        if find_spec(package) is None:
+            parser.error(f"{package} is not installed; {remedy(package)}")
     if not suite.targets and not args.targets:
         parser.error(f"{args.suite} needs the folder of a checkout")
     path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

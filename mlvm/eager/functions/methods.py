@@ -87,11 +87,12 @@ def mean(
     out: Tensor | None = None,
     *,
     keepdims: bool = False,
+    where: Tensor | None = None,
 ) -> Tensor:
     """Compute the mean with numpy's keywords; `numpy.mean(x)` calls it."""
-    if axis is None and out is None and not keepdims:
+    if axis is None and out is None and not keepdims and where is None:
         return op.mean(_cast(x, dtype))
-    return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out)
+    return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out, where=where)
 
 
 @public
@@ -105,11 +106,12 @@ def var(
     *,
     correction: float | None = None,
     keepdims: bool = False,
+    where: Tensor | None = None,
 ) -> Tensor:
     """Compute the variance with numpy's keywords; `numpy.var(x)` calls it. `ddof` is numpy's name
     for `correction`."""
     by = _correction(ddof, correction)
-    return sums.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
+    return sums.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out, where=where)
 
 
 @public
@@ -123,13 +125,14 @@ def std(
     *,
     correction: float | None = None,
     keepdims: bool = False,
+    where: Tensor | None = None,
 ) -> Tensor:
     """Compute the standard deviation with numpy's keywords; `numpy.std(x)` calls it. `ddof` is
     numpy's name for `correction`."""
     by = _correction(ddof, correction)
     if out is None:
-        return sums.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
-    return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
+        return sums.std(_cast(x, dtype), axis, correction=by, keepdims=keepdims, where=where)
+    return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims, where=where), out=out)
 
 
 def _axes(x: Tensor, *axes: Any) -> list[int]:

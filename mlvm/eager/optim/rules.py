@@ -494,14 +494,15 @@ class Rprop(Optimizer):
 
 
 class ASGD(Optimizer):
-    """Stochastic gradient descent with an average of the parameters in the state, `average` (Polyak
-    and Juditsky, SIAM J. Control Optim. 30, 1992; as in PyTorch). In update t = 1, 2, ...:
+    """Stochastic gradient descent that also averages the parameters (Polyak and Juditsky, SIAM J.
+    Control Optim. 30, 1992; as in PyTorch). In update t = 1, 2, ...:
 
     eta = rate / (1 + lambd rate (t - 1))^alpha
     p = (1 - lambd eta) p - eta g
     average += (p - average) / max(1, t - 1 - t0)
 
-    `weight_decay` p is added to g before all that.
+    `weight_decay` p is added to g before all that. `state()` has each average under the path
+    `average/` and the path of the parameter.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 

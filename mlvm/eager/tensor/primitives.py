@@ -47,10 +47,13 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 if isinstance(axis, Tensor):
                     raise ArgumentError("takes one tensor; of two see maximum and minimum")
                 attributes["axis"] = axis
-            if takes_where and attributes.get("where") is not None:
-                if out is not None:
+            if takes_where and "where" in attributes:
+                if attributes["where"] is None:
+                    del attributes["where"]
+                elif out is not None:
                     raise ArgumentError("out= is not supported with where")
-                return reduce_where(op.name, *as_operands(operands), **attributes)
+                else:
+                    return reduce_where(op.name, *as_operands(operands), **attributes)
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _name_of(attributes["dtype"], op)
             for x in operands:
