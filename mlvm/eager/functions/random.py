@@ -206,7 +206,8 @@ def next_key() -> Tensor:
         >>> ml.random.next_key().type
         u64[2]
     """
-    return next_key_of(_next)
+    key: Tensor = next_key_of(_next)
+    return key
 
 
 def _next() -> Tensor:

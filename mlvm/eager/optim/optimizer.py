@@ -488,7 +488,8 @@ class Optimizer(_OfFields):
             return self._step(hyper, p, self._given(hyper, p, g), state, scalars)
         names = self._options
         values = tuple([getattr(hyper, name) for name in names if name != "learning_rate"])
-        return call(_rule_of(type(self), names)[which], (values, *operands), {})
+        kind: Any = type(self)
+        return call(_rule_of(kind, names)[which], (values, *operands), {})
 
     def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient that the rule gets: of the negative loss with `maximize`, and with

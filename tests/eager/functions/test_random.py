@@ -308,7 +308,12 @@ def test_a_draw_that_fails_takes_one_key() -> None:
 @pytest.mark.skipif(EXTENSION is None, reason="without the C extension each draw runs in Python")
 def test_a_known_draw_does_not_run_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[object]()
-    monkeypatch.setattr(random, "integers", lambda *args: calls.append(args) or (3, 7))
+
+    def counted(*args: object) -> tuple[int, int]:
+        calls.append(args)
+        return 3, 7
+
+    monkeypatch.setattr(random, "integers", counted)
     for draw in (R.normal, R.uniform, R.bernoulli):
         calls.clear()
         for _ in range(5):
