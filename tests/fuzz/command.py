@@ -45,6 +45,15 @@ def parser_of(module: str, doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def require_known(
+    parser: argparse.ArgumentParser, names: list[str], finds: Callable[[str], object]
+) -> None:
+    """End the command with an error if a name that the user gave finds nothing."""
+    unknown = [name for name in names if not finds(name)]
+    if unknown:
+        parser.error(f"no function for this fuzzer: {', '.join(unknown)}")
+
+
 def limit_memory(most: int) -> None:
     """Limit the addresses of this process: a program that asks for too much gets an error."""
     try:

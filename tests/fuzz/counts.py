@@ -21,7 +21,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import parser_of, require_known
 from tests.fuzz.extremes import elementwise
 from tests.test_docstrings import public
 
@@ -160,6 +160,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--elements", type=int, default=N)
     options = parser.parse_args(argv)
     count = 0
+    require_known(parser, options.names, functions)
     for finding in findings(options.names, n=options.elements):
         print(finding, flush=True)
         count += 1

@@ -31,7 +31,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
 from tests.cases.tables import FUNCTIONS, Row, flat
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import parser_of, require_known
 from tests.test_docstrings import public
 
 Fn = Callable[..., Any]
@@ -346,6 +346,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=4, help="lines of one function and derivative")
     options = parser.parse_args(argv)
+    require_known(parser, options.names, lambda name: elementwise(name) or _rows([name]))
     shown: dict[tuple[str, str, str], int] = {}
     for finding in findings(options.names, options.dtypes.split(","), options.seed):
         if is_excepted(finding):

@@ -23,7 +23,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError
-from tests.fuzz.command import parser_of
+from tests.fuzz.command import parser_of, require_known
 from tests.fuzz.counts import functions
 from tests.fuzz.extremes import elementwise
 
@@ -121,6 +121,8 @@ def _settled(sides: list[float]) -> bool:
 def main(argv: list[str]) -> int:
     parser = parser_of(__name__, __doc__)
     parser.add_argument("names", nargs="*", help="functions; all if there are none")
-    found = [*findings(parser.parse_args(argv).names)]
+    names = parser.parse_args(argv).names
+    require_known(parser, names, lambda name: [*lines([name])])
+    found = [*findings(names)]
     print("\n".join(found) or "all derivatives are their limits")
     return int(bool(found))
