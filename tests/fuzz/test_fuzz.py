@@ -30,7 +30,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
-from tests.brief import Capsys, Patch, cases, output_of, run_python, with_long
+from tests.brief import Capsys, Patch, cases, output_of, refuses, run_python, with_long
 from tests.fuzz import (
     arguments,
     attributes,
@@ -365,6 +365,12 @@ def test_extreme_values_and_what_is_wrong_at_them() -> None:
     assert any(each.order.startswith("value") for each in found)
     found = [*extremes.limits("naive", lambda x: x / (ml.abs(x) + 1.0), 1, "f32")]
     assert any(np.isnan(each.got) for each in found)
+
+
+def test_a_fuzzer_of_functions_refuses_an_unknown_name(capsys: Capsys) -> None:
+    for fuzzer in (extremes, kinks, counts):
+        refuses(SystemExit, "2", fuzzer.main, ["nosuch"])
+        assert "no function for this fuzzer: nosuch" in capsys.readouterr().err
 
 
 def test_derivatives_at_kinks_and_what_is_wrong_there(monkeypatch: Patch) -> None:

@@ -355,7 +355,13 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
 def beta_density(out: Array, a: Array, b: Array, x: Array) -> None:
     """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; 0 elsewhere."""
     inside, *operands = _inside(a, b, x)
-    put(out, np.where(inside, _beta_density(*operands), np.where(np.isnan(a + b + x), np.nan, 0.0)))
+    a, b, x = np.broadcast_arrays(wide(a), wide(b), wide(x))
+    valid = (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
+    edge = np.where(np.isnan(a + b + x), np.nan, 0.0)
+    for end, near, far in ((0.0, a, b), (1.0, b, a)):
+        at_end = np.where(near < 1.0, np.inf, np.where(near == 1.0, far, 0.0))
+        edge = np.where(valid & (x == end), at_end, edge)
+    put(out, np.where(inside, _beta_density(*operands), edge))
 
 
 def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:

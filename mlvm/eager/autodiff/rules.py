@@ -133,6 +133,34 @@ def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
     return logarithm + op.digamma(a + b)
 
 
+def _times(density: Tensor, factor: Tensor) -> Tensor:
+    """Return density * factor, and 0 where the density is 0: it vanishes faster than a factor
+    grows."""
+    zero = op.equal(density, 0.0)
+    return _masked(density * _one_at(zero, factor), op.logical_not(zero))
+
+
+def _lowered(density: Callable[[Tensor], Tensor], a: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """Return out * (a - 1) / x. Where x is small and a >= 1, this is the density of a - 1, as it
+    may overflow."""
+    near = op.logical_and(op.greater_equal(a, 1.0), op.less(x, 0.5))
+    above = op.logical_and(near, op.greater(a, 1.0))
+    less = _masked(density(op.where(above, a - 1.0, constant(1.0, a.dtype))), above)
+    return op.where(near, less, _times(out, (a - 1.0) / _one_at(near, x)))
+
+
+def _gamma_density_x(g: Tensor, a: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    return g * (_lowered(lambda less: op.gamma_density(less, x), a, x, out) - out)
+
+
+def _beta_density_x(g: Tensor, a: Tensor, b: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    factor = a + b - 1.0
+    rise = _lowered(lambda less: _times(op.beta_density(less, b, x), factor), a, x, out)
+    fall = _lowered(lambda less: _times(op.beta_density(a, less, x), factor), b, 1.0 - x, out)
+    both = op.logical_and(op.isinf(rise), op.isinf(fall))  # at an end, whose own power is larger
+    return g * op.where(both, op.where(op.less(x, 0.5), rise, -fall), rise - fall)
+
+
 def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
     """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64: to about
     ten digits. It is for second derivatives by a parameter, which have no closed form."""
@@ -747,12 +775,12 @@ VJPS: Final[dict[str, Rules]] = {
         "x": lambda g, a, x: -g * op.gamma_density(a, x),
     },
     "gamma_density": {
-        "a": lambda g, a, x, out: g * out * (op.log(x) - op.digamma(a)),
-        "x": lambda g, a, x, out: g * ((a - 1.0) * (out / x) - out),
+        "a": lambda g, a, x, out: g * _times(out, op.log(x) - op.digamma(a)),
+        "x": _gamma_density_x,
     },
     "gammainc_slope": {
         "a": lambda g, a, x: g * _difference(lambda a: op.gammainc_slope(a, x), a),
-        "x": lambda g, a, x: g * op.gamma_density(a, x) * (op.log(x) - op.digamma(a)),
+        "x": lambda g, a, x: g * _times(op.gamma_density(a, x), op.log(x) - op.digamma(a)),
     },
     "betainc": {
         "a": lambda g, a, b, x: g * op.betainc_slope(a, b, x, by="a"),
@@ -760,14 +788,14 @@ VJPS: Final[dict[str, Rules]] = {
         "x": lambda g, a, b, x: g * op.beta_density(a, b, x),
     },
     "beta_density": {
-        "a": lambda g, a, b, x, out: g * out * _beta_rise(a, b, x, "a"),
-        "b": lambda g, a, b, x, out: g * out * _beta_rise(a, b, x, "b"),
-        "x": lambda g, a, b, x, out: g * out * ((a - 1.0) / x - (b - 1.0) / (1.0 - x)),
+        "a": lambda g, a, b, x, out: g * _times(out, _beta_rise(a, b, x, "a")),
+        "b": lambda g, a, b, x, out: g * _times(out, _beta_rise(a, b, x, "b")),
+        "x": _beta_density_x,
     },
     "betainc_slope": symmetric(
         a=lambda g, a, b, x, by: g * _difference(lambda a: op.betainc_slope(a, b, x, by=by), a),
         b=lambda g, a, b, x, by: g * _difference(lambda b: op.betainc_slope(a, b, x, by=by), b),
-        x=lambda g, a, b, x, by: g * op.beta_density(a, b, x) * _beta_rise(a, b, x, by),
+        x=lambda g, a, b, x, by: g * _times(op.beta_density(a, b, x), _beta_rise(a, b, x, by)),
     ),
     # --- reduction ---
     "sum": linear(x=lambda g, x_type, axis: _spread(g, x_type, axis)),

@@ -510,7 +510,7 @@ class Captured(Generic[P, R]):
         it too, unless the function has changed its own signature: then they trace again."""
         guards = miss.signature.guards
         self._forget_lapsed(guards)
-        recording = self._changing.describe(guards, miss.args, miss.kwargs)
+        recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
         entry = self._compile_open(miss, named) or self._compile_closed(miss)
         warn_of_frozen(guards, self._name)
         self._changing.add(recording, self._name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError
 from mlvm.core.ops.special import polynomial
@@ -93,14 +93,14 @@ def heaviside(x: Operand, y: Operand, /) -> Tensor:
 
 @public
 @through_f32
-def ldexp(x: Tensor, exponent: Operand, /) -> Tensor:
+def ldexp(x: Tensor, exponent: Tensor | int | list[Any], /) -> Tensor:
     """Compute x * 2^exponent, rounded once.
 
     x: floats, integers as f32; exponent: integers; shapes that broadcast to [...]. The result:
     [...], of x's dtype. Raises `ShapeError` if the shapes do not fit; `DTypeError` if x is bool or
     complex, or the exponents are not integers.
 
-        >>> ml.ldexp(ml.asarray([0.5, 3.0]), ml.asarray([2, -1]))
+        >>> ml.ldexp(ml.asarray([0.5, 3.0]), [2, -1])
         Tensor([2. , 1.5], f32[2])
 
     Refuses:

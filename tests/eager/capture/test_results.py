@@ -198,3 +198,23 @@ def test_captured_functions_are_copied(copied: Callable[[Any], Any]) -> None:
     assert trainer.step(ml.ones((1, 2))).shape == (1, 1)
     if copied is not copy.copy:
         assert trainer.step.fn.__self__ is trainer
+
+
+def test_a_class_whose_first_instance_is_copied_in_a_trace_is_the_same() -> None:
+    """The first copy of an instance adds `__slotnames__` to its class. No guard sees this."""
+
+    @dataclasses.dataclass
+    class Twice:
+        first: Any
+        second: Any
+
+    def double(x: ml.Tensor) -> Any:
+        y = x * 2
+        return Twice(y, y)
+
+    captured = ml.capture(double)
+    for _ in range(3):
+        result = captured(ml.ones(2))
+        assert result.first is result.second
+        assert captured.explain().endswith("was traced once")
+        copy.copy(result)

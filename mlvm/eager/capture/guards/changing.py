@@ -14,16 +14,22 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import brief, user_line
+from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.capture.guards.layout import PLAIN, SMALL
 from mlvm.eager.capture.guards.rebinding import contents
+from mlvm.eager.recording import debug
+from mlvm.eager.tensor.autocast import autocast_dtype
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.warn import warn_at
+from mlvm.parallel.membership import place_of, sharding_here
 
 MANY: Final = 8
 """The program at which the warning is issued."""
 
 _MOST_NAMED: Final = 3
+_ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
 """The text of a tensor's type."""
 
@@ -77,12 +83,15 @@ class Changing:
         self._retraces: deque[Retrace] = deque(maxlen=MANY)
         self._count = 0
 
-    def describe(self, guards: GuardSet, args: Any, kwargs: Any) -> Description:
+    def describe(self, vm: VMProtocol, guards: GuardSet, args: Any, kwargs: Any) -> Description:
         """Return the values that a trace is specialised on, in words, before it changes any."""
         names = [*self._names, *range(len(self._names), len(args))]
         words = dict(words_of(guards))
+        words.update(_of_context(vm))
+        tensors: list[tuple[str, Tensor]] = []
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            words.update(_of_tree(f"argument {name!r}", value))
+            words.update(_of_tree(f"{_ARGUMENT}{name!r}", value, tensors))
+        words.update(_of_memory(guards, tensors))
         return words
 
     def add(self, description: Description, name: str) -> None:
@@ -92,7 +101,10 @@ class Changing:
         if self._recordings:
             recent = [_changes([each, description]) for each in reversed(self._recordings)]
             changes = min(recent, key=len)
-            texts = [f"{where} was {', and is '.join(whats)}" for where, whats in changes]
+            texts = [
+                f"{where} {_verb(where)[0]} {f', and {_verb(where)[1]} '.join(whats)}"
+                for where, whats in changes
+            ]
             self._retraces.append(Retrace(self._count, user_line(), _joined(texts)))
         self._recordings.append(description)
         if self._count == MANY:
@@ -108,7 +120,9 @@ class Changing:
 
     def _warn(self, name: str) -> None:
         changes = sorted(_changes(self._recordings), key=lambda x: -len(x[1]))
-        text = _joined([f"{where} was {', '.join(whats)}" for where, whats in changes])
+        text = _joined(
+            [f"{where} {_verb(where)[0]} {', '.join(whats)}" for where, whats in changes]
+        )
         kinds = {_kind_of(whats) for _, whats in changes} or {"value"}
         remedies = [text for kind, text in _REMEDIES.items() if kind in kinds]
         message = (
@@ -124,6 +138,12 @@ def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]
     changes = []
     for key in dict.fromkeys(key for each in descriptions for key in each):
         pairs = [each.get(key) for each in descriptions]
+        if type(key) is _Shared:  # which only a call that shares has
+            two = key.words, "two"
+            pairs = [
+                pair or (two if key.places <= each.keys() else None)
+                for pair, each in zip(pairs, descriptions, strict=True)
+            ]
         where = next(pair[0] for pair in pairs if pair is not None)
         whats = dict.fromkeys(pair[1] for pair in pairs if pair is not None)
         if type(key) is str and None in pairs and len(pairs) == 2:  # an argument
@@ -140,9 +160,14 @@ def _kind_of(whats: Iterable[str]) -> str:
     return "identity" if all(_TYPE.match(what) and " at " in what for what in whats) else "value"
 
 
+def _verb(where: str) -> tuple[str, str]:
+    """Return the verb of a place, in the past and in the present."""
+    return ("were", "are") if where.startswith("arguments ") else ("was", "is")
+
+
 def _joined(texts: Sequence[str]) -> str:
     if not texts:
-        return "the identity of tensors, or of the memory of views, changed"
+        return "none of the values that are described here changed"
     more = f"; and {len(texts) - _MOST_NAMED} more changed" if len(texts) > _MOST_NAMED else ""
     return "; ".join(texts[:_MOST_NAMED]) + more
 
@@ -175,17 +200,69 @@ def _of_array(array: Any, content: Any) -> str:
     return f"{array.dtype}{[*array.shape]} {values}"
 
 
-def _of_tree(where: str, tree: Any) -> Words:
+class _Shared(NamedTuple):
+    """The key of two arguments that are one tensor, or views of one memory."""
+
+    first: str
+    second: str
+
+    @property
+    def places(self) -> set[tuple[str, str]]:
+        """The keys that a description with both tensors has."""
+        return {(self.first, "memory"), (self.second, "memory")}
+
+    @property
+    def words(self) -> str:
+        return f"arguments {self.first.removeprefix(_ARGUMENT)} and " + self.second.removeprefix(
+            _ARGUMENT
+        )
+
+
+def _of_memory(guards: GuardSet, tensors: Iterable[tuple[str, Tensor]]) -> Words:
+    """Yield which of the arguments' tensors are the same, are views, or belong to the function."""
+    firsts: dict[int, tuple[str, Tensor]] = {}
+    for where, x in tensors:
+        owner = "a tensor that the function also uses itself" if id(x) in guards.tensors else ""
+        view = "a view" if x.base is not None else "not a view"
+        yield (where, "memory"), (where, owner or view)
+        first, other = firsts.setdefault(id(x.root), (where, x))
+        if first != where:
+            what = "one tensor" if x is other else "views of one tensor"
+            key = _Shared(first, where)
+            yield key, (key.words, what)
+
+
+def _of_context(vm: VMProtocol) -> Words:
+    """Yield the state of mlvm that programs depend on, as `context_of` has it."""
+    half, shard = autocast_dtype(), sharding_here()
+    rank, size = place_of(vm)
+    for where, what in {
+        "the VM": vm.name,
+        "the default dtype": default_float().name,
+        "autocast": half.name if half is not None else "off",
+        "ml.debug": "on" if debug.is_watched(vm) else "off",
+        "the rank": f"{rank} of {size}",
+        "the sharding": _what(shard) if shard is not None else "off",
+    }.items():
+        yield ("context", where), (where, what)
+
+
+def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: int = 0) -> Words:
+    """Yield the values of a tree of arguments, and add its tensors to `tensors`."""
+    key: Any = where if depth == 0 else (where, "part")  # a part that is not given goes unmentioned
+    if isinstance(tree, Tensor):
+        tensors.append((where, tree))
     if isinstance(tree, (list, tuple)):
-        yield where, (f"the length of {where}", str(len(tree)))
+        yield key, (where, f"a {type(tree).__name__} of {len(tree)}")
         for i, each in enumerate(tree):
-            yield from _of_tree(f"{where}[{i}]", each)
+            yield from _of_tree(f"{where}[{i}]", each, tensors, depth + 1)
     elif isinstance(tree, dict):
-        yield where, (f"the keys of {where}", brief(", ".join(map(repr, tree))))
+        yield key, (where, f"a {type(tree).__name__}")
+        yield (where, "keys"), (f"the keys of {where}", brief(", ".join(map(repr, tree))))
         for name, each in tree.items():
-            yield from _of_tree(f"{where}[{name!r}]", each)
+            yield from _of_tree(f"{where}[{name!r}]", each, tensors, depth + 1)
     else:
-        yield where, (where, _what(tree))
+        yield key, (where, _what(tree))
 
 
 def _which(value: Any) -> str:

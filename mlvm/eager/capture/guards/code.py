@@ -46,6 +46,7 @@ __module__ __qualname__ __doc__ __dict__ __weakref__ __slots__ __annotations__ _
 __annotate_func__ __annotations_cache__ __firstlineno__ __static_attributes__ __orig_bases__
 __parameters__ __type_params__ __abstractmethods__ __dataclass_fields__ __dataclass_params__
 __reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __replace__ __getnewargs__
+__slotnames__
 """
 """Special names that are read in a running step only by code that names them."""
 

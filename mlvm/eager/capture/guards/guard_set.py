@@ -13,6 +13,7 @@ No lock is held: two threads may walk at once, and each builds a set.
 from __future__ import annotations
 
 import abc
+import copyreg
 import functools
 import importlib.util
 import operator
@@ -406,6 +407,7 @@ class GuardSet:
         if "_is_protocol" in vars(kind):  # `isinstance` may ask an object for its members
             members = [{*vars(each), *get_annotations(each)} for each in kind.__mro__[:-1]]
             self.names |= {name for each in members for name in each if name[:2] != "__"}
+        copyreg._slotnames(kind)  # type: ignore[attr-defined]  # adds a name, as the first copy does
         names, shown, fields = self.names, layout_of(kind), vars(kind)
         self._guard_only("class", kind, None, type(kind))
         self._guard_only("keys", fields, None, tuple(fields))

@@ -106,7 +106,7 @@ def test_what_is_the_same_tensor() -> None:
     patterns += [(a, b, c, c), (a, a, a, d)]
     at, text = warned(captured, lambda i: captured(*patterns[i]), calls=8)
     assert at == 8
-    assert "the identity of tensors, or of the memory of views, changed" in text
+    assert "arguments 0 and 1 were two, one tensor" in text
 
 
 def test_a_recording_without_a_program_does_not_count() -> None:
@@ -126,12 +126,12 @@ def test_threads_record_while_one_of_them_warns() -> None:
     class Warns(dict[str, int]):
         def items(self) -> Any:
             for _ in range(MANY - 1):
-                changing.add(changing.describe(look, (), {}), "f")
+                changing.add(changing.describe(ml.default_vm(), look, (), {}), "f")
             with pytest.warns(ml.RecompilationWarning):
-                changing.add(changing.describe(look, (), {}), "f")
+                changing.add(changing.describe(ml.default_vm(), look, (), {}), "f")
             return super().items()
 
-    changing.add(changing.describe(look, (Warns(a=1),), {}), "f")
+    changing.add(changing.describe(ml.default_vm(), look, (Warns(a=1),), {}), "f")
 
 
 def test_explain_names_causes_from_the_first_retrace() -> None:
@@ -167,3 +167,45 @@ def test_explain_tells_tensors_apart() -> None:
         captured(ml.ones(2))
         model.w = ml.ones(2)
     assert re.search(r"trace 2 \(.*\): field 'w' of Model was f32\[2\] at 0x", captured.explain())
+
+
+def test_explain_names_the_context_that_changed() -> None:
+    captured = ml.capture(lambda x: ml.sum(x * 2))
+    x, other = ml.ones(2), ml.VM(name="v2")
+    captured(x)
+    with ml.default_dtype("f64"):
+        captured(x)
+    with ml.autocast("bf16"):
+        captured(x)
+    with ml.Arena(other, "there").allocating():
+        captured(x.to_device(other))
+    lines = captured.explain().splitlines()[1:]
+    here = x.arena.vm.name
+    expected = [
+        "the default dtype was f32, and is f64",
+        "autocast was off, and is bf16",
+        f"the VM was {here}, and is v2",
+    ]
+    assert [line.partition("): ")[2] for line in lines] == expected
+    other.close()
+
+
+def test_explain_names_arguments_that_share_memory() -> None:
+    captured = ml.capture(lambda a, b: ml.sum(a[0]) + ml.sum(b))
+    x, y = ml.ones((2, 2)), ml.ones((2, 2))
+    view = ml.reshape(x, (2, 2))
+    calls: list[tuple[Any, ml.Tensor, str]] = [
+        (x, x, ""),
+        (x, y, "arguments 'a' and 'b' were one tensor, and are two"),
+        (view, y, "argument 'a' was not a view, and is a view"),
+        (view, x, "arguments 'a' and 'b' were two, and are views of one tensor"),
+        ([x], y, "argument 'a' was f32[2,2], and is a list of 1"),
+        ((x,), y, "argument 'a' was a list of 1, and is a tuple of 1"),
+        ([x, x], y, "argument 'a' was a tuple of 1, and is a list of 2"),
+    ]
+    for a, b, _ in calls:
+        captured(a, b)
+    lines = captured.explain().splitlines()[1:]
+    assert len(lines) == len(calls) - 1
+    for line, (_, _, expected) in zip(lines, calls[1:], strict=True):
+        assert line.partition("): ")[2].startswith(expected)
