@@ -14,6 +14,8 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import pytest
 
+from mlvm.core.machine.frame import PythonFunction
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 """The checkout."""
 
@@ -153,3 +155,8 @@ def count_calls(patch: Patch, owner: Any, *names: str) -> Counter[str]:
 def with_long(quick: Any, whole: Any) -> Any:
     """Return `whole` in a run with `--long`, `quick` in any other."""
     return whole if os.environ.get("MLVM_TESTS_LONG") else quick
+
+
+def replace_op(vm: Any, name: str, fn: Callable[..., Any], nresults: int | None = None) -> None:
+    """Put a host function in the place of an op, which `vm.register` refuses."""
+    vm.register_callees({name: PythonFunction(name, fn, None, nresults)})

@@ -434,6 +434,10 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 UNSEEN_OF_METHODS = {
     ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
     ("Pipeline.from_ray", "MissingExtra"): "it takes Ray's datasets",
+    (
+        "VM.result_types",
+        "MachineError",
+    ): "a rule of the user fails, see tests/eager/autodiff/test_host_call.py",
 }
 """As `UNSEEN`. What has the docstring of a function of `ml` is tried there."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import inspect
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ import numpy as np
 
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
-    ArgumentError,
     HandleError,
     LimitExceeded,
     MachineError,
@@ -28,7 +26,9 @@ from mlvm.core.locks import after_fork, is_mine, new_lock
 from mlvm.core.machine import run as machine
 from mlvm.core.machine.callee import (
     NO_KERNELS,
+    OUT,
     Callee,
+    Fused,
     Kernels,
     ResultRule,
     UserFunction,
@@ -42,7 +42,7 @@ from mlvm.core.machine.link import Code, bind, link, nargs_of, recheck_calls
 from mlvm.core.machine.run import Run, Scheduler
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
-from mlvm.core.op import Attributes
+from mlvm.core.op import OPS, Attributes
 from mlvm.core.program.program import Program, Variant, is_whole
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
@@ -303,7 +303,7 @@ class VM(Identity):
         nresults: int | None = None,
         result: ResultRule | None = None,
     ) -> None:
-        """Make `fn` the host function of that name, in place of any that had it.
+        """Make `fn` the host function of that name, in place of any host function that had it.
 
         It is called with a `Frame`. Where `nparams` or `nresults` are given, the verifier and
         the machine hold every call to them. Programs see the change with their next call.
@@ -312,13 +312,25 @@ class VM(Identity):
         keywords, to the type of its result or a tuple of types. With it `ml.call` works in captured
         functions and transformations. Each call checks the results against it.
         """
+        if not isinstance(name, str):
+            raise MachineError(f"register: expected a name as str, got {brief(name)}")
+        if name.removesuffix(OUT) in OPS or name == Fused.name:
+            raise MachineError(f"register: {name!r} is an op of mlvm; choose another name")
         if not callable(fn):
             raise MachineError(f"{name}: expected a function, got {fn!r}")
+        if isinstance(fn, np.ufunc):
+            raise MachineError(
+                f"{name}: expected a function of a frame, got numpy's {fn.__name__}; write "
+                f"lambda frame: frame.push(np.{fn.__name__}(frame.param(0)))"
+            )
         for number in (nparams, nresults):
             if number is not None and not is_whole(number):
                 raise MachineError(f"{name}: expected a number of values or None, got {number!r}")
-        if result is not None and not callable(result):
-            raise MachineError(f"{name}: expected a function of types as result, got {result!r}")
+        if result is not None and (not callable(result) or isinstance(result, TensorType)):
+            raise MachineError(
+                f"{name}: expected a function of types as result, got {brief(result)}; write "
+                f"result=lambda x: ..."
+            )
         callee = PythonFunction(name, fn, nparams, nresults)
         callee.result = result
         self.register_callees({name: callee})
@@ -327,42 +339,15 @@ class VM(Identity):
         self, name: str, operands: Sequence[TensorType], attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
         """Return the types of a host function's results by its type rule; None if it has none.
-        Raises `UnknownFunction`; `ArgumentError` if the rule has other parameters.
+        Raises `UnknownFunction`, `MachineError` if the rule fails.
 
         Refuses:
             vm.result_types("nothing", (), {})  # UnknownFunction
         """
         callee = self.functions.binding(name).callee
-        if not isinstance(callee, UserFunction) or callee.result is None:
+        if not isinstance(callee, UserFunction):
             return None
-        callee.check_count(len(operands))
-        try:
-            types = callee.result(*operands, **attributes)
-        except TypeError:
-            self._require_operands(name, callee.result, operands, attributes)
-            raise
-        results = (types,) if isinstance(types, TensorType) else types
-        if not isinstance(results, (tuple, list)) or any(
-            not isinstance(each, TensorType) for each in results
-        ):
-            raise MachineError(
-                f"{name}: expected its type rule to return a TensorType or a tuple of them, got "
-                f"{brief(types)}"
-            )
-        callee.check_results(len(results))
-        return tuple(results)
-
-    @staticmethod
-    def _require_operands(
-        name: str, rule: ResultRule, operands: Sequence[TensorType], attributes: Attributes
-    ) -> None:
-        """Raise `ArgumentError` if a type rule does not accept these operands and attributes."""
-        try:
-            inspect.signature(rule).bind(*operands, **attributes)
-        except TypeError as error:
-            raise ArgumentError(
-                f"{name}: its type rule does not accept these operands and attributes: {error}"
-            ) from None
+        return callee.result_types(operands, attributes)
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
         """Register functions of any kind under their names, as `register` does for Python's."""

@@ -16,6 +16,7 @@ from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.machines.local import LocalVM as VM
+from tests.brief import replace_op
 from tests.core.programs import ADD_INTO, f32s, put
 from tests.fuzz.making import GLOBALS
 
@@ -68,8 +69,8 @@ def new_vm(**options: Any) -> VM:
     vm.register("host.fail", fail, nparams=1, nresults=1)
 
     def change(frame: Frame) -> None:
-        vm.register("negative", leave_all)
-        vm.register("add", leave_one_of_any_kind, nresults=1)
+        replace_op(vm, "negative", leave_all)
+        replace_op(vm, "add", leave_one_of_any_kind, nresults=1)
         vm.attached(Table).changed = True
 
     vm.register("host.change", change, nresults=0)

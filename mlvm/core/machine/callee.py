@@ -6,6 +6,7 @@ into z. A table of kernels may replace the reference kernels of ops, and that of
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
@@ -14,7 +15,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import ArgumentError, DTypeError, MachineError, OpError, ShapeError, brief
+from mlvm.core.errors import (
+    ArgumentError,
+    DTypeError,
+    MachineError,
+    MlvmError,
+    OpError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.machine import fused
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op
@@ -255,8 +264,60 @@ class UserFunction:
         if self.nresults not in (None, nresults):
             raise MachineError(f"{self.name}: announced {self.nresults} results, left {nresults}")
 
+    def result_types(
+        self, operands: Types, attributes: Attributes
+    ) -> tuple[TensorType, ...] | None:
+        """Return the types of the results by the type rule; None without one. Raises `MachineError`
+        for a rule that fails or returns something else."""
+        rule = self.result
+        if rule is None:
+            return None
+        self.check_count(len(operands))
+        try:
+            types = rule(*operands, **attributes)
+        except MlvmError:
+            raise
+        except Exception as error:
+            raise MachineError(
+                misfit(f"{self.name}: its type rule", rule, operands, attributes)
+                or f"{self.name}: its type rule raised {type(error).__name__}: {error}"
+            ) from error
+        results = (types,) if isinstance(types, TensorType) else types
+        if not isinstance(results, (tuple, list)) or any(
+            not isinstance(each, TensorType) for each in results
+        ):
+            raise MachineError(
+                f"{self.name}: expected its type rule to return a TensorType or a tuple of them, "
+                f"got {brief(types)}"
+            )
+        if self.nresults not in (None, len(results)):
+            plural = "s" * (len(results) != 1)
+            raise MachineError(
+                f"{self.name}: its type rule returns {len(results)} type{plural}, nresults is "
+                f"{self.nresults}"
+            )
+        return tuple(results)
+
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         raise NotImplementedError
+
+
+def misfit(
+    what: str, fn: Callable[..., object], args: Sequence[object], keywords: Attributes
+) -> str | None:
+    """Return how the parameters of a user's function differ from the arguments of a call of it, in
+    words; None if they fit, or cannot be read."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError:
+        plural, named = "s" * (len(args) != 1), ", ".join(keywords)
+        given = f"{len(args)} operand{plural}" + (f" and attributes {named}" if named else "")
+        return f"{what} takes {signature}, the call has {given}"
+    return None
 
 
 def describe(values: Sequence[Value]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlvm.core.errors import MachineError
-from mlvm.core.machine.callee import UserFunction, Value, is_tensor
+from mlvm.core.machine.callee import UserFunction, Value, describe, is_tensor
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.op import Attributes
 from mlvm.core.types import Array, TensorType
@@ -107,6 +107,22 @@ class PythonFunction(UserFunction):
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
         frame = Frame(self.name, params, attributes, self.memory)
+        types = None
+        if self.result is not None and all(map(is_tensor, params)):
+            operands = [TensorType.of(x) for x in params if is_tensor(x)]
+            types = self.result_types(operands, attributes)
         self.fn(frame)
         self.check_results(len(frame.results))
+        if types is not None:
+            self._check_types(types, frame.results)
         return frame.results
+
+    def _check_types(self, types: Sequence[TensorType], results: Sequence[Value]) -> None:
+        if [TensorType.of(x) if is_tensor(x) else None for x in results] == [*types]:
+            return
+        expected = ", ".join(map(str, types)) or "none"
+        hint = "" if all(map(is_tensor, results)) else "; push an array, such as np.asarray(...)"
+        raise MachineError(
+            f"{self.name}: expected results {expected} by its type rule, got "
+            f"{describe(results) or 'none'}{hint}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -9,10 +10,10 @@ from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
     GradientError,
-    MachineError,
     ShapeError,
 )
 from mlvm.core.lengths import Length
+from mlvm.core.machine.callee import misfit
 from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
@@ -70,12 +71,7 @@ def run(
                 f"{name} has written to operand {i}, {operands[i].type}, of which there is a "
                 f"gradient: let it push a result"
             )
-    results = tuple([from_array(array) for array in arrays])
-    actual = tuple([y.type for y in results])
-    if types is not None and actual != types:
-        expected, got = [", ".join(map(str, each)) or "none" for each in (types, actual)]
-        raise MachineError(f"{name}: expected results {expected} by its type rule, got {got}")
-    return results
+    return tuple([from_array(array) for array in arrays])
 
 
 def result_types(
@@ -183,9 +179,9 @@ def _rule_for_one_result(
             )
         operands, outs = saved[: -len(results)], saved[-len(results) :]
         if len(results) == 1:
-            part = rule(g, *operands, *outs)
+            part = pull(name, rule, g, operands, outs[0])
         else:
-            part = rule(_with_zeros(g, number, results), *operands, outs)
+            part = pull(name, rule, _with_zeros(g, number, results), operands, outs)
         if not isinstance(part, Tensor) or not _fits(part, type):
             kind = part.type if isinstance(part, Tensor) else f"a {part.__class__.__name__}"
             raise GradientError(
@@ -194,6 +190,20 @@ def _rule_for_one_result(
         return part
 
     return pulled
+
+
+def pull(name: str, rule: Vjp, g: Any, operands: Sequence[Tensor], out: Any) -> Tensor:
+    """Call a gradient rule of a host function. Raises `GradientError` if it takes other
+    arguments."""
+    try:
+        return rule(g, *operands, out)
+    except TypeError as error:
+        if misfit("", rule, (g, *operands, out), {}) is None:
+            raise
+        raise GradientError(
+            f"{name}: expected vjp to take (g, *operands, out), {len(operands) + 2} arguments, got "
+            f"a function of {inspect.signature(rule)}"
+        ) from error
 
 
 def _with_zeros(g: Tensor, number: int, types: Types) -> tuple[Tensor | None, ...]:

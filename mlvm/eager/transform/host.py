@@ -14,6 +14,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
     Vjp,
     call_host,
+    pull,
     result_types,
     rules_of,
     run,
@@ -116,7 +117,7 @@ def _call_traced(
             if not x.dtype.is_inexact:
                 parts.append(None)
             else:  # zeros reach the node that refuses them
-                parts.append(zeros_like(x) if rule is None else rule(g, *xs, out))
+                parts.append(zeros_like(x) if rule is None else pull(name, rule, g, xs, out))
         return parts
 
     inputs = [

@@ -20,7 +20,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
-from tests.brief import cases, refuses
+from tests.brief import cases, refuses, replace_op
 from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, put, straight
 
@@ -224,7 +224,7 @@ def test_registering_over_an_op_is_for_that_vm_alone() -> None:
     args = [[put(each, f32s(1)), put(each, f32s(2))] for each in (vm, other)]
     program = Program.of_op("add", 2, {}, 1)
     assert vm.launch(program, args[0]) == [3]
-    vm.register("add", lambda frame: frame.push(f32s(100)))
+    replace_op(vm, "add", lambda frame: frame.push(f32s(100)))
     assert vm.launch(program, args[0]) == [100]
     assert other.launch(program, args[1]) == [3]
     vm.remove("add")
@@ -239,7 +239,7 @@ def test_a_kernel_called_on_the_arguments_can_be_replaced(vm: VM) -> None:
     vm.launch(program, [out, x])
     assert vm.read(out) == -5
     counts: list[int] = []
-    vm.register("negative.out", lambda frame: counts.append(frame.nparams))
+    replace_op(vm, "negative.out", lambda frame: counts.append(frame.nparams))
     vm.launch(program, [out, x])
     assert counts == [2]
 
@@ -273,7 +273,7 @@ def test_what_was_proven_is_checked_when_the_table_changes_under_a_running_progr
         if replacement is None:
             vm.remove("add")
         else:
-            vm.register("add", replacement)
+            replace_op(vm, "add", replacement)
 
     vm = VM()
     vm.register("change", change, nparams=0, nresults=0)

@@ -18,11 +18,11 @@ from tests.core.programs import C, f32s, main_of, put
 def vm_that_gives(value: Value) -> VM:
     """A VM with a function `any` that leaves the value."""
     vm = VM()
-    vm.register("any", lambda frame: frame.push(value), nparams=0, nresults=1)
+    vm.register("anything", lambda frame: frame.push(value), nparams=0, nresults=1)
     return vm
 
 
-ANY = 'push_str "any" | cfunc 0 1'
+ANY = 'push_str "anything" | cfunc 0 1'
 _TEXT = Path(__file__).with_name("refused_programs.txt").read_text("utf-8")
 UNPROVEN = [line for line in _TEXT.splitlines() if line.count(" || ") == 3 and line[0] != "#"]
 
@@ -40,7 +40,7 @@ def test_what_was_not_known_is_looked_at(text: str) -> None:
         assert caught.__notes__[0].startswith("at main, pc ")
     assert vm.consumed_size_in_mib() == before
     np.testing.assert_array_equal(vm.read(x), [1, 2])
-    vm.register("any", lambda frame: frame.push(x))
+    vm.register("anything", lambda frame: frame.push(x))
     assert vm.launch(main_of(f"{ANY} | load_global"))[0].tolist() == [1, 2]
 
 

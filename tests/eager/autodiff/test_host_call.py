@@ -306,7 +306,7 @@ def typed(vm: ml.VM) -> ml.VM:
         frame.push(x.min())
         frame.push(x + np.float32(frame.attributes["k"]))
 
-    vm.register("square", lambda f: f.push(param(f, 0) ** 2), nparams=1, result=lambda x: x)
+    vm.register("squares", lambda f: f.push(param(f, 0) ** 2), nparams=1, result=lambda x: x)
     vm.register("product", lambda f: f.push(param(f, 0) * param(f, 1)), result=lambda x, y: x)
     vm.register("spread", spread, result=lambda x, k: (ml.TensorType(x.dtype), x))
     vm.register("short", lambda f: f.push(param(f, 0)[:1]), result=lambda x: x)
@@ -314,7 +314,7 @@ def typed(vm: ml.VM) -> ml.VM:
 
 
 def squared(x: ml.Tensor) -> Any:
-    return ml.call("square", x, vjp=lambda g, x, out: 2.0 * g * x)
+    return ml.call("squares", x, vjp=lambda g, x, out: 2.0 * g * x)
 
 
 def test_a_typed_function_is_captured(typed: ml.VM) -> None:
@@ -352,7 +352,7 @@ def test_a_typed_function_is_transformed(typed: ml.VM, wrap: Any) -> None:
         assert wrap(ml.grad(lambda x: ml.sum(scaled(x))))(x).tolist() == ml.ones((2, 3)).tolist()
         both = ml.vmap(lambda r: ml.grad(lambda b: ml.sum(ml.call("product", r, b, vjp=rules)))(y))
         refuses(GradientError, "product has no gradient for operand 1", wrap(both), x)
-        refuses(GradientError, "square has a custom_vjp", lambda: ml.jvp(squared, (x,), (x,)))
+        refuses(GradientError, "squares has a custom_vjp", lambda: ml.jvp(squared, (x,), (x,)))
 
 
 def test_wrong_type_rules_are_refused(typed: ml.VM) -> None:
@@ -368,5 +368,41 @@ def test_wrong_type_rules_are_refused(typed: ml.VM) -> None:
         captured = ml.capture(lambda x: ml.call("untyped", x))
         refuses(CaptureError, "without a type rule, .* result=lambda x: x", captured, ml.ones(2))
         refuses(MlvmError, r"f32\[1\]", ml.capture(lambda x: ml.call("short", x)), ml.ones(3))
-        for call in (lambda x: ml.call("product", x), lambda x: ml.call("spread", x, j=1)):
-            refuses(ArgumentError, "its type rule does not accept", ml.capture(call), ml.ones(3))
+        text = r"expected results f32\[3\] by its type rule, got f32\[1\]"
+        refuses(
+            MachineError, "short: " + text, ml.capture(lambda x: ml.call("short", x)), ml.ones(3)
+        )
+
+
+def test_wrong_functions_and_rules_name_the_mistake(typed: ml.VM) -> None:
+    register: Any = typed.register
+    copy = lambda f: f.push(param(f, 0))  # noqa: E731
+    one = ml.TensorType("f32", (2,))
+    for name in ("add", "add.out", "fused"):
+        text = f"register: '{name}' is an op of mlvm; choose another name"
+        refuses(MachineError, text, register, name, copy)
+    refuses(MachineError, "register: expected a name as str, got 3", register, 3, copy)
+    text = r"g: expected a function of types as result, got .*; write result=lambda x"
+    refuses(MachineError, text, register, "g", copy, result=one)
+    text = r"g: .* got numpy's sin; write lambda frame: frame.push\(np.sin\(frame.param\(0\)\)\)"
+    refuses(MachineError, text, register, "g", np.sin)
+    rows: list[tuple[Any, dict[str, Any], str]] = [
+        (lambda x, y: x, {}, r"g: its type rule takes \(x, y\), the call has 1 operand$"),
+        (lambda x: x, {"k": 1}, r"takes \(x\), the call has 1 operand and attributes k"),
+        (lambda x: 1 / 0, {}, "g: its type rule raised ZeroDivisionError: division by zero"),
+        (lambda x: (x, x), {}, "g: its type rule returns 2 types, nresults is 1"),
+    ]
+    with ml.use(typed):
+        for rule, attributes, text in rows:
+            register("g", copy, nresults=1, result=rule)
+            for wrap in (lambda fn: fn, ml.capture):
+                fn = wrap(lambda x, attributes=attributes: ml.call("g", x, **attributes))
+                refuses(MachineError, text, fn, ml.ones(2))
+        register("g", lambda f: f.push(-1), result=lambda x: x)
+        text = r"g: expected results f32\[2\] by its type rule, got Int -1; push an array"
+        for wrap in (lambda fn: fn, ml.capture):
+            refuses(MachineError, text, wrap(lambda x: ml.call("g", x)), ml.ones(2))
+        text = r"squares: expected vjp to take \(g, \*operands, out\), 3 arguments, got .*\(g\)"
+        wrong = ml.grad(lambda x: ml.sum(ml.call("squares", x, vjp=lambda g: g)))
+        for fn in (wrong, ml.vmap(wrong)):
+            refuses(GradientError, text, fn, ml.ones((2, 2)))

@@ -19,7 +19,7 @@ from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.eager.tensor.update import apply_into
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
-from tests.brief import Before, Patch, cases, refuses
+from tests.brief import Before, Patch, cases, refuses, replace_op
 from tests.threads import PATIENCE, in_threads, start
 
 if EXTENSION is None:
@@ -198,7 +198,7 @@ def test_an_instrument_sees_every_call(vm: ml.VM, x: ml.Tensor) -> None:
 
 def test_a_function_registered_under_the_name_is_called(vm: ml.VM, x: ml.Tensor) -> None:
     called = []
-    vm.register("add.out", lambda frame: called.append(frame.nparams))
+    replace_op(vm, "add.out", lambda frame: called.append(frame.nparams))
     x + x
     assert called == [3]
 
@@ -279,7 +279,7 @@ def test_a_function_registered_while_a_call_is_learned_is_called(
     def registering(*args: Any) -> Any:
         call = call_of(*args)
         if sys._getframe(1).f_code.co_name == "prepare":  # before the launch
-            vm.register("add.out", lambda frame: called.append(frame.nparams))
+            replace_op(vm, "add.out", lambda frame: called.append(frame.nparams))
         return call
 
     monkeypatch.setattr(loop, "call_of", registering)

@@ -31,7 +31,7 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
-from tests.brief import Patch, cases, refuses
+from tests.brief import Patch, cases, refuses, replace_op
 from tests.cases.claim_tests import claims
 from tests.core.programs import NEGATIVE, asm, f32s, put
 from tests.fuzz.machines import Outcome, new_machines, outcome, require_same
@@ -200,7 +200,7 @@ ACTS: dict[str, Callable[[VM, Program, list[int]], object]] = {
     "frees the argument": lambda vm, _, handles: vm.dealloc_tensor(handles.pop()),
     "launches the program": lambda vm, program, _: vm.launch(program, [put(vm, f32s(5, 6, 7))]),
     "launches another": lambda vm, _, handles: vm.launch(NEGATIVE, handles),
-    "registers": lambda vm, *_: vm.register("negative", negates, nresults=1),
+    "registers": lambda vm, *_: replace_op(vm, "negative", negates, nresults=1),
     "removes itself": lambda vm, *_: vm.remove("hostile"),
     "removes what follows": lambda vm, *_: vm.remove("negative.out"),
     "collects": lambda *_: gc.collect(),

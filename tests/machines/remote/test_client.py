@@ -25,7 +25,7 @@ from mlvm.machines.remote import client
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.outbox import PythonOutbox
 from tests.alarms import alarms_interrupt, interrupt_after
-from tests.brief import Patch, cases, output_of, refuses
+from tests.brief import Patch, cases, output_of, refuses, replace_op
 from tests.core import programs
 from tests.core.programs import ADD_INTO, f32s, straight
 from tests.machines.libraries import MACHINES
@@ -161,7 +161,7 @@ def test_cached_launches_are_forgotten_when_handles_name_others(
         vm.launch(ADD_INTO, (out, x, y))
     assert vm.read(out).tolist() == [7, 10]
     calls: list[str] = []
-    machine.register("add.out", lambda frame: calls.append("mine"), nparams=3, nresults=0)
+    replace_op(machine, "add.out", lambda frame: calls.append("mine"), nresults=0)
     vm.launch(ADD_INTO, (out, x, y))
     vm.synchronize()
     assert calls == ["mine"]
