@@ -371,7 +371,7 @@ def test_extreme_values_and_what_is_wrong_at_them() -> None:
 def test_a_fuzzer_of_functions_refuses_an_unknown_name(capsys: Capsys) -> None:
     for fuzzer in (extremes, kinks, counts):
         refuses(SystemExit, "2", fuzzer.main, ["nosuch"])
-        assert "no function for this fuzzer: nosuch" in capsys.readouterr().err
+        assert "unknown: nosuch; known: " in capsys.readouterr().err
 
 
 def test_derivatives_at_kinks_and_what_is_wrong_there(monkeypatch: Patch) -> None:

@@ -587,7 +587,7 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         return result;
     }
     int failures = template ? template->failures : 0;
-    if (failures >= MOST_FAILURES || recording.active)
+    if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
     uint64_t *mark = &seen[key.hash % TEMPLATES];
     if (*mark != key.hash) {
@@ -597,6 +597,8 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     for (int i = 0; i < key.ntensors; i++)
         if (holds_constant((PyObject *)key.tensors[i])) /* a step with it may mean the number */
             return PyObject_Call(function, args, keywords);
+    if (recording.active) /* asked last: `holds_constant` runs Python, and so may other threads meanwhile */
+        return PyObject_Call(function, args, keywords);
     return call_and_record(function, args, keywords, &key, failures);
 }
 
