@@ -447,9 +447,9 @@ class Arena(ArenaFields):
         return tensor
 
     def provide(self, type: TensorType) -> bool:
-        """Let a region of known address, which has a handle, wait for the next tensor of this type,
-        so that C takes it. Return False, and do nothing, if the arena chooses a region only for a
-        tensor."""
+        """Add a region with a known address to the bin of this type, for C to take.
+
+        Return False, and change nothing, if the arena selects a region only for a tensor."""
         if self.__class__._find is not Arena._find:
             return False
         region = self._find(type)

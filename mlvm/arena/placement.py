@@ -36,8 +36,9 @@ def rounded(nbytes: int) -> int:
 
 
 def size_class(nbytes: int) -> int:
-    """Round a size up to one of a few: at most an eighth more, and exact above a MiB. So tensors of
-    ever new sizes reuse each other's memory."""
+    """Round a size up to a size class, so that tensors of changing sizes reuse memory.
+
+    A class adds at most an eighth; sizes above 1 MiB are only aligned."""
     step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0)) if nbytes <= 1 << 20 else ALIGNMENT
     return -(-nbytes // step) * step
 
@@ -169,7 +170,9 @@ class Reuse(Placement):
 
     A request may find neither a region of its size nor room to carve one. Then free neighbours are
     merged: in a fixed arena any, in a growing one only those long unused, because a repeated step
-    will ask for the others again. `size_of` rounds the bytes of a request.
+    will ask for the others again.
+
+    size_of: function that rounds the bytes of a request
     """
 
     def __init__(self, *, grows: bool, size_of: Callable[[int], int] = rounded) -> None:

@@ -253,8 +253,9 @@ def canonical(value: Any, depth: int = 0) -> Any:
 
 
 def _is_common(value: Any, kinds: frozenset[object]) -> bool:
-    """Return whether a value is in its one form and of one of these classes: an int of at most 53
-    bits, a tuple of such."""
+    """Return whether a value is in canonical form and has one of these classes.
+
+    Ints have at most 53 bits, and tuples contain only these ints."""
     kind = value.__class__
     if kind not in kinds:
         return False

@@ -224,9 +224,9 @@ def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterat
     if node._buffer_of is not None and not buffers:
         return
     left_out = () if buffers or frozen else node._frozen
-    kept = () if buffers else node._buffers
+    skipped = () if buffers else node._buffers
     for name, field in vars(node).items():
-        if name in MARKS or name in kept:
+        if name in MARKS or name in skipped:
             continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
             items = ((f"{name}_{i}", item) for i, item in enumerate(field))
@@ -303,13 +303,9 @@ Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 
 def at_tensors(part: Any) -> bool | None:
     """Stop at tensors; refuse other leaves."""
-    return (
-        True
-        if part.__class__ is Tensor or isinstance(part, Tensor)
-        else None
-        if part is not None
-        else False
-    )
+    if isinstance(part, Tensor):
+        return True
+    return None if part is not None else False
 
 
 def at_operands(part: Any) -> bool | None:

@@ -305,8 +305,9 @@ class UserFunction:
 def misfit(
     what: str, fn: Callable[..., object], args: Sequence[object], keywords: Attributes
 ) -> str | None:
-    """Return how the parameters of a user's function differ from the arguments of a call of it, in
-    words; None if they fit, or cannot be read."""
+    """Describe how a user's function and the arguments of a call differ.
+
+    Return None if they fit, or if the function has no readable signature."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -315,8 +316,8 @@ def misfit(
         signature.bind(*args, **keywords)
     except TypeError:
         plural, named = "s" * (len(args) != 1), ", ".join(keywords)
-        given = f"{len(args)} operand{plural}" + (f" and attributes {named}" if named else "")
-        return f"{what} takes {signature}, the call has {given}"
+        extra = f" and attributes {named}" if named else ""
+        return f"{what} takes {signature}, the call has {len(args)} operand{plural}{extra}"
     return None
 
 

@@ -1,10 +1,9 @@
-"""The beta function, and incomplete gamma and beta functions, element by element; of integers and
-bools they are f32.
+"""The beta function, and incomplete gamma and beta functions, element by element.
 
-All is computed in f64 and rounded once. The densities are computed by Loader's deviances, which
-keep their digits for large parameters (Loader, "Fast and accurate computation of binomial
-probabilities", 2000). Sums and continued fractions go on until all elements have converged.
-"""
+Integers and bools give f32. All is computed in f64 and rounded once. The densities are computed by
+Loader's deviances, which keep their digits for large parameters (Loader, "Fast and accurate
+computation of binomial probabilities", 2000). Sums and continued fractions go on until all elements
+have converged."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
 
 
 def _upper_of_small(a: Array, x: Array) -> Array:
-    """Q for a < 1/2 and x < 3/2, to its own relative error, by the alternating series of P (DLMF
-    8.7.1)."""
+    """Compute Q for a < 1/2 and x < 3/2 by the alternating series of P (DLMF 8.7.1)."""
     logarithm = a * np.log(x) - (a * polynomial(LGAMMA, a) - np.log1p(a))
     term, total = np.ones_like(x), np.zeros_like(x)
     for n in range(1, 30):
@@ -219,8 +217,9 @@ def _beta_density(a: Array, b: Array, x: Array) -> Array:
 
 
 def _log_beta(a: Array, b: Array) -> Array:
-    """log |B(a, b)|. If one is large, lgamma(b) - lgamma(a + b) by Stirling's formula loses no
-    digits."""
+    """Compute log |B(a, b)|.
+
+    For a large parameter, lgamma(b) - lgamma(a + b) by Stirling's formula loses no digits."""
     low, high = np.minimum(a, b), np.maximum(a, b)
     is_large = np.minimum(high, low + high) >= 10.0
     high = np.where(np.isinf(high), 1e308, high)
@@ -290,7 +289,7 @@ def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _gamma_sign(x: Array) -> Array:
-    """The sign of the gamma function: nan at its poles but 0, where it is that of the 0."""
+    """Compute the sign of the gamma function: nan at its poles, except for the sign of a zero."""
     floor = np.floor(x)
     sign = np.where(x < 0.0, 1.0 - 2.0 * np.remainder(floor, 2.0), np.copysign(1.0, x))
     return np.where((x < 0.0) & (x == floor), np.nan, sign)
@@ -298,8 +297,9 @@ def _gamma_sign(x: Array) -> Array:
 
 @pointwise(infer=float_, precision="f32")
 def beta(out: Array, x: Array, y: Array) -> None:
-    """The beta function gamma(x) gamma(y) / gamma(x + y), elementwise, with broadcasting; nan where
-    one of these is -1, -2, ... Draws are `random.beta`.
+    """The beta function gamma(x) gamma(y) / gamma(x + y), elementwise, with broadcasting.
+
+    It is nan where one of these arguments is -1, -2, ... See `random.beta` for draws.
 
     x and y: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype; integers
     and bools give f32. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is

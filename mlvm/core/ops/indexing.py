@@ -276,8 +276,9 @@ def index_set(
 
 @movement(infer=_flat_indices, public=False)
 def flat_indices(out: Array, *indices: Array, lengths: tuple[int, ...]) -> None:
-    """The row-major positions of elements in axes of these lengths: i64. Each operand has the
-    elements' indices along one axis, of which negative ones count from the end."""
+    """The row-major positions, i64, of elements in axes of these lengths.
+
+    Each operand has the elements' indices along one axis; negative indices count from the end."""
     places = [_positions(each, n) for each, n in zip(indices, lengths, strict=True)]
     out.fill(0)
     for each, length in zip(places, lengths, strict=True):

@@ -193,8 +193,9 @@ def _rule_for_one_result(
 
 
 def pull(name: str, rule: Vjp, g: Any, operands: Sequence[Tensor], out: Any) -> Tensor:
-    """Call a gradient rule of a host function. Raises `GradientError` if it takes other
-    arguments."""
+    """Call a gradient rule of a host function.
+
+    Raises `GradientError` if the rule does not accept these arguments."""
     try:
         return rule(g, *operands, out)
     except TypeError as error:

@@ -108,8 +108,9 @@ def _clip_upper(g: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
-    """Return y / x, for y = j1(x) (sign -1) or i1(x) (sign 1). Up to 1/2 it is the series, whose
-    derivatives do not cancel."""
+    """Return y / x, for y = j1(x) (sign -1) or i1(x) (sign 1).
+
+    Below 1/2 it is computed by the series, whose derivatives do not cancel."""
     near = op.less(op.abs(x), 0.5)
     square = op.where(near, x * x * (0.25 * sign), constant(0.0, x.dtype))
     series = square * 0.0
@@ -119,8 +120,9 @@ def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
 
 
 def _beta_slope(g: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Pull g back through B(a, b) to a: g B (digamma(a) - digamma(a + b)), in f64, as the
-    difference cancels; 0 where a + b is inf."""
+    """Return the cotangent of a for B(a, b): g B (digamma(a) - digamma(a + b)).
+
+    It is computed in f64, as the difference cancels, and is 0 where a + b is inf."""
     wide = op.astype(a, dtype=f64)
     total = wide + op.astype(b, dtype=f64)
     change = _masked(op.digamma(wide) - op.digamma(total), op.not_equal(total, math.inf))
@@ -134,15 +136,15 @@ def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
 
 
 def _times(density: Tensor, factor: Tensor) -> Tensor:
-    """Return density * factor, and 0 where the density is 0: it vanishes faster than a factor
-    grows."""
+    """Return density * factor, and 0 where the density is 0, whatever the factor is."""
     zero = op.equal(density, 0.0)
     return _masked(density * _one_at(zero, factor), op.logical_not(zero))
 
 
 def _lowered(density: Callable[[Tensor], Tensor], a: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """Return out * (a - 1) / x. Where x is small and a >= 1, this is the density of a - 1, as it
-    may overflow."""
+    """Return out * (a - 1) / x; where x is small and a >= 1, the density of a - 1.
+
+    The quotient itself may overflow there."""
     near = op.logical_and(op.greater_equal(a, 1.0), op.less(x, 0.5))
     above = op.logical_and(near, op.greater(a, 1.0))
     less = _masked(density(op.where(above, a - 1.0, constant(1.0, a.dtype))), above)

@@ -361,7 +361,7 @@ class Optimizer(_OfFields):
         gradients = self._layout.pieces(grads, gradients)
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
-            (i, dtype): self._by_rule(0, hypers[i], self.count, _in_dtype(rates[i], dtype))
+            (i, dtype): self._rule(hypers[i])[0](self.count, _in_dtype(rates[i], dtype))
             for i, group in enumerate(self.groups)
             for dtype in dict.fromkeys(self._params[path].dtype for path in group.paths)
         }
@@ -476,20 +476,27 @@ class Optimizer(_OfFields):
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
         """Update the parameters of one group and their state: one by one, unless a rule is about
         all of them."""
-        for p, g, state, scalars in updates:
-            self._by_rule(1, hyper, p, g, state, scalars)
+        _, step = self._rule(hyper)
+        for update in updates:
+            step(*update)
 
-    def _by_rule(self, which: int, hyper: Any, *operands: Any) -> Any:
-        """Call the function of that number of `_rule_of`, by its template if there is one."""
+    def _rule(self, hyper: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return the functions of `_rule_of` for these hyperparameters, called by their templates.
+
+        A captured call and the rule of a user run the methods instead."""
         if current_capture.get() is not None or not type(self).__module__.startswith("mlvm."):
-            if which == 0:
-                return self._scalars(hyper, operands[1])
-            p, g, state, scalars = operands
-            return self._step(hyper, p, self._given(hyper, p, g), state, scalars)
-        names = self._options
-        values = tuple([getattr(hyper, name) for name in names if name != "learning_rate"])
+            return (
+                lambda count, rate: self._scalars(hyper, rate),
+                lambda p, g, *rest: self._step(hyper, p, self._given(hyper, p, g), *rest),
+            )
+        names = tuple([name for name in self._options if name != "learning_rate"])
+        values = tuple([getattr(hyper, name) for name in names])
         kind: Any = type(self)
-        return call(_rule_of(kind, names)[which], (values, *operands), {})
+        scalars, step = _rule_of(kind, names)
+        return (
+            lambda *operands: call(scalars, (values, *operands), {}),
+            lambda *operands: call(step, (values, *operands), {}),
+        )
 
     def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient that the rule gets: of the negative loss with `maximize`, and with
@@ -570,21 +577,25 @@ class Optimizer(_OfFields):
 
 @cache
 def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
-    """Return the scalars and the step of an optimizer's rule as functions of hyperparameters with
-    these names and of tensors. A rule of mlvm reads nothing else of the optimizer than `count`."""
-    names = tuple([name for name in names if name != "learning_rate"])
+    """Return the scalars and the step of an optimizer's rule as pure functions.
+
+    Their arguments are the values of the hyperparameters with these names, and tensors. A rule of
+    mlvm reads only `count` of its optimizer."""
+
+    def hyper_of(values: tuple[Any, ...]) -> SimpleNamespace:
+        return SimpleNamespace(**dict(zip(names, values, strict=True)))
 
     def scalars(values: tuple[Any, ...], count: Tensor, rate: Tensor) -> Tensors:
         rule = object.__new__(kind)
         vars(rule)["count"] = count
-        found = rule._scalars(SimpleNamespace(**dict(zip(names, values, strict=True))), rate)
-        return [alias_of(x) if is_constant(x) else x for x in found]  # as a template returns none
+        results = rule._scalars(hyper_of(values), rate)
+        return [alias_of(x) if is_constant(x) else x for x in results]  # a template returns none
 
     def step(
         values: tuple[Any, ...], p: Tensor, g: Tensor, state: Tensors, scalars: Tensors
     ) -> None:
         rule = object.__new__(kind)
-        hyper = SimpleNamespace(**dict(zip(names, values, strict=True)))
+        hyper = hyper_of(values)
         rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
 
     return scalars, step

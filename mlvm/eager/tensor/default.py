@@ -1,7 +1,7 @@
-"""Default float dtype: of Python's floats, of float results of integers, and of results whose dtype
-nobody names.
+"""Default float dtype, for all results whose dtype neither an argument nor an operand determines.
 
-Each thread and task has its own. Explicit dtypes and float operands are not affected.
+These are Python's floats, float results of integers, and created tensors. Each thread and task has
+its own. Explicit dtypes and float operands are not affected.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def set_default_dtype(dtype: object, /) -> None:
     c64.
 
     Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
-    start later begin with f32, tasks of asyncio and of a group with the dtype of their creator. Ops
-    on integer tensors whose result is a float still give f32: cast the operand. Raises `DTypeError`
-    if the dtype is not a float, `CaptureError` in a captured function, whose later calls would not
-    set it.
+    start later begin with f32, tasks of asyncio and of a group with the dtype of their creator.
+    Raises `DTypeError` if the dtype is not a float, `CaptureError` in a captured function, whose
+    later calls would not set it.
 
         >>> ml.set_default_dtype(ml.float64)
         >>> ml.asarray(0.1), ml.zeros(2).dtype
@@ -46,6 +45,7 @@ def set_default_dtype(dtype: object, /) -> None:
         ml.capture(lambda x: ml.set_default_dtype("f64"))(v)  # CaptureError
     """
     target = _checked(dtype, "set_default_dtype")
+    _note(target)
     if current_capture.get() is not None:
         raise CaptureError(
             "set_default_dtype: a captured function is traced once, so its later calls would not "
@@ -68,7 +68,9 @@ def default_dtype(dtype: object, /) -> Iterator[None]:
     Refuses:
         ml.default_dtype("i64").__enter__()  # DTypeError
     """
-    with bound(_default, _checked(dtype, "default_dtype")):
+    target = _checked(dtype, "default_dtype")
+    _note(target)
+    with bound(_default, target):
         yield
 
 
@@ -82,18 +84,18 @@ def _checked(dtype: object, function: str) -> DType:
             f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the "
             f"dtypes of Python's ints and bools are always i64 and bool"
         )
-    if target is not f32 and not _changes:
-        _changes.append(target)
-        _forget_calls()
     return target
 
 
-_changes: Final[list[DType]] = []
-"""The first default dtype of this process that was not f32, if there was one."""
+_others: Final[set[DType]] = set()
+"""The default dtypes other than f32 that this process has set."""
 
 
-def _forget_calls() -> None:
-    """Forget the calls that C has prepared: from now on they may depend on the default dtype."""
+def _note(target: DType) -> None:
+    """Note a default dtype, and forget the calls that C has prepared for the earlier ones."""
+    if target is f32 or target in _others:
+        return
+    _others.add(target)
     client: Any = sys.modules.get("mlvm.machines.remote.client")
     for vm in [*live_vms(), *(client.live_vms() if client is not None else ())]:
         fast_path: Any = getattr(vm, "fast_path", None)
@@ -104,10 +106,11 @@ def _forget_calls() -> None:
 def follows_default(
     attributes: Attributes, types: tuple[TensorType, ...], result: TensorType | None
 ) -> bool:
-    """Return whether a default dtype was set, and the result of a call has it: a float of integers
-    or bools, whose dtype no attribute names."""
+    """Return whether the result of a call has the default dtype, and that may differ from f32.
+
+    Such a result is a float of integers or bools, whose dtype no attribute names."""
     return (
-        bool(_changes)
+        bool(_others)
         and result is not None
         and result.dtype is f32
         and attributes.get("dtype") is None

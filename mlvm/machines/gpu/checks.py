@@ -35,9 +35,13 @@ class Crossings(Protocol):
 
 
 class Note:
-    """A call that may refuse values: its op and operands, of which number `judges` is judged, and
-    after it those of its size, whose places follow. Its flag is number `slot`. `explained` tells
-    its error where in a program it was raised, and the line of Python that launched it."""
+    """A call that may refuse values.
+
+    judges: number of the first operand that is checked; the operands of the same size after it are
+        checked, too, and their positions follow
+    slot: number of its flag
+
+    `explained` adds the place in the program, and the line of Python that launched it."""
 
     def __init__(
         self, op: Op, attributes: Attributes, types: Sequence[TensorType], judges: int, slot: int

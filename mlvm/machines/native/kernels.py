@@ -84,8 +84,10 @@ class NativeKernel:
     def plan(
         self, types: Types, attributes: Attributes, *, are_inferred: bool = False
     ) -> KernelCall | None:
-        """Plan the call, which is not cached: lengths of the types may be open. `are_inferred`: the
-        result's type is the one that the op infers."""
+        """Plan the call without caching it: lengths of the types may be open.
+
+        are_inferred: whether the type of the result is known to be the one that the op infers
+        """
         if not self._fit(types, attributes, are_inferred):
             return None
         if self.op.name in ROWS | SUMS and any(map(is_half, types)):

@@ -54,8 +54,9 @@ def call_of(
     attributes: Attributes,
     are_inferred: bool = False,
 ) -> KernelCall | None:
-    """Return the call that the loop runs in place of a native kernel; None for others. If the
-    result's type was inferred just now, the caller remembers the call."""
+    """Return the call that the loop runs in place of a native kernel; None for other kernels.
+
+    The caller caches the call if it has just inferred the type of the result."""
     if are_inferred and isinstance(kernel, NativeKernel):
         return kernel.plan(types, attributes, are_inferred=True)
     call = getattr(kernel, "call", None)

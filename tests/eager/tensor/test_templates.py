@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,8 +16,13 @@ from typing import Any, Final
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.tensor.constants import constant
+from mlvm.core.types import DType
+from mlvm.eager.functions.random import with_keys
+from mlvm.eager.tensor.autocast import autocast_dtype
+from mlvm.eager.tensor.constants import constant, is_constant
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.reading import values_of
+from mlvm.machines.native.extension import EXTENSION
 from tests.brief import with_long
 from tests.cases.tables import FUNCTIONS, Row, flat
 
@@ -124,6 +130,47 @@ def test_an_operand_that_is_the_tensor_of_a_number_makes_no_template() -> None:
     zero = constant(0.0, ml.float64)
     for x, expected in ((zero, True), (two, False)):
         assert [bool(ml.equal(x, 0.0)) for _ in range(CALLS)] == [expected] * CALLS
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="without the C extension there are no templates")
+def test_one_thread_records_at_a_time() -> None:
+    """Another thread begins to record while this one asks whether an operand is a constant."""
+    extension: Any = EXTENSION
+    x, calls = ml.ones(3), list[object]()
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def slow(x: ml.Tensor) -> ml.Tensor:
+        is_inside.set()
+        may_go.wait(10)
+        return x + 1.0
+
+    def quick(x: ml.Tensor) -> ml.Tensor:
+        calls.append(x)
+        return x * 2.0
+
+    recorder = threading.Thread(target=lambda: extension.call(slow, (x,), {}))
+
+    def asked(tensor: ml.Tensor) -> bool:
+        if recorder.ident is None:
+            recorder.start()
+            is_inside.wait(10)
+        return is_constant(tensor)
+
+    may_go.set()
+    for function in (slow, quick):
+        extension.call(function, (x,), {})
+    may_go.clear()
+    is_inside.clear()
+    options = {"dtype": DType, "with_keys": with_keys, "context": (autocast_dtype, default_float)}
+    extension.install_templates(is_constant=asked, **options)
+    try:
+        assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]
+        may_go.set()
+        recorder.join()
+    finally:
+        extension.install_templates(is_constant=is_constant, **options)
+    assert extension.call(quick, (x,), {}).tolist() == [2, 2, 2]
+    assert len(calls) == 3  # the second call was not recorded
 
 
 def test_derivatives_of_a_power_by_a_number_and_by_a_tensor() -> None:

@@ -106,16 +106,18 @@ def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | 
 
 @planner("index_set")
 def index_set(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan `index_set`. A unit is a number of the bytes behind the axes. The reference kernel runs
-    if values broadcast along only some of the axes before, of the indices, or behind."""
+    """Plan `index_set`; a unit writes a piece of the bytes after the axes.
+
+    The reference kernel runs if the values broadcast along only some axes of a part: those before,
+    those of the indices, or those after."""
     out, _, values, indices = types
     axis, size = normalize_axis(attributes["axis"], max(out.ndim, 1)), out.dtype.itemsize
     end = axis + attributes["axes"]
     parts = out.shape[:axis], indices.shape, out.shape[end:]
-    given = (1,) * (sum(map(len, parts)) - values.ndim) + values.shape
+    shape = (1,) * (sum(map(len, parts)) - values.ndim) + values.shape
     strides, step = [0, 0, 0], size
     for i in (2, 1, 0):
-        given, part = given[: len(given) - len(parts[i])], given[len(given) - len(parts[i]) :]
+        shape, part = shape[: len(shape) - len(parts[i])], shape[len(shape) - len(parts[i]) :]
         if part == parts[i]:
             strides[i] = step
             step *= math.prod(part)

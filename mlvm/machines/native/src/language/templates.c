@@ -211,6 +211,23 @@ static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keyw
     return fits && add_keywords(key, keywords);
 }
 
+/* Keep what a key refers to while Python runs, in which another thread may change a list of the arguments. */
+static void hold_key(const Key *key)
+{
+    for (int i = 0; i < key->nitems; i++)
+        Py_XINCREF(key->items[i].object);
+    for (int i = 0; i < key->ntensors; i++)
+        Py_INCREF((PyObject *)key->tensors[i]);
+}
+
+static void release_key(const Key *key)
+{
+    for (int i = 0; i < key->nitems; i++)
+        Py_XDECREF(key->items[i].object);
+    for (int i = 0; i < key->ntensors; i++)
+        Py_DECREF((PyObject *)key->tensors[i]);
+}
+
 /* --- templates --- */
 
 /* End a use of a template, and free it after the last one. */
@@ -436,10 +453,18 @@ static void find_last_uses(const short *codes, int ncodes)
     }
 }
 
+/* Call a function and keep its steps, unless a call is being recorded already, or an operand is the tensor of a
+ * number: a step with it may mean the number. */
 static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *keywords, const Key *key,
                                  int failures)
 {
+    int has_constant = 0;
+    for (int i = 0; i < key->ntensors; i++)
+        has_constant |= holds_constant((PyObject *)key->tensors[i]);
     Py_ssize_t before = count_nodes(key->tape);
+    /* Asked after all calls of Python, in which another thread may have begun to record. */
+    if (recording.active || has_constant)
+        return PyObject_Call(function, args, keywords);
     recording.active = 1;
     recording.failed = recording.paused = recording.nsteps = recording.nconstants = 0;
     recording.thread = PyThread_get_thread_ident();
@@ -594,12 +619,10 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
         *mark = key.hash;
         return PyObject_Call(function, args, keywords);
     }
-    for (int i = 0; i < key.ntensors; i++)
-        if (holds_constant((PyObject *)key.tensors[i])) /* a step with it may mean the number */
-            return PyObject_Call(function, args, keywords);
-    if (recording.active) /* asked last: `holds_constant` runs Python, and so may other threads meanwhile */
-        return PyObject_Call(function, args, keywords);
-    return call_and_record(function, args, keywords, &key, failures);
+    hold_key(&key);
+    PyObject *result = call_and_record(function, args, keywords, &key, failures);
+    release_key(&key);
+    return result;
 }
 
 /* call(function, args, keywords) */

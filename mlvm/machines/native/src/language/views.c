@@ -439,7 +439,7 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
         memcmp(covers.dims, layout.dims, sizeof *layout.dims * (size_t)covers.ndim) || !covers.size ||
         !address_in(fast_path, mask, 1) || call_without_result(fast_path->acquire))
         return NULL;
-    const char *in = NULL, *flags = address_in(fast_path, mask, 0);
+    const char *flags = address_in(fast_path, mask, 0);
     const int64_t count = flags ? count_true(flags, covers.size) : -1;
     release_vm(fast_path);
     int64_t dims[MOST_AXES + 1] = {count}, row = layout.size / covers.size * layout.itemsize;
@@ -447,18 +447,15 @@ static PyObject *chosen(Allocation *x, Allocation *mask)
     memcpy(dims + 1, layout.dims + covers.ndim, sizeof *dims * (size_t)(ndim - 1));
     PyObject *type = count < 0 || ndim > MOST_AXES ? NULL : type_of(layout.dtype, dims, ndim);
     PyObject *arena = type ? present_arena() : NULL;
-    Allocation *out = arena && fast_path_of(arena) == fast_path ? tensor_in(arena, type) : NULL;
+    char *to, *in;
+    Allocation *out = locked_tensor(fast_path, arena, type, x, &to, &in);
     Py_XDECREF(arena);
     Py_XDECREF(type);
-    /* Creating the tensor may have run Python, which may have changed all that was read before. */
-    if (!out || !address_in(fast_path, x, 1) || !address_in(fast_path, out, 1) ||
-        call_without_result(fast_path->acquire)) {
-        Py_XDECREF((PyObject *)out);
+    if (!out)
         return NULL;
-    }
-    char *to = address_in(fast_path, out, 0);
-    int holds = to && (flags = address_in(fast_path, mask, 0)) && (in = address_in(fast_path, x, 0)) &&
-                !fast_path->observed && !fast_path->instrumented && count_true(flags, covers.size) == count;
+    /* Creating the tensor may have run Python, which may have changed the mask. */
+    flags = address_in(fast_path, mask, 0);
+    int holds = flags && count_true(flags, covers.size) == count;
     if (holds)
         copy_chosen(to, in, flags, covers.size, count, row);
     release_vm(fast_path);
