@@ -287,10 +287,9 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
         return _set_masked(x, cast(Tensor, items[0]), values)
     if any(_is_mask(item) for item in items):
         items = _with_positions(x, items, keys)
-    per_axis = _without_ellipsis(items, x.ndim)
     if any(isinstance(item, Tensor) for item in items):
-        return _set_taken(x, key, per_axis, values)
-    return _set_window(x, per_axis, values)
+        return _set_taken(x, key, items, values)
+    return _set_window(x, _without_ellipsis(items, x.ndim), values)
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
@@ -356,7 +355,7 @@ def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
     apply_into(x, one_op("slice_set", **_window(places)), x, values)
 
 
-def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:
+def _set_taken(x: Tensor, key: Any, items: list[Item | EllipsisType], updates: Tensor) -> None:
     """Assign to elements that integer tensors select, possibly with integers and slices."""
     indices, axis, axes = _chosen(x, key, items)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
@@ -364,17 +363,18 @@ def _set_taken(x: Tensor, key: Any, items: list[Item], updates: Tensor) -> None:
     apply_into(x, one_op("index_set", axis=axis, axes=axes), x, values, indices)
 
 
-def _chosen(x: Tensor, key: Any, items: list[Item]) -> tuple[Tensor, int, int]:
+def _chosen(x: Tensor, key: Any, items: list[Item | EllipsisType]) -> tuple[Tensor, int, int]:
     """Return the elements that integer tensors select: indices, the first axis, and the number of
     axes that they index in row-major order."""
-    axes = [i for i, item in enumerate(items) if isinstance(item, (int, Tensor))]
+    per_axis = _without_ellipsis(items, x.ndim)
+    axes = [i for i, item in enumerate(per_axis) if isinstance(item, (int, Tensor))]
     first, end = axes[0], axes[-1] + 1
-    rest = items[:first] + items[end:]
-    if len(axes) < end - first or any(item != slice(None) for item in rest):
+    rest = per_axis[:first] + per_axis[end:]
+    if _separated(items) or any(item != slice(None) for item in rest):
         positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
         return getitem(reshape(positions, x.shape), key), 0, x.ndim
     indices: list[Tensor] = []
-    for item, length in zip(items[first:end], x.shape[first:end], strict=True):
+    for item, length in zip(per_axis[first:end], x.shape[first:end], strict=True):
         if isinstance(item, int):
             item = full((), _places(item, length).start, dtype=i64)
         indices.append(cast(Tensor, item))
@@ -531,7 +531,7 @@ def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any
             return op.where(wide, combine(x, operand), x)
     if any(_is_mask(item) for item in items):
         items = _with_positions(x, items, keys)
-    indices, axis, axes = _chosen(x, key, _without_ellipsis(items, x.ndim))
+    indices, axis, axes = _chosen(x, key, items)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     operand = broadcast_to(reshape(operand, _broadcasting(x, operand, shape)), shape)
     before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + axes :])

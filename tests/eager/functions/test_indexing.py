@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +137,23 @@ def test_getitem_and_setitem_are_numpys_for_any_mixture(items: list[Any], dots: 
         x[ours(key)] = ml.asarray(values)
         updated[key] = values
         np.testing.assert_array_equal(x.numpy(), updated)
+
+
+def test_every_order_of_items_reads_and_sets_as_numpy_does() -> None:
+    """A `...` may stand for no axis: it separates the items beside it nevertheless."""
+    array = X[..., 0]
+    values = [0, slice(None), slice(1, 2), None, ROW, GRID, ...]
+    for key in itertools.chain(*[itertools.product(values, repeat=n) for n in (2, 3, 4)]):
+        if sum(item is ... for item in key) > 1 or array.ndim < sum(
+            item is not None and item is not ... for item in key
+        ):
+            continue
+        expected = array[key]
+        np.testing.assert_array_equal(ml.asarray(array)[key].numpy(), expected, repr(key))
+        numbers = np.arange(expected.size, dtype=X.dtype).reshape(expected.shape)
+        x, updated = ml.asarray(array), array.copy()
+        x[key], updated[key] = numbers, numbers
+        np.testing.assert_array_equal(x.numpy(), updated, repr(key))
 
 
 @cases("key", (AGAIN, AGAIN), (0, AGAIN), (slice(None), AGAIN, 1), (..., AGAIN, AGAIN), ids=repr)
