@@ -42,7 +42,7 @@ DEFECTS: Final[dict[str, tuple[Any, str, str, str]]] = {
     "leaves without a reason": (
         MessageGroup,
         "_each",
-        "self._leave(sys.exc_info()[1])",
+        "self._leave(reason)",
         "self._leave(None)",
     ),
     "loses last words": (
@@ -88,7 +88,7 @@ DEFECTS: Final[dict[str, tuple[Any, str, str, str]]] = {
         "self._gates[rank].release()",
         "pass",
     ),
-    "a server keeps memory": (Server, "_free", "own.close()", "pass"),
+    "a server keeps memory": (Server, "_clear_up", "session.close()", "pass"),
     "a server waits for ever": (
         Server,
         "_lend",

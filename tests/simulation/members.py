@@ -36,10 +36,10 @@ _SECRET: Final = "between the members alone"
 FAULTS: Final = (
     "none", "none", "raises", "differs", "ends", "killed", "killed", "killed", "stopped",
     "stopped", "paused", "cut", "healed", "secret", "full",
-    "late", "late",
+    "late", "late", "parts", "parts",
 )  # fmt: skip
 
-_BY_TCP: Final = ("killed", "cut", "healed", "secret", "full", "late")
+_BY_TCP: Final = ("killed", "cut", "healed", "secret", "full", "late", "parts")
 _SMALL: Final = {
     "mlvm.parallel.communicator.SMALL": 1 << 9,
     "mlvm.parallel.communicator.BLOCK_NBYTES": 1 << 9,
@@ -199,6 +199,10 @@ class Members:
                 operands = [] if name == "barrier" else [xs[rank]]
                 results = call(vm, name, *operands, **attributes)
                 got.append(digest(results))
+            if self.fault == "parts" and rank == self.victim and run == self.fault_at[0]:
+                # cut off soon after it has ended, so that some hear of its end, and some do not
+                world, seconds = self.world, 5 * self.world.latency
+                world.at(world.now + world.random.uniform(0, seconds), self._cut)
             if self.fault == "late":  # it stops soon after it has ended, or just before
                 world, last = self.world, run == len(self.runs) - 1
                 if rank == self.victim and last:
@@ -215,6 +219,9 @@ class Members:
 
     def _stop(self) -> None:
         self.struck.stopped_until = float("inf")
+
+    def _cut(self) -> None:
+        self.struck.cut_until = float("inf")
 
     def _check(self, run: int, rank: int, results: list[list[Any]]) -> None:
         for other, got in enumerate(results):
@@ -316,6 +323,8 @@ class Members:
             yield f"member {rank} has neither results nor an error"
         elif rank != self.victim and not self._is_named(text):
             yield f"member {rank} blames another one: {text}"
+        elif self.fault in ("stopped", "late") and _late_members(text) > 1:
+            yield f"member {rank} blames others, too: {text}"
         elif (
             self.fault in ("stopped", "late")
             and rank != self.victim
@@ -335,3 +344,8 @@ class Members:
             return True
         is_own = self.fault == "raises" and text.startswith("ZeroDivisionError")
         return is_own or f"member {self.victim} (vm{self.victim})" in text
+
+
+def _late_members(text: str) -> int:
+    """Return how many members an error says another one has waited for."""
+    return text.partition(" has waited ")[2].rpartition(" for ")[2].count("(vm")

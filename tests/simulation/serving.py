@@ -58,6 +58,7 @@ class Serving:
         self.processes = [world.process(f"c{i}", f"10.0.1.{i}") for i in range(self.count)]
         self.server: Server | None = None
         self.leaves_after = draw.randrange(4)
+        self.is_shared = draw.random() < 0.3  # all clients compute on one VM
         self._strike()
         world.start(self.host, self._serve)
         for i, process in enumerate(self.processes):
@@ -95,7 +96,12 @@ class Serving:
     def _serve(self) -> None:
         limits = Limits(idle_seconds=_PATIENCE, send_seconds=_PATIENCE, handshake_seconds=_PATIENCE)
         self.server = Server(
-            _ADDRESS, secret=_SECRET, insecure=True, limits=limits, system=self.host.system
+            _ADDRESS,
+            secret=_SECRET,
+            insecure=True,
+            limits=limits,
+            shared=["shared"] * self.is_shared,
+            system=self.host.system,
         )
         self.host.system.sleep(100.0)
         self.left = self.server.status()
@@ -111,7 +117,12 @@ class Serving:
         secret = _SECRET + "!" * (self.fault == "secret" and i == self.victim)
         try:
             vm = connect(
-                _ADDRESS, secret=secret, timeout=10.0, call_timeout=_PATIENCE, system=system
+                _ADDRESS,
+                secret=secret,
+                vm="shared" if self.is_shared else None,
+                timeout=10.0,
+                call_timeout=_PATIENCE,
+                system=system,
             )
             self.vms.append(vm)
             with vm:
@@ -153,7 +164,8 @@ class Serving:
     # --- what must be ---
 
     def __str__(self) -> str:
-        return f"a server with {self.count} clients, {self.fault} member {self.victim}"
+        of = " of one VM" * self.is_shared
+        return f"a server with {self.count} clients{of}, {self.fault} member {self.victim}"
 
     def wrong(self) -> Iterator[str]:
         """Yield what should not be."""

@@ -24,6 +24,8 @@ from mlvm.machines.remote.address import Address, TcpAddress
 from mlvm.machines.remote.system import System
 
 MOST_EVENTS: Final = 200_000
+_MOST_POLLS: Final = 100
+"""Looks at sockets without a wait after which time passes, as it does in a busy loop."""
 _EVER: Final = float("inf")
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -467,6 +469,7 @@ class Selector(selectors.BaseSelector):
     def __init__(self, world: World) -> None:
         self._world = world
         self._keys: dict[Socket, selectors.SelectorKey] = {}
+        self._polls = 0  # one after the other that found nothing
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = self._keys[fileobj] = selectors.SelectorKey(fileobj, 0, events, data)
@@ -489,7 +492,14 @@ class Selector(selectors.BaseSelector):
                     events &= ~_WRITE
                 if events:
                     ready.append((key, events))
-            if ready or self._world.now >= until or not self._world.wait(until, *self._keys):
+            if not ready and self._world.now >= until:
+                self._polls += 1
+                if self._polls > _MOST_POLLS:
+                    self._polls = 0
+                    self._world.wait(self._world.now + 0.1)
+                return ready
+            if ready or not self._world.wait(until, *self._keys):
+                self._polls = 0
                 self._world.random.shuffle(ready)
                 return ready
 
