@@ -106,8 +106,9 @@ class Inbox:
     """Why that member has ended the run."""
     waits: dict[int, int] = field(default_factory=dict)
     """Steps of members that have waited for long since, or were asked."""
-    answered: set[int] = field(default_factory=set)
-    """Members that have sent their steps since this member has asked."""
+    answers: dict[int, int] = field(default_factory=dict)
+    """Members that have answered since this member has asked, and the member that each waits for:
+    itself if it has moved since."""
     is_asked: bool = False
     """True if another member asks for this one's steps."""
     blocked: dict[int, tuple[dict[int, int], str]] = field(default_factory=dict)
@@ -191,6 +192,8 @@ class Transport(ABC):
         if kind in (MessageKind.call, MessageKind.block):
             inbox.waits.pop(source, None)
             inbox.blocked.pop(source, None)
+            if source in inbox.answers:
+                inbox.answers[source] = source
         if kind == MessageKind.call:
             description = self._described[source] = rest or self._described[source]
             inbox.rounds[source, bool(is_pair), number, part] = Round(digest, description, body)
@@ -204,9 +207,8 @@ class Transport(ABC):
                 is_late, reason = value
                 inbox.reasons[source] = (GroupTimeout if is_late else GroupError)(reason)
             elif kind == MessageKind.waits:
-                inbox.waits[source], asks = value
+                inbox.waits[source], asks, inbox.answers[source] = value
                 inbox.is_asked |= asks
-                inbox.answered.add(source)
                 inbox.blocked.pop(source, None)
             elif kind == MessageKind.blocked:
                 inbox.blocked[source] = dict(value[0]), value[1]
@@ -234,8 +236,8 @@ class _Wait:
     def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
         self.has_asked = False
         """True if this member has asked the others whether all wait."""
+        self.ranks = ranks
         self._transport = transport
-        self._ranks = ranks
         self._moved = 0
         self.begin()
 
@@ -244,7 +246,7 @@ class _Wait:
 
     def seconds(self) -> float:
         """Return the seconds since the last progress."""
-        moved = sum([self._transport.moved[rank] for rank in self._ranks])
+        moved = sum([self._transport.moved[rank] for rank in self.ranks])
         if moved != self._moved:
             self._moved = moved
             self.begin()
@@ -291,6 +293,7 @@ class MessageCommunicator(Passing):
         transport.tell_outcome(self._run, outcome)
         inbox.outcomes[self.rank] = outcome
         wait, there = _Wait(transport, transport.others), 1
+        inbox.answers.clear()
         while len(inbox.outcomes) < transport.size or any(map(transport.unsent, transport.others)):
             missing = [rank for rank in transport.others if rank not in inbox.outcomes]
             departed = [rank for rank in missing if rank in transport.departed]
@@ -308,6 +311,7 @@ class MessageCommunicator(Passing):
             if timeout is not None and waited >= timeout:
                 self.spoiled = transport.has_late = True
                 slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
+                slow = sorted({self._cause(rank) for rank in slow})
                 names = ", ".join(self.names[rank] for rank in slow)
                 what = "the end of" if missing else "its result to be received by"
                 text = f"{self.names[self.rank]} has waited {timeout:g} s for {what} {names}"
@@ -425,9 +429,9 @@ class MessageCommunicator(Passing):
                     self._require_progress(call)
                 waited = wait.seconds()
                 if call.timeout is not None and waited >= call.timeout:
-                    responsive = {self.rank, *inbox.answered, *inbox.outcomes}
+                    responsive = {self.rank, *inbox.answers, *inbox.outcomes}
                     late = [rank for rank in call.ranks if rank not in responsive]
-                    self.time_out(call, late or [source])
+                    self.time_out(call, late or [self._cause(source)])
                 transport.listen(_look(call, waited))
         self._has_moved()
 
@@ -467,11 +471,20 @@ class MessageCommunicator(Passing):
             wait.has_asked |= asks
             inbox.is_asked = False
             if asks:
-                inbox.answered.clear()
+                inbox.answers.clear()
             inbox.waits[self.rank] = self._moves
             inbox.blocked.pop(self.rank, None)
-            transport.tell(transport.others, self._run, MessageKind.waits, (self._moves, asks))
+            transport.tell(transport.others, self._run, MessageKind.waits, (self._moves, asks, wait.ranks[0]))
         return self.rank in inbox.waits
+
+    def _cause(self, rank: int) -> int:
+        """Return why that member is late: the last of those that wait for each other, or the member
+        itself if they wait in a circle."""
+        answers, seen, cause = self._inbox.answers, {self.rank}, rank
+        while cause not in seen and answers.get(cause, cause) != cause:
+            seen.add(cause)
+            cause = answers[cause]
+        return rank if cause in seen else cause
 
     def _has_moved(self) -> None:
         self._moves += 1
