@@ -201,6 +201,9 @@ class Transport(ABC):
             inbox.blocks[source].append((part, body))
         elif kind == MessageKind.outcome:
             inbox.outcomes[source] = body.tobytes()
+            for rank, awaited in inbox.answers.items():
+                if awaited == source:  # no longer
+                    inbox.answers[rank] = rank
         else:
             value = open_message(rest, Kind.answer)[1].value()
             if kind == MessageKind.broken:
@@ -236,7 +239,7 @@ class _Wait:
     def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
         self.has_asked = False
         """True if this member has asked the others whether all wait."""
-        self.ranks = ranks
+        self._ranks = ranks
         self._transport = transport
         self._moved = 0
         self.begin()
@@ -246,7 +249,7 @@ class _Wait:
 
     def seconds(self) -> float:
         """Return the seconds since the last progress."""
-        moved = sum([self._transport.moved[rank] for rank in self.ranks])
+        moved = sum([self._transport.moved[rank] for rank in self._ranks])
         if moved != self._moved:
             self._moved = moved
             self.begin()
@@ -425,7 +428,7 @@ class MessageCommunicator(Passing):
                 if departed:
                     self.spoiled = True
                     self.give_up(self._has_left(departed[0]))
-                if self._tell_waits(call, wait):
+                if self._tell_waits(call, wait, source):
                     self._require_progress(call)
                 waited = wait.seconds()
                 if call.timeout is not None and waited >= call.timeout:
@@ -453,7 +456,7 @@ class MessageCommunicator(Passing):
         transport.listen(0)
         wait = _Wait(transport, ranks)
         while late := [rank for rank in slow() if rank not in transport.departed]:
-            self._tell_waits(call, wait)
+            self._tell_waits(call, wait, late[0])
             waited = wait.seconds()
             if call.timeout is not None and waited >= call.timeout:
                 self.require_unbroken(call)
@@ -461,9 +464,9 @@ class MessageCommunicator(Passing):
             transport.listen(_look(call, waited))
         self._has_moved()
 
-    def _tell_waits(self, call: Collective, wait: _Wait) -> bool:
+    def _tell_waits(self, call: Collective, wait: _Wait, source: int) -> bool:
         """Ask the others whether they wait, too, if this member has waited for long; answer if one
-        of them asks. Return whether they have been told that this member waits."""
+        of them asks: it waits for `source`. Return whether they have been told that it waits."""
         inbox, transport = self._inbox, self._transport
         patience = _PATIENCE if call.timeout is None else min(_PATIENCE, call.timeout / 2)
         asks = not wait.has_asked and wait.seconds() > patience
@@ -474,7 +477,9 @@ class MessageCommunicator(Passing):
                 inbox.answers.clear()
             inbox.waits[self.rank] = self._moves
             inbox.blocked.pop(self.rank, None)
-            transport.tell(transport.others, self._run, MessageKind.waits, (self._moves, asks, wait.ranks[0]))
+            transport.tell(
+                transport.others, self._run, MessageKind.waits, (self._moves, asks, source)
+            )
         return self.rank in inbox.waits
 
     def _cause(self, rank: int) -> int:

@@ -23,7 +23,7 @@ DEFECTS: Final[dict[str, tuple[Any, str, str, str]]] = {
     "raises while it sends": (
         MessageCommunicator,
         "_send_all",
-        "self._tell_waits(call, wait)",
+        "self._tell_waits(call, wait, late[0])",
         "[self.miss(call, rank) for rank in call.ranks if rank in self._inbox.outcomes]",
     ),
     "no timeout of a result": (

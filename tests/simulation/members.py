@@ -328,7 +328,7 @@ class Members:
         elif (
             self.fault in ("stopped", "late")
             and rank != self.victim
-            and not isinstance(error, GroupTimeout)
+            and GroupTimeout.__name__ not in text  # its own, or that of one that has left
         ):
             yield f"member {rank} has no timeout: {text}"
 

@@ -142,7 +142,7 @@ def test_getitem_and_setitem_are_numpys_for_any_mixture(items: list[Any], dots: 
 def test_every_order_of_items_reads_and_sets_as_numpy_does() -> None:
     """A `...` may stand for no axis: it separates the items beside it nevertheless."""
     array = X[..., 0]
-    values = [0, slice(None), slice(1, 2), None, ROW, GRID, ...]
+    values: list[Any] = [0, slice(None), slice(1, 2), None, ROW, GRID, ...]
     for key in itertools.chain(*[itertools.product(values, repeat=n) for n in (2, 3, 4)]):
         if sum(item is ... for item in key) > 1 or array.ndim < sum(
             item is not None and item is not ... for item in key
