@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     where = "in the program, or in DIR/weights.bin, which it is given"
     add("--weights", choices=("embed", "file"), default="file", help=where)
     most = "how many it may use at most (default: 1)"
-    add("--threads", type=_count, default=1, metavar="N", help=most)
+    add("--threads", type=_positive, default=1, metavar="N", help=most)
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
     records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
@@ -177,17 +177,17 @@ def _parser() -> argparse.ArgumentParser:
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
-    add("--members", type=_count, required=True, metavar="N", help="processes on this host")
+    add("--members", type=_positive, required=True, metavar="N", help="processes on this host")
     again = "how often all are started again when one of them has failed (default: 0)"
     add("--restarts", type=_count, default=0, metavar="K", help=again)
-    add("--nodes", type=_count, default=1, metavar="N", help="hosts, each of which runs this")
+    add("--nodes", type=_positive, default=1, metavar="N", help="hosts, each of which runs this")
     add("--node", type=_count, default=0, metavar="I", help="which of them this is, from 0")
     add("--address", metavar="HOST:PORT", help="a port of the first host, where members meet")
     _add_script(add)
 
     text = "run a script in several processes, for ml.parallel.MpiGroup"
     add = commands.add_parser("mpirun", help=text).add_argument
-    add("-n", dest="processes", type=_count, required=True, metavar="N", help="processes")
+    add("-n", dest="processes", type=_positive, required=True, metavar="N", help="processes")
     _add_script(add)
 
     text = "list the tensor ops, or document the named ones"
@@ -223,6 +223,12 @@ def _command(options: argparse.Namespace) -> list[str]:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _count(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return int(text)
 
 

@@ -58,13 +58,14 @@ Each also derives from the built-in exception that is named in brackets.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import queue
 import sys
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Final, Self, TypeAlias
 
 import numpy as np
@@ -620,17 +621,32 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 
 def brief(value: object) -> str:
-    """The value as text for a message: the first line of its `repr`, cut short."""
+    """The value as text for a message: the first line of its `repr`, cut short; of a function its
+    name and parameters."""
     if isinstance(value, (str, bytes)):
         value = value[: 4 * _BRIEF]  # of which more than is shown
     try:
-        text = repr(value)
+        is_function = isinstance(value, FunctionType)
+        text = f"{value.__name__}{inspect.signature(value)}" if is_function else repr(value)
     except ValueError:  # Python writes no ints of thousands of digits
         text = f"<{type(value).__name__} too long to write>"
     except Exception:  # a user's __repr__
         text = f"<{type(value).__name__} that has no text>"
     first = text.partition("\n")[0][:_BRIEF]
     return text if text == first else f"{first}..."
+
+
+def takes(fn: object, count: int) -> bool:
+    """Return whether `fn` is a function that can be called with `count` arguments by position."""
+    if not callable(fn):
+        return False
+    with contextlib.suppress(ValueError):  # a built-in function without a signature
+        parameters = inspect.signature(fn)
+        try:
+            parameters.bind(*range(count))
+        except TypeError:
+            return False
+    return True
 
 
 Place: TypeAlias = tuple[CodeType, int]

@@ -57,10 +57,16 @@ class DType:
             raise _unknown(repr(name)) from None
 
     @staticmethod
-    def of(dtype: object) -> DType:
+    def of(dtype: object, *, in_bits: bool = False) -> DType:
         """The dtype for a `DType`, a short name, or what `np.dtype` understands except None.
 
-        Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
+        Raises `DTypeError` for anything else, such as a dtype of the other byte order, and for the
+        name "i8", which numpy reads as 8 bytes, unless the caller means names `in_bits` only."""
+        if not in_bits and dtype.__class__ is str and dtype == "i8":
+            raise DTypeError(
+                "'i8' has two meanings: 8 bits here, and 8 bytes (int64) in numpy; write ml.int8 "
+                "or ml.int64"
+            )
         match = DType._matching(dtype)
         if match is None:
             raise _unknown(f"for {dtype!r}")
@@ -240,7 +246,7 @@ class TensorType:
     array_shape: Shape
 
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
-        dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
+        dtype = dtype if dtype.__class__ is DType else DType.of(dtype, in_bits=True)
         if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
             length = open_length(shape) if isinstance(shape, (tuple, list)) else None
             if length is not None and dtype.per_byte == 1:

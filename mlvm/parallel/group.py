@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import GroupError, GroupTimeout, brief
+from mlvm.core.errors import GroupError, GroupTimeout, brief, takes
 from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
@@ -134,12 +134,14 @@ class AnyGroup(Closing, ABC):
         Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not use
         the VM of another. The first error of a member is raised here. The other members end at
         their next collective, and the group can run again. The same holds for Ctrl-C. Raises
-        `GroupError` if members call different collectives, one ends while others wait for it, all
-        wait, or the group is closed or running.
+        `GroupError` if `fn` does not take (rank, vm), members call different collectives, one ends
+        while others wait for it, all wait, or the group is closed or running.
 
         Refuses:
             members(lambda rank, vm: rank or ml.parallel.barrier())  # GroupError
+            members(lambda rank: rank)  # GroupError
         """
+        _require_task(fn, "run")
         return self._each([self.carried(fn)] * self.size)
 
     def keep(self, fn: Task[Callable[..., R]]) -> Kept[R]:
@@ -148,6 +150,7 @@ class AnyGroup(Closing, ABC):
 
         Raises what `run` raises.
         """
+        _require_task(fn, "keep")
         key = next(self._keys)
         self._each([self.carried(partial(_keep, key, fn))] * self.size)
         return Kept(self, key)
@@ -201,9 +204,17 @@ class Kept(Generic[R]):
         return self.group._each([self.group.carried(task) for task in tasks])
 
 
+def _require_task(fn: object, what: str) -> None:
+    if not takes(fn, 2):
+        raise GroupError(f"{what}: expected a function (rank, vm), got {brief(fn)}")
+
+
 def _keep(key: int, fn: Task[Any], rank: int, vm: LocalVM) -> None:
     """Run as a task: keep the result of `fn`."""
-    _member(vm).kept_functions[key] = fn(rank, vm)
+    kept = fn(rank, vm)
+    if not callable(kept):
+        raise GroupError(f"keep: expected {brief(fn)} to return a function, got {brief(kept)}")
+    _member(vm).kept_functions[key] = kept
 
 
 def _call(key: int, args: tuple[Any, ...], common: dict[str, Any], rank: int, vm: LocalVM) -> Any:

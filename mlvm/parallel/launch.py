@@ -270,8 +270,10 @@ def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
     these arguments.
 
     It is the one in this Python's folder, from the package mpich, or else the system's. Raises
-    `MissingExtra` without mpi4py or any mpiexec.
+    `GroupError` if `processes` is below 1, `MissingExtra` without mpi4py or any mpiexec.
     """
+    if processes < 1:
+        raise GroupError(f"mpirun: expected 1 or more processes, got {processes}")
     if importlib.util.find_spec("mpi4py") is None:
         raise MissingExtra('mpi4py is not installed: pip install "mlvm[mpi]"')
     folder = str(Path(sys.executable).parent)

@@ -34,13 +34,28 @@ def launched(variables: Mapping[str, str]) -> Launched:
     for parse in (_by_torchrun, _by_kubernetes, _by_open_mpi, _by_slurm):
         job = parse(variables)
         if job is not None:
-            if not 0 <= job.rank < job.size:
-                raise GroupError(f"a rank is 0 .. size - 1, not {job.rank} of {job.size}")
             return job
+    for one, rest in _NEEDED.items():
+        if one in variables:
+            missing = " and ".join([each for each in rest if each not in variables])
+            remedy = "; start the program by srun, not by sbatch alone" if "SLURM" in one else ""
+            raise GroupError(f"{one} is set, and {missing} must be, too{remedy}")
     raise GroupError(
         "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, "
         "srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )
+
+
+_PLACE: Final = "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+_NEEDED: Final = {
+    "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE",),
+    "SLURM_PROCID": ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"),
+    "SLURM_JOB_ID": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"),
+    "JOB_COMPLETION_INDEX": _PLACE,
+    "RANK": _PLACE,
+    "WORLD_SIZE": ("RANK", "MASTER_ADDR", "MASTER_PORT"),
+}
+"""The variables that each of these takes with it."""
 
 
 def _by_torchrun(variables: Mapping[str, str]) -> Launched | None:
@@ -51,7 +66,7 @@ def _by_torchrun(variables: Mapping[str, str]) -> Launched | None:
     port = _number(variables, "MASTER_PORT")
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens on the other
-    return _at(variables, "RANK", "WORLD_SIZE", variables["MASTER_ADDR"], port)
+    return _at(variables, "RANK", "WORLD_SIZE", _host(variables["MASTER_ADDR"]), port)
 
 
 def _by_kubernetes(variables: Mapping[str, str]) -> Launched | None:
@@ -68,8 +83,8 @@ def _by_open_mpi(variables: Mapping[str, str]) -> Launched | None:
         return None
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid", "")
     here = variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == variables[size]
-    host = variables.get("MASTER_ADDR") or ("127.0.0.1" if here else "")
-    if not host:
+    host = _host(variables.get("MASTER_ADDR") or ("127.0.0.1" if here else None))
+    if host is None:
         raise GroupError(
             "mpirun says on no host where the first member is: set MASTER_ADDR (-x MASTER_ADDR=...)"
         )
@@ -80,15 +95,32 @@ def _by_slurm(variables: Mapping[str, str]) -> Launched | None:
     rank, size, nodes = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
     if not {rank, size, nodes} <= variables.keys():  # a batch script is no step of srun
         return None
-    host = variables.get("MASTER_ADDR") or first_host(variables[nodes])
+    host = _host(variables.get("MASTER_ADDR") or None) or first_host(variables[nodes], nodes)
     job = _number(variables, "SLURM_JOB_ID") + _number(variables, "SLURM_STEP_ID")
     return _at(variables, rank, size, host, _port(variables, job))
 
 
-def first_host(nodes: str) -> str:
-    """Return the first host of a list in Slurm's format: `rack[1-3,7]node[01-04],other`."""
-    first, *_ = re.split(r",(?![^\[]*])", nodes)
-    return re.sub(r"\[([^],-]*)[^]]*]", r"\1", first)
+_NUMBERS: Final = r"\d+(?:-\d+)?"
+_NODE: Final = rf"(?:[\w.-]|\[{_NUMBERS}(?:,{_NUMBERS})*])+"
+
+
+def first_host(nodes: str, name: str = "SLURM_STEP_NODELIST") -> str:
+    """Return the first host of a list in Slurm's format: `rack[1-3,7]node[01-04],other`. Raises
+    `GroupError`, which names the variable, for another text."""
+    match = re.fullmatch(rf"({_NODE})(?:,{_NODE})*", nodes)
+    if match is None:
+        raise GroupError(
+            f"{name}: expected a list of hosts such as node[01-04],other, got {brief(nodes)}; "
+            f"start the program by srun, or set MASTER_ADDR"
+        )
+    return re.sub(r"\[(\d+)[^]]*]", r"\1", match[1])
+
+
+def _host(text: str | None) -> str | None:
+    """Return the host that MASTER_ADDR names, if it is set. Raises `GroupError`."""
+    if text is not None and not re.fullmatch(r"[\w.:%-]+", text):
+        raise GroupError(f"MASTER_ADDR: expected the name or number of a host, got {brief(text)}")
+    return text
 
 
 def _port(variables: Mapping[str, str], job: int) -> int:
@@ -97,8 +129,16 @@ def _port(variables: Mapping[str, str], job: int) -> int:
     return _PORTS[job % len(_PORTS)]
 
 
-def _at(variables: Mapping[str, str], rank: str, size: str, host: str, port: int) -> Launched:
-    return Launched(_number(variables, rank), _number(variables, size), TcpAddress(host, port))
+def _at(
+    variables: Mapping[str, str], rank: str, size: str, host: str | None, port: int
+) -> Launched:
+    number, count = _number(variables, rank), _number(variables, size)
+    if number >= count:
+        raise GroupError(f"{rank}: expected a rank below {size}={count}, got {number}")
+    if port >= 1 << 16:
+        raise GroupError(f"MASTER_PORT: expected a port below 65536, got {port}")
+    assert host is not None  # each scheduler has one, or was refused
+    return Launched(number, count, TcpAddress(host, port))
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 from mlvm.arena.arena import Allocation, Arena, name_at, on_made, regions
 from mlvm.arena.placement import Region
 from mlvm.arena.recording import Lifetime, Recording
+from mlvm.core.errors import ArenaError, brief
 from mlvm.core.observe import observed
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
@@ -25,8 +26,7 @@ COPIED_IN: Final = "copied in"
 """Name in place of an op for a tensor whose first value came from outside the VM."""
 
 
-@contextmanager
-def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
+def record(arena: Arena, *, most: int | None = None) -> AbstractContextManager[Recording]:
     """Record what lives in the arena inside the block; the recording is complete after it.
 
         with record(batch) as recording, batch:
@@ -36,12 +36,23 @@ def record(arena: Arena, *, most: int | None = None) -> Iterator[Recording]:
     A tensor that exists before the block is there from the first moment on; one that exists after
     it is there to the last. With `most`, the recording keeps about the latest `most` ended tensors,
     the number of the others, and the most bytes in use. Recordings of an arena may be nested.
+    Raises `ArenaError` for anything but an arena.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
         >>> arena.report().splitlines()[-1].split()[:4]
         ['64', '1', 'f32[16]', 'full']
+
+    Refuses:
+        ml.record(vm)  # ArenaError
     """
+    if not isinstance(arena, Arena):
+        raise ArenaError(f"ml.record: expected an arena, got {brief(arena)}")
+    return _recorded(arena, most)
+
+
+@contextmanager
+def _recorded(arena: Arena, most: int | None) -> Iterator[Recording]:
     watcher = _Watcher(arena, most)
     watcher.start(arena)
     try:

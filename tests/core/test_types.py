@@ -77,7 +77,7 @@ def test_a_dtype_by_all_its_names(dtype: DType) -> None:
     if dtype is bf16:  # which numpy does not have; other libraries name it so
         names = ["bfloat16", type("bfloat16", (), {})]
     for name in (dtype, dtype.name, dtype.numpy, *names):
-        assert DType.of(name) is dtype
+        assert DType.of(name, in_bits=True) is dtype
     assert DType.named(dtype.name) is dtype
     assert pickle.loads(pickle.dumps(dtype)) is copy.deepcopy(dtype) is dtype
     assert dtype.itemsize == dtype.numpy.itemsize

@@ -17,6 +17,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
+from mlvm.core.errors import DTypeError
 from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
@@ -457,6 +458,18 @@ def test_wrong_arguments_raise_typed_errors_that_name_the_function() -> None:
     counts, found = arguments.faults(every=with_long(401, 11))
     assert found == []
     assert counts.total() > 100
+
+
+def test_every_dtype_argument_refuses_the_name_i8(folder: Path, monkeypatch: Patch) -> None:
+    """But those of quantised numbers, which count bits."""
+    monkeypatch.setattr(arguments, "WRONG", {"i8": lambda: "i8"})
+    tried = set[str]()
+    for call in arguments.right_calls():
+        for text, attempt in arguments.attempts(call):
+            if "(dtype=" in text and "quantize" not in text:
+                tried.add(call.name)
+                refuses(DTypeError, "two meanings|expected a float dtype", attempt)
+    assert len(tried) > 70
 
 
 def test_a_raw_error_and_an_error_without_a_name_are_found(monkeypatch: Patch) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Final, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from mlvm.core.errors import GradientError
+from mlvm.core.errors import ArgumentError, GradientError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, closures_of, seed
 from mlvm.eager.autodiff.tape import (
@@ -38,6 +38,7 @@ Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors wit
 
 
 @hinted
+@hinted
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     """Recompute `fn` in the backward pass instead of saving its activations.
 
@@ -46,14 +47,17 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     Tensors in dicts, lists and tuples among its arguments are kept; it may use others, such as
     weights, which must not be updated in place until the gradient is taken. Random keys are drawn
     once. Whatever else the function does, it does twice. A gradient through a tensor that it has
-    made and not returned raises `GradientError`.
+    made and not returned raises `GradientError`. Raises `ArgumentError` if `fn` is not a function.
 
         >>> ml.grad(lambda x: ml.sum(ml.checkpoint(ml.tanh)(x)))(ml.zeros(2))
         Tensor([1., 1.], f32[2])
 
     Refuses:
         ml.grad(lambda x: ml.checkpoint(leaky)(x) + ml.sum(leaked[-1]))(v)  # GradientError
+        ml.checkpoint(v)  # ArgumentError
     """
+    if not callable(fn):
+        raise ArgumentError(f"expected a function, got {brief(fn)}")
 
     @wraps(fn)
     def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:

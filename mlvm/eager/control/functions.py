@@ -18,7 +18,7 @@ from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from mlvm.core.errors import CaptureError, GradientError
+from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import Conditional, CotangentAccumulator, Tape, taping
@@ -30,6 +30,7 @@ from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.context import bound, taped
 from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.step.flow import Block, Procedure, Use
 
@@ -69,6 +70,7 @@ class Function(Generic[P, R]):
         return self if instance is None else MethodType(self, instance)
 
 
+@hinted
 def function(fn: Callable[P, R]) -> Function[P, R]:
     """Keep `fn` as a function of the captured program, with its own frame, so that it may call
     itself.
@@ -80,7 +82,8 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     become tensors. Modules and other arguments are what they are. It may use tensors from outside,
     such as weights, but not update them in place, nor draw from the global random keys: in a
     captured function that raises `CaptureError`. While it is recorded it is called twice if it
-    calls itself: once to find the types of its results.
+    calls itself: once to find the types of its results. Raises `ArgumentError` if `fn` is not a
+    function.
 
         >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
         >>> half(ml.asarray(5.0))
@@ -88,7 +91,10 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
 
     Refuses:
         ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
+        ml.function(v)  # ArgumentError
     """
+    if not callable(fn):
+        raise ArgumentError(f"expected a function, got {brief(fn)}")
     return Function(fn)
 
 

@@ -111,11 +111,6 @@ def asarray(
         ml.asarray([[1.0], [1.0, 2.0]])  # ShapeError
     """
     target = None if dtype is None else DType.of(dtype)
-    if dtype.__class__ is str and dtype == "i8":
-        raise DTypeError(
-            "'i8' has two meanings: 8 bits here, and 8 bytes (int64) in numpy; write ml.int8 or "
-            "ml.int64"
-        )
     with placed(device):
         if isinstance(obj, Tensor):
             return _of_tensor(obj, target, device, copy)

@@ -297,7 +297,7 @@ def view(x: Tensor, dtype: object, /) -> Tensor:
         ml.view(ml.ones(3), "f64")  # ShapeError
     """
     type_of(x)
-    return op.view(x, dtype=DType.of(dtype).name)
+    return op.view(x, dtype=DType.of(dtype))
 
 
 @public

@@ -73,7 +73,7 @@ def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = N
         Tensor([ 1, -1], i64[2])
     """
     type_of(x)
-    return asarray(x, dtype=dtype if dtype == "i8" else DType.of(dtype), device=device)
+    return asarray(x, dtype=DType.of(dtype), device=device)
 
 
 @public

@@ -19,7 +19,7 @@ from mlvm.eager.tensor.wrapper import public
 
 def require_quantized(dtype: object) -> DType:
     """Return a dtype for quantised numbers. Raises `DTypeError` if it is another one."""
-    target = DType.of(dtype)
+    target = DType.of(dtype, in_bits=True)
     if target not in (i8, u8) and not target.is_storage:
         raise DTypeError(
             f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {target.name}"

@@ -360,6 +360,7 @@ def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = Non
     return _apply("recv", source=source, shape=lengths, dtype=of, timeout=timeout)
 
 
+@hinted
 def barrier(*, timeout: float | None = None) -> None:
     """Wait until all members are here.
 

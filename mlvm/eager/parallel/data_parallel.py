@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import ArgumentError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, ShapeError, brief, takes
 from mlvm.core.types import Array
 from mlvm.eager.autodiff.grad import collecting
 from mlvm.eager.optim.gradients import Parts, parted
@@ -194,9 +194,9 @@ def data_parallel(
     1910.02054). The code of a step does not change. Its bits are those of an unsharded step, except
     for norms of all gradients, which add in another order.
 
-    Raises `ArgumentError` if `shard` is unknown, or `group` is not a group; `ShapeError` unless
-    all arguments are arrays with equally many rows, a multiple of the group's size; and what
-    `Group.run` raises.
+    Raises `ArgumentError` if `shard` is unknown, `group` is not a group, or `make_step` does not
+    take the VM alone and return a function; `ShapeError` unless all arguments are arrays with
+    equally many rows, a multiple of the group's size; and what `Group.run` raises.
 
         >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
         >>> with ml.parallel.Group(2) as group:
@@ -216,6 +216,10 @@ def data_parallel(
         raise ArgumentError(
             f"data_parallel: group is a Group, such as ml.parallel.Group(2), not {brief(group)}"
         )
+    if not takes(make_step, 1):
+        raise ArgumentError(
+            f"data_parallel: expected make_step as a function (vm), got {brief(make_step)}"
+        )
     steps = group.keep(_Maker(make_step, shard))
 
     def step(*batch: Any, **common: Any) -> R:
@@ -234,6 +238,9 @@ class _Maker(Generic[R]):
     def __call__(self, rank: int, vm: LocalVM) -> Callable[..., R]:
         with sharding(self.shard):
             step = self.make_step(vm)
+        if not callable(step):
+            made = f"{brief(self.make_step)} returned {brief(step)}"
+            raise ArgumentError(f"data_parallel: expected make_step to return a function; {made}")
 
         def take_part(*rows: Array, **common: Any) -> R:
             with sharding(self.shard):

@@ -10,12 +10,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, ExitStack, contextmanager
+from inspect import isfunction
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import EncodingError, NotFinite, UnknownFunction
+from mlvm.core.errors import EncodingError, MachineError, NotFinite, UnknownFunction, brief
 from mlvm.core.machine.callee import OUT, Fused, Value, is_tensor
 from mlvm.core.memory import Memory
 from mlvm.core.observe import observed
@@ -51,16 +52,23 @@ class nans(ContextDecorator):
     it took from a queue is lost. On a remote VM, programs with functions that the server registered
     are not watched. Outside of the block nothing costs time.
 
-    Raises `MachineError` for a VM that has another instrument, such as a trace, and `CaptureError`
-    inside a captured function.
+    Raises `MachineError` for a VM that has another instrument, such as a trace, and for anything
+    but a VM; `CaptureError` inside a captured function.
 
         >>> with ml.debug.nans():
         ...     try: ml.sqrt(ml.asarray([4.0, -4.0])) + 1.0
         ...     except ml.errors.NotFinite as error: print(error)
         sqrt(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
+
+    Refuses:
+        ml.debug.nans(ml.sqrt)  # MachineError
     """
 
     def __init__(self, *vms: VMProtocol) -> None:
+        for vm in vms:
+            if not callable(getattr(vm, "launch", None)):
+                remedy = "; write @ml.debug.nans()" if isfunction(vm) else ""
+                raise MachineError(f"ml.debug.nans: expected VMs, got {brief(vm)}{remedy}")
         self.vms = vms
         self._entered: list[ExitStack] = []
 

@@ -77,6 +77,7 @@ class autocast(ContextDecorator):
                 raise DTypeError(
                     'autocast: products are computed in "float16" or "bfloat16", on any device; '
                     f"None leaves a block; got {brief(dtype)}"
+                    + ("; write @ml.autocast('bfloat16')" if inspect.isfunction(dtype) else "")
                 )
         self.dtype: DType | None = half if enabled else None
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from inspect import isfunction
 from typing import Any, Final
 
-from mlvm.core.errors import CaptureError, DTypeError
+from mlvm.core.errors import CaptureError, DTypeError, brief
 from mlvm.core.op import Attributes
 from mlvm.core.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from mlvm.core.vm import live_vms
@@ -54,8 +55,7 @@ def set_default_dtype(dtype: object, /) -> None:
     _default.set(target)
 
 
-@contextmanager
-def default_dtype(dtype: object, /) -> Iterator[None]:
+def default_dtype(dtype: object, /) -> AbstractContextManager[None]:
     """Set the default float dtype of this thread or task inside the block, as `set_default_dtype`
     does. A captured function has one program for each default dtype that it is called under. Also a
     decorator of functions: `@ml.default_dtype("float64")`. Raises `DTypeError` if the dtype is not
@@ -66,23 +66,32 @@ def default_dtype(dtype: object, /) -> Iterator[None]:
         (Tensor([0. , 0.5, 1. ], f64[3]), Tensor([1., 1.], f64[2]))
 
     Refuses:
-        ml.default_dtype("i64").__enter__()  # DTypeError
+        ml.default_dtype("i64")  # DTypeError
+        ml.default_dtype(lambda x: x)  # DTypeError
     """
-    target = _checked(dtype, "default_dtype")
+    return _entered(_checked(dtype, "default_dtype"))
+
+
+@contextmanager
+def _entered(target: DType) -> Iterator[None]:
     _note(target)
     with bound(_default, target):
         yield
 
 
 def _checked(dtype: object, function: str) -> DType:
-    try:
+    target = None
+    with suppress(DTypeError):
         target = DType.of(dtype)
-    except DTypeError as error:
-        raise error.at(function, ()) from None
-    if not target.is_float:
+    if target is None or not target.is_float:
+        if target is not None:
+            why = "the dtypes of Python's ints and bools are always i64 and bool"
+        else:
+            at = "@" if isfunction(dtype) else ""
+            why = f"write {at}ml.{function}(ml.float64)"
+        got = brief(dtype) if target is None else target.name
         raise DTypeError(
-            f"{function}: expected a float dtype (f32, f64, f16, bf16), got {target.name}; the "
-            f"dtypes of Python's ints and bools are always i64 and bool"
+            f"{function}: expected a float dtype (f32, f64, f16, bf16), got {got}; {why}"
         )
     return target
 

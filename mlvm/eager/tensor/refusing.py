@@ -28,6 +28,7 @@ from mlvm.core.errors import (
     OutOfMemory,
     brief,
     is_ours,
+    takes,
 )
 from mlvm.core.rules import is_real
 from mlvm.eager.tensor.operands import NUMBERS, is_array
@@ -70,6 +71,10 @@ def refusal(
             wrong = _misfit(parameter, given, _hints(fn).get(parameter.name, Any), strict)
             if wrong is not None:
                 return wrong.at(name, ())
+    for parameter_name, value in given.items():
+        if str(error).startswith(f"{getattr(value, '__qualname__', None)}()"):
+            reason = f"{parameter_name} is called with other arguments than it takes: {error}"
+            return ArgumentError(reason).at(name, ())
     return ArgumentError(f"an argument is not supported: {error}").at(name, ())
 
 
@@ -151,7 +156,8 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
     if hint is complex:
         return isinstance(value, (complex, np.number)) or is_real(value) or _is_scalar(value)
     if origin is collections.abc.Callable or hint is collections.abc.Callable:
-        return callable(value)
+        count = _count(parts)
+        return callable(value) if count is None else takes(value, count)
     kind = origin or hint
     if not isinstance(kind, type):
         return True
@@ -169,6 +175,11 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
     if isinstance(value, tuple) and parts and parts[-1] is not ...:
         return len(parts) == len(value) and all(map(_fits, value, parts))
     return True
+
+
+def _count(parts: Sequence[Any]) -> int | None:
+    """Return the number of arguments that the parts of an annotation `Callable` say, if any."""
+    return len(parts[0]) if parts and isinstance(parts[0], list) else None
 
 
 def _has_numbers(value: Any) -> bool:
@@ -204,7 +215,8 @@ def _text(hint: Any) -> str:
     if hint in words:
         return words[hint]
     if origin is collections.abc.Callable:
-        return "a function"
+        count = _count(parts)
+        return "a function" + ("" if count is None else f" of {count} argument{'s' * (count != 1)}")
     if origin is not None:
         kind = origin.__name__.lower()
         items = (

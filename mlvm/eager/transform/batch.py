@@ -44,6 +44,7 @@ from mlvm.eager.tensor.context import bound, current_arena, overriding, taped
 from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
 from mlvm.machines.lane_link import LaneProgram
@@ -106,6 +107,7 @@ class Batch:
         return with_leaves(trees[-1], iter(results))
 
 
+@hinted
 def batch(fn: Callable[[Any], Any]) -> Batch:
     """Return a function that applies `fn` to many inputs at once.
 

@@ -13,7 +13,7 @@ from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from mlvm.core.errors import GradientError, StaleTensor, brief
+from mlvm.core.errors import GradientError, StaleTensor, brief, takes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
@@ -24,6 +24,7 @@ from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.autocast import in_present_precision
 from mlvm.eager.tensor.context import current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor, described
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.trace import Tracer
 from mlvm.eager.tree import (
     Structure,
@@ -247,6 +248,7 @@ class _CustomFunction(Generic[P, R]):
     __name__: str
     _defines = ""
 
+    @hinted
     def __init__(self, fun: Callable[P, R], nondiff_argnums: int | Sequence[int] = ()) -> None:
         if not callable(fun):
             raise GradientError(f"{type(self).__name__}: expected a function, got {brief(fun)}")
@@ -290,6 +292,12 @@ class _CustomFunction(Generic[P, R]):
                 f"{self.__name__}: its rule uses a tensor of an enclosing function; make "
                 f"it an argument, or a residual"
             ) from error
+        except TypeError:
+            if takes(rule, len(args)):
+                raise
+            raise GradientError(
+                f"{self.__name__}: expected a rule of {len(args)} arguments, got {brief(rule)}"
+            ) from None
 
 
 class custom_vjp(_CustomFunction[P, R]):
@@ -406,8 +414,11 @@ class custom_jvp(_CustomFunction[P, R]):
 
         def jvp(primals: Sequence[Tree], tangents: Sequence[Tree]) -> tuple[Tree, Tree]:
             out: Any = self(*primals)  # type: ignore[call-arg]
+            if len(jvps) != len(primals):
+                counts = f"{len(primals)}, one an argument, got {len(jvps)}"
+                raise GradientError(f"{self.__name__}: defjvps: expected {counts}")
             parts = [
-                rule(t, out, *primals)
+                self._run(rule, t, out, *primals)
                 for rule, t in zip(jvps, tangents, strict=True)
                 if rule is not None
             ]

@@ -27,7 +27,7 @@ from mlvm.machines.remote.notify import LISTEN, inherited_socket, notify
 from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
 from mlvm.machines.remote.server import Server
 
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _PINGS: Final = 1000
 _LOOK: Final = 0.05  # seconds between two checks for signals
 
@@ -103,9 +103,12 @@ def _add_serve(commands: Commands) -> None:
 
 def _count(text: str) -> int:
     unit = text[-1:].lower()
-    digits = text[:-1] if unit in _UNITS and unit else text
+    digits = text[:-1] if unit in _UNITS else text
     if not digits.isascii() or not digits.isdigit() or not int(digits):
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number above 0, got {text!r}; "
+            f"the units are {', '.join(_UNITS).upper()}, as in 4G"
+        )
     return int(digits) * (_UNITS[unit] if digits != text else 1)
 
 
