@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from math import inf, isfinite
 from typing import Any, ClassVar, Final
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, NotFinite, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
 from mlvm.eager.functions.arguments import integer
@@ -296,7 +297,9 @@ class LBFGS(Optimizer):
 
         `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
         called `most` times at most, and once before. The host reads the losses, so this cannot be
-        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1.
+        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1, or another
+        value is returned; `NotFinite` if the loss or a gradient is nan or infinite at the current
+        parameters. These stay as they are if anything is raised.
 
             >>> w = ml.asarray([3.0, -2.0])
             >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
@@ -308,12 +311,18 @@ class LBFGS(Optimizer):
 
         Refuses:
             ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), most=0)  # ArgumentError
+            ml.optim.LBFGS(v, 1.0).search(lambda: ml.sum(v))  # ArgumentError
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NotFinite
         """
         if integer(most, "most") < 1:
             raise ArgumentError(f"expected most >= 1, got {most}")
-        loss, grads = loss_and_grads()
-        starts = {path: op.copy(p) for path, p in self._params.items()}
+        loss, grads = _pair(loss_and_grads())
         first = self._checked(grads)
+        gradients = {f"the gradient of {path!r}": g for path, g in first.items()}
+        for what, x in {"the loss": loss, **gradients}.items():
+            if not op.all(op.isfinite(x)):
+                raise NotFinite(f"{what} is not finite; find the op by ml.debug.nans(): {brief(x)}")
+        starts = {path: op.copy(p) for path, p in self._params.items()}
         self.update(grads)
         steps = {path: op.copy(step) for path, step in self._state["step"].items()}
         losses = {0.0: loss}
@@ -328,15 +337,31 @@ class LBFGS(Optimizer):
 
         def at(t: float) -> tuple[float, float]:
             move(t)
-            losses[t], gradients = loss_and_grads()
-            return sign * float(losses[t]), sign * slope(self._checked(gradients))
+            losses[t], gradients = _pair(loss_and_grads())
+            value = sign * float(losses[t])
+            return value if isfinite(value) else inf, sign * slope(self._checked(gradients))
 
-        sign = -1.0 if self.maximize else 1.0
-        t = strong_wolfe(at, sign * float(loss), sign * slope(first), most)
-        move(t)
-        for path, step in steps.items():
-            apply_into(self._state["step"][path], COPY, step * t)
+        sign, t = -1.0 if self.maximize else 1.0, 0.0
+        try:
+            t = strong_wolfe(at, sign * float(loss), sign * slope(first), most)
+        finally:
+            move(t)
+            for path, step in steps.items():
+                apply_into(self._state["step"][path], COPY, step * t)
         return losses[t]
+
+
+def _pair(result: Any) -> tuple[Tensor, Tree]:
+    """Return what `loss_and_grads` of a search has returned. Raises `ArgumentError`."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor):
+        if not result[0].ndim and result[0].dtype.is_float:
+            return result
+        result = result[0]
+    got = result.type if isinstance(result, Tensor) else brief(result)
+    raise ArgumentError(
+        f"expected loss_and_grads() to return (loss f[], gradients), got {got}; write "
+        f"lambda: ml.value_and_grad(loss_of)(params)"
+    )
 
 
 def _direction(gram: Tensor) -> Tensor:

@@ -149,6 +149,9 @@ WRITTEN_OUT: dict[str, str] = {
     "ml.asarray(numpy.loadtxt(...))": 'ml.asarray(numpy.loadtxt(["1 2"]))',
     "ml.grad(lambda model: ...)(model)": "ml.grad(lambda model: ml.sum(model(x)))(model)",
     'ml.nn.Upsample(..., mode="bilinear", align_corners=True)': "ml.nn.Upsample(scale=2)",
+    "optimizer.search(lambda: ml.value_and_grad(loss_of)(params))": (
+        "ml.optim.LBFGS(x, 0.1).search(lambda: ml.value_and_grad(lambda x: ml.sum(x * x))(x))"
+    ),
     "ml.onnx.load(file)": 'ml.onnx.save(model, (x,), "m.onnx"); ml.onnx.load("m.onnx")',
     "python -m mlvm info": "",
     "python -m mlvm show SCRIPT": "",

@@ -8,6 +8,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from mlvm.core.errors import (
     DTypeError,
     GradientError,
     HandleError,
+    NotFinite,
     PathError,
     ShapeError,
     StaleTensor,
@@ -394,6 +396,20 @@ def test_a_line_search_minimizes_where_full_steps_diverge() -> None:
         assert abs(loss.item()) < 1e-20
         assert calls < 150
         np.testing.assert_allclose(params["w"].numpy(), [1.0, 1.0], rtol=1e-9)
+
+
+def test_a_line_search_that_raises_leaves_the_parameters_as_they_are() -> None:
+    w = asarray([3.0, -2.0])
+    gradient = {"w": w * 2.0}
+    optimizer = optim.LBFGS({"w": w}, 1.0)
+    loss = (w * w).sum()
+    for pair in ((loss * math.nan, gradient), (loss * math.inf, gradient), (loss, {"w": w / 0.0})):
+        refuses(NotFinite, "is not finite; find the op", optimizer.search, lambda pair=pair: pair)
+    refuses(StopIteration, "", optimizer.search, partial(next, iter([(loss, gradient)])))
+    assert w.tolist() == [3.0, -2.0]
+    nowhere = iter([(loss, gradient), *[(loss * -math.inf, gradient)] * 9])
+    assert optimizer.search(partial(next, nowhere), most=9).item() == 13.0
+    assert w.tolist() == [3.0, -2.0]
 
 
 # --- a quasi-Newton method -----------------------------------------------------------
