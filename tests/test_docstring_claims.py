@@ -87,7 +87,6 @@ NEVER = {
     "nn.Tanh": "every tensor has one",
     "optim.Group": "its optimizer makes it",
     "parallel.AnyGroup": "an interface, of which `run` raises, and says so",
-    "record": "every arena can be recorded, also a closed one",
     "parallel.barrier": "what the other members do is told by `Group.run`",
 }
 """Functions and classes whose docstrings name no error, and why."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import GroupError, GroupTimeout, brief, takes
+from mlvm.core.rules import is_real
 from mlvm.machines.closing import Closing
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
@@ -414,12 +415,11 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
     return tuple(vms)
 
 
-def checked_timeout(timeout: float | None) -> float | None:
+def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
     """Check a timeout in seconds; None is no limit. Raises `GroupError` if it is invalid."""
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
-    ):
-        raise GroupError(f"a group's timeout is a number of seconds > 0, not {brief(timeout)}")
+    is_number = is_real(timeout) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise GroupError(f"a group's {name} is a number of seconds > 0, not {brief(timeout)}")
     return timeout
 
 
@@ -436,9 +436,10 @@ def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | N
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):
         raise GroupError("this operating system does not let a thread choose its core")
-    available = os.sched_getaffinity(0)
-    if len(cores) != members or not all(core in available for core in cores):
+    available = sorted(os.sched_getaffinity(0))
+    is_list = isinstance(cores, Sequence) and len(cores) == members
+    if not is_list or not all(core in available for core in cores):
         raise GroupError(
-            f"cores are one for each of {members} members, of {sorted(available)}, not {cores!r}"
+            f"cores are one for each of {members} members, of {available}, not {brief(cores)}"
         )
     return cores

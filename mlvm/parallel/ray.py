@@ -46,10 +46,10 @@ class RayGroup(AnyGroup):
     """Group of `size` Ray actors, each with a VM. If the program has not connected to a cluster by
     `ray.init`, the group starts Ray, and stops it in `close`.
 
-    `options` are those of `ray.remote`: `num_cpus` (1 by default, may be a fraction), `num_gpus`,
-    `resources`, `runtime_env`, ... A placement group with this `strategy` reserves them for all
-    actors: "PACK" on few hosts, "SPREAD" on many, "STRICT_PACK" on one host, "STRICT_SPREAD" on
-    `size` hosts.
+    `options` are those of `ray.remote`: `num_cpus` (1 by default; less on a host with fewer
+    processors than actors), `num_gpus`, `resources`, `runtime_env`, ... A placement group with this
+    `strategy` reserves them for all actors: "PACK" on few hosts, "SPREAD" on many, "STRICT_PACK" on
+    one host, "STRICT_SPREAD" on `size` hosts.
 
     Tasks and results are pickled by Ray's cloudpickle; all actors share one copy of a task. The
     actors communicate by TCP, with a generated secret. No member waits for another longer than
@@ -64,8 +64,8 @@ class RayGroup(AnyGroup):
 
     All actors have the same versions of mlvm, its kernels and numpy, unless `mixed=True`.
 
-    Raises `MissingExtra` without ray; `GroupError` if the size is invalid, or the cluster has not
-    the resources; `GroupTimeout` if they are in use, or the actors do not start.
+    Raises `MissingExtra` without ray; `GroupError` if the size or an option is invalid, or the
+    cluster has not the resources; `GroupTimeout` if they are in use, or the actors do not start.
 
     Refuses:
         ml.parallel.RayGroup(0)  # GroupError
@@ -90,8 +90,10 @@ class RayGroup(AnyGroup):
             raise GroupError(f"strategy=: expected one of {_STRATEGIES}, got {brief(strategy)}")
         if not isinstance(restarts, int) or restarts < 0:
             raise GroupError(f"restarts=: expected a number >= 0, got {brief(restarts)}")
+        if not isinstance(mixed, bool):
+            raise GroupError(f"mixed=: expected True or False, got {brief(mixed)}")
         self.timeout = checked_timeout(timeout)
-        self._start = checked_timeout(start) or start
+        self._start = checked_timeout(start, "start") or math.inf
         self._restarts = restarts
         self._mixed = mixed
         self._attempt = 0
@@ -100,8 +102,11 @@ class RayGroup(AnyGroup):
         self._folder = ""  # of Ray's logs and sockets, if it is started here
         self._ray = ray = extra("ray", "ray")
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(size)])
-        self._options = {"num_cpus": 1, **options}
         self._is_own = not ray.is_initialized()
+        self._is_alone = self._is_own and not os.environ.get("RAY_ADDRESS")
+        share = math.floor(1e4 * cores_here() / size) / 1e4  # Ray counts in these parts
+        self._options = {"num_cpus": min(share, 1) if self._is_alone else 1, **options}
+        self._member = self._checked_actor()
         try:
             if self._is_own:
                 self._start_ray()
@@ -113,20 +118,34 @@ class RayGroup(AnyGroup):
 
     # --- the cluster ---
 
+    def _checked_actor(self) -> Any:
+        """Return the class of the actors. Raises `GroupError` for options that Ray does not
+        take, and for more processors than this host has, if Ray is to be started here."""
+        try:
+            actor = self._ray.remote(**self._options)(_Actor)
+            needs = self._needs(self.size)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            first = str(error).partition("\n")[0]
+            raise GroupError(f"RayGroup: these are no options of an actor: {first}") from None
+        there = {**needs, "CPU": float(cores_here())}
+        if self._is_alone and needs.get("CPU", 0) > there["CPU"]:
+            raise GroupError(self._lack("this host has", there))
+        return actor
+
     def _needs(self, actors: int) -> dict[str, float]:
         """Return the resources that so many actors need, by Ray's names."""
         options = self._options
         named = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus")}
         named |= {"memory": options.get("memory"), **(options.get("resources") or {})}
-        return {name: amount * actors for name, amount in named.items() if amount}
+        return {name: float(amount) * actors for name, amount in named.items() if amount}
 
     def _start_ray(self) -> None:
-        """Connect to the cluster that RAY_ADDRESS names, or start one on this host, which gives
-        each actor its processors, even if the host has fewer."""
-        if os.environ.get("RAY_ADDRESS"):
+        """Connect to the cluster that RAY_ADDRESS names, or start one on this host, of its
+        processors."""
+        if not self._is_alone:
             self._ray.init()
             return
-        processors = max(cores_here(), math.ceil(self._needs(self.size).get("CPU", 0)))
+        processors = cores_here()
         self._folder = tempfile.mkdtemp(prefix="ray-")  # short, as the names of sockets are
         self._ray.init(num_cpus=processors, include_dashboard=False, _temp_dir=self._folder)
 
@@ -156,7 +175,6 @@ class RayGroup(AnyGroup):
 
     def _start_actors(self) -> None:
         """Start the actors, and have them join."""
-        actor = self._ray.remote(**self._options)(_Actor)
         until = time.monotonic() + self._start
         for rank in range(self.size):
             bundle = {}
@@ -165,7 +183,7 @@ class RayGroup(AnyGroup):
                 bundle["scheduling_strategy"] = scheduling.PlacementGroupSchedulingStrategy(
                     self._place, placement_group_bundle_index=rank
                 )
-            self._actors.append(actor.options(**bundle).remote())
+            self._actors.append(self._member.options(**bundle).remote())
         [address] = self._started([self._actors[0].address.remote()], until)
         secret = secrets.token_urlsafe(32)
         rest = self.size, address, secret, self.timeout, self._start, self._attempt, self._mixed

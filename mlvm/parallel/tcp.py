@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import math
 import os
 import secrets
 import selectors
@@ -135,16 +136,18 @@ class TcpGroup(MessageGroup):
     ) -> None:
         if not all(isinstance(each, int) for each in (rank, size)) or not 0 <= rank < size:
             raise GroupError(f"a rank is 0 .. size - 1, not {brief(rank)} of {brief(size)}")
+        if not isinstance(mixed, bool):
+            raise GroupError(f"mixed=: expected True or False, got {brief(mixed)}")
         place = parse_address(address)
         if not isinstance(place, TcpAddress):
             raise AddressError(f"members meet at HOST:PORT, not at {address}")
         checked_timeout(timeout)
+        until = system.monotonic() + (checked_timeout(start, "start") or math.inf)
+        ways = _ways(advertise, ports)
         one_blas_thread.prepare()
         links: Mapping[int, Link] = {}
         if size > 1:
             key = secret_of(secret, secret_file)
-            until = system.monotonic() + start
-            ways = _ways(advertise, ports)
             links = _Meeting(rank, size, place, key, until, system, mixed, ways).join()
         super().__init__(TcpTransport(rank, size, links, system), timeout)
 
@@ -166,6 +169,7 @@ def _ways(advertise: str | None, ports: range | str | None) -> _Ways:
     host, port = "", 0
     if advertise:
         try:
+            assert isinstance(advertise, str)
             has_port = advertise.rpartition("]")[2].count(":") == 1
             place = parse_address(advertise if has_port else f"{advertise}:0")
             assert isinstance(place, TcpAddress)
@@ -175,9 +179,9 @@ def _ways(advertise: str | None, ports: range | str | None) -> _Ways:
         host, port = place.host, place.port
         if len(host) > MOST_NAME // 2:
             raise GroupError(f"advertise=: a host has at most {MOST_NAME // 2} characters")
-    chosen = ports or range(0)
-    if isinstance(chosen, str):
-        first, _, last = chosen.partition("-")
+    chosen = ports if isinstance(ports, range) else range(0)
+    if isinstance(ports, str):
+        first, _, last = ports.partition("-")
         is_range = first.isdecimal() and last.isdecimal()
         chosen = range(int(first), int(last) + 1) if is_range else range(0)
     if ports != "" and not (chosen and 0 < chosen[0] <= chosen[-1] < 1 << 16):
@@ -507,14 +511,14 @@ class _Meeting:
         """Listen at the first member's port, or at the first free one of the range."""
         if self.rank == 0:
             return _listener(self.address, self.address.port, self._system)
-        error: AddressError | None = None
-        for port in self._ways.ports or (0,):
-            try:
+        ports = self._ways.ports
+        for port in ports:
+            with suppress(AddressError):
                 return _listener(self.address, port, self._system)
-            except AddressError as refused:
-                error = refused
-        assert error is not None  # there is a port to try
-        raise error
+        if ports:
+            text = f"{ports[0]}-{ports[-1]}"
+            raise AddressError(f"ports=: no port of {text} is free here; give a wider range")
+        return _listener(self.address, 0, self._system)
 
     def _step(self, listener: socket.socket, here: int) -> bool:
         """See to what has come. Return whether all members are connected to each other."""

@@ -130,6 +130,22 @@ def test_ray_has_the_resources_that_actors_need() -> None:
     refuses(GroupError, text, ml.parallel.RayGroup, 2, resources={"magic": 1})
 
 
+@cases(
+    "text, options",
+    ("2 actors need 20000 CPU; this host has \\d+ CPU", {"num_cpus": 10_000}),
+    ("no options of an actor: The quantity", {"num_cpus": -1}),
+    ("no options of an actor: .*'num_cpus'", {"num_cpus": "x"}),
+    ("no options of an actor: .*'resources'", {"resources": 3}),
+    ("no options of an actor: .* nosuch", {"nosuch": 3}),
+    ("mixed=: expected True or False, got 3", {"mixed": 3}),
+    ("a group's start is", {"start": -1}),
+)
+def test_wrong_options_of_actors_start_no_ray(text: str, options: dict[str, Any]) -> None:
+    ray = pytest.importorskip("ray")
+    refuses(GroupError, text, ml.parallel.RayGroup, 2, **options)
+    assert not ray.is_initialized()
+
+
 test_rows = claims("launch", globals())
 
 

@@ -205,7 +205,9 @@ def data_parallel(
 
     Refuses:
         ml.parallel.data_parallel(lambda vm: None, None, shard="most")  # ArgumentError
-        ml.parallel.data_parallel(lambda vm: None, group)(ml.ones(3))  # ShapeError
+        ml.parallel.data_parallel(lambda rank, vm: None, group)  # ArgumentError
+        ml.parallel.data_parallel(lambda vm: None, group)  # ArgumentError
+        ml.parallel.data_parallel(lambda vm: lambda x: x, group)(ml.ones(3))  # ShapeError
     """
     if shard not in (None, "optimizer", "all"):
         raise ArgumentError(
