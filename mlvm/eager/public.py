@@ -197,7 +197,7 @@ def later(name: str) -> Any:
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")
         value = getattr(module, owner, None) if room == space and owner[0].isupper() else None
-        if value is not None and (is_shown or value.__module__ == module.__name__):
+        if value is not None:
             hint_at(value, texts, existing)
     return _shown(name, module) if is_shown else getattr(module, name)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mlvm.core.errors import PipelineError, brief
 from mlvm.core.extras import extra
 from mlvm.core.types import Array
 from mlvm.input.datasets import parts_of
@@ -22,6 +23,11 @@ class RayRows:
 
     def __init__(self, dataset: Any) -> None:
         self._ray = extra("ray", "ray")
+        if not hasattr(dataset, "materialize"):
+            raise PipelineError(
+                f"from_ray: expected a ray.data.Dataset, got {brief(dataset)}; of other data write "
+                f"ml.Pipeline(data, batch_size)"
+            )
         self._blocks: list[Any] = dataset.materialize().to_numpy_refs()
         lengths = [len(self._columns(i)[0]) for i in range(len(self._blocks))]
         self._starts = np.array([0, *accumulate(lengths)])

@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial, update_wrapper
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -799,12 +800,13 @@ def capture(
         ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
-    options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check}
-    if check is not None and (type(check) is not int or check < 1):
+    is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
+    if check is not None and not is_count:
         raise ArgumentError(
             f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
         )
+    options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
+    options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):

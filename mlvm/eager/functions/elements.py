@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.errors import ArgumentError, DTypeError, PositionRefused, ShapeError, brief
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, c64, f64, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
@@ -23,6 +24,7 @@ from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.default import float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -379,13 +381,23 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
     """
     require("integer", type_of(indices))
     coordinates: list[Tensor] = []
-    first, *others = integers(shape, "shape") or (1,)
+    lengths = integers(shape, "shape")
+    first, *others = lengths or (1,)
     for length in reversed(others):
         coordinates.append(indices % length)
         indices = indices // length
     every = op.arange(start=0, stop=first, step=1, dtype=indices.dtype)
-    coordinates.append(op.take(every, indices, axis=0))  # which refuses others
+    with rewording(partial(_outside, lengths)):
+        coordinates.append(op.take(every, indices, axis=0))
     return tuple(reversed(coordinates)) if shape else ()
+
+
+def _outside(shape: Sequence[int], error: PositionRefused) -> None:
+    """Name the elements that have no position, whose number along the first axis is known."""
+    stride = math.prod(shape[1:])
+    start = numbers_in(error)[0] * stride
+    named = f"element {start}" if stride == 1 else f"an element of {start} to {start + stride - 1}"
+    error.reason = f"{named} is outside of shape {tuple(shape)}, of {math.prod(shape)} elements"
 
 
 @public

@@ -237,8 +237,8 @@ def of_users(instance: object) -> list[str]:
 
 def is_slip(name: str, candidate: str) -> bool:
     """Return whether a name is another one, mistyped: in other case, with one letter missing, added
-    or changed, or two swapped. The slip is inside a name of five letters or more: `glu` is not
-    gelu, `image` not imag and `savez` not save."""
+    or changed, or two swapped. The slip is inside a name of five letters or more, or doubles a
+    letter: `glu` is not gelu, `image` not imag and `savez` not save, but `Addam` is Adam."""
     if name.lower().replace("_", "") == candidate.lower().replace("_", ""):
         return True
     start = _alike(name, candidate)
@@ -247,7 +247,9 @@ def is_slip(name: str, candidate: str) -> bool:
     x, y = x[: len(x) - end], y[: len(y) - end]
     swapped = len(x) == 2 and x == y[::-1]
     one = max(len(x), len(y)) == 1 and (end > 0 or len(x) == len(y))
-    return min(len(name), len(candidate)) >= 5 and start > 0 and (swapped or one)
+    is_doubled = x + y == name[start - 1 : start]
+    is_long = min(len(name), len(candidate)) >= 5
+    return start > 0 and (is_doubled or (is_long and (swapped or one)))
 
 
 def _alike(x: str, y: str) -> int:

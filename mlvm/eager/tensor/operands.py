@@ -57,8 +57,10 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
             return tensor_of(value)
         return _number(value.item() if isinstance(value, np.generic) else value, like)
     if not is_array(value):
+        why = "; what works in place, such as all_reduce, returns None" if value is None else ""
         raise DTypeError(
-            f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers are"
+            f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers "
+            f"are{why}"
         )
     if not isinstance(value, (list, tuple)):
         array = in_memory(value)

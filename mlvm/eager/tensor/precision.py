@@ -8,6 +8,7 @@ from typing import Final
 
 from mlvm.core.errors import user_line
 from mlvm.core.types import TensorType, f64
+from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.warn import warn_at
 
 _WALK: Final = "cotangents"
@@ -38,11 +39,14 @@ def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
         return
     line = user_line()
     if line not in _warned:
+        source = "which numpy and pandas give by themselves"
+        if default_float() is f64:
+            source = "the default dtype here, and the other operand is older"
         warn_at(
             line,
-            f"{op}({', '.join(map(str, types))}) computes in f64, which numpy and pandas give by "
-            f"themselves; write ml.astype(x, ml.float32) for that operand, or "
-            f"model.astype(ml.float64) where f64 is meant",
+            f"{op}({', '.join(map(str, types))}) computes in f64, {source}; write "
+            f"ml.astype(x, ml.float32) for that operand, or model.astype(ml.float64) where f64 is "
+            f"meant",
             PrecisionWarning,
         )
         _warned.add(line)

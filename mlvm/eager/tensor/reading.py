@@ -75,6 +75,10 @@ def explain(
         return stale
     for x in operands:
         if not x.arena.vm.is_same(vm):
+            try:
+                x.arena.vm.require_open()
+            except MlvmError as closed:
+                return HandleError(f"an operand {x.type} has ended: {closed}; copy it before")
             if in_place:
                 return HandleError(
                     f"an update of {operands[0].type} on {vm.name} reads {x.type} on "

@@ -26,6 +26,7 @@ from mlvm.core.errors import (
     MlvmError,
     OpError,
     OutOfMemory,
+    PositionRefused,
     brief,
     is_ours,
     takes,
@@ -104,7 +105,8 @@ def named(name: str, error: MlvmError) -> None:
     if is_of_user(error):
         return
     if isinstance(error, OpError):
-        error.reason, error.op, error.operands = str(error), name, ()
+        inner = error.reason if isinstance(error, PositionRefused) else str(error)
+        error.reason, error.op, error.operands = inner, name, ()
     elif len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{name}: {error.args[0]}",)
 

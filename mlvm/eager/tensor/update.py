@@ -47,7 +47,7 @@ def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
         cast = " without a cast to another kind" if kind is DTypeError else ""
         raise kind(
             f"the result is {type} and does not fit into {out.type}, which it would update in "
-            f"place{cast}; x = x + y makes a new tensor"
+            f"place{cast}; leave out out=, or write x = x + y in place of x += y, for a new tensor"
         ).at(call.op.name, types)
     region = out.region
     if live_tapes or region is None or region.views or _reads(call, operands, out):

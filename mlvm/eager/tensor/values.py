@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -79,9 +79,11 @@ def of_numbers(obj: object) -> Array:
             f"the int {brief(most)} does not fit into any integer dtype; write it as a float"
         )
     if array.dtype.kind not in "biufc":
+        many = isinstance(obj, Iterable) and not isinstance(obj, (list, tuple, str, bytes, dict))
+        of_list = next((x for x in leaves(obj) if not isinstance(x, (int, float, complex))), obj)
         raise DTypeError(
-            f"asarray takes arrays, and Python's numbers in nested lists, whose values "
-            f"have a dtype in common; from this {kind_of(obj)} numpy makes {array.dtype}"
+            f"expected numbers, arrays, or nested lists of them, got {brief(of_list)}"
+            + (f"; of the items of this {kind_of(obj)} make a list: list(x)" if many else "")
         )
     if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in leaves(obj)):
         try:

@@ -37,6 +37,7 @@ from mlvm.machines.versions import difference
 _MOST_STATUS: Final = 1 << 22
 _PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
 _MOST_CUTS: Final = 10
+_NO_TLS: Final = "no TLS with this server; leave out tls=, or start it with --certificate and --key"
 _PAUSE: Final = 0.05  # seconds at most between two attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
@@ -89,9 +90,9 @@ def connect(
         ml.connect("nowhere")  # AddressError
         ml.connect("unix:nowhere")  # ConnectionLost
     """
-    for seconds in (call_timeout, retry):
-        if seconds is not None and (not is_real(seconds) or not seconds > 0):
-            raise MachineError(f"ml.connect: expected a timeout in seconds > 0, got {seconds!r}")
+    for what, seconds in {"call_timeout": call_timeout, "retry": retry}.items():
+        if seconds is not None:
+            _require_seconds(what, seconds)
     endpoint = _Endpoint(address, secret, secret_file, tls, system)
     hello = Hello("lease" if retry else "vm", vm or "", name or "")
     connection, about = endpoint.open(hello, timeout)
@@ -130,8 +131,7 @@ class _Endpoint:
 
     def open(self, hello: Hello, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
         """Open an authenticated connection. Return it and the server's description of itself."""
-        if not is_real(timeout) or not timeout > 0:
-            raise MachineError(f"ml.connect: expected a timeout in seconds > 0, got {timeout!r}")
+        _require_seconds("timeout", timeout)
         for text in (hello.vm, hello.name):
             if not isinstance(text, str) or len(text) > MOST_NAME:
                 most = f"at most {MOST_NAME} characters"
@@ -148,9 +148,15 @@ class _Endpoint:
                 cuts += isinstance(error, _Cut)
                 is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
                 if not is_busy or self.system.monotonic() > deadline - _PAUSE:
-                    raise
+                    kind = ConnectionLost if isinstance(error, _Cut) else type(error)
+                    raise kind(str(error)) from None
             # random: clients do not retry at the same moment
             self.system.sleep(self.system.uniform(0, _PAUSE))
+
+
+def _require_seconds(name: str, seconds: float) -> None:
+    if not is_real(seconds) or not seconds > 0:
+        raise MachineError(f"ml.connect: expected {name}= in seconds > 0, got {seconds!r}")
 
 
 class _Cut(ConnectionLost):
@@ -189,9 +195,9 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
     except ssl.SSLCertVerificationError as error:
         raise AccessRefused(f"the server's certificate: {error.verify_message}") from None
     except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
-        raise _Cut(f"no TLS with this server: {error.strerror or error}") from None
+        raise _Cut(f"{_NO_TLS}: {error.strerror or error}") from None
     except ssl.SSLError as error:
-        raise AccessRefused(f"no TLS with this server: {error.reason or error}") from None
+        raise AccessRefused(f"{_NO_TLS}: {error.reason or error}") from None
     except OSError as error:
         raise ConnectionLost(f"no TLS with this server: {error.strerror or error}") from None
 
