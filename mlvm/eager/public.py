@@ -6,7 +6,7 @@ Names that few programs use are imported at their first access, as `LATER` lists
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from inspect import isfunction
+from inspect import isclass, isfunction
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -199,7 +199,17 @@ def later(name: str) -> Any:
         value = getattr(module, owner, None) if room == space and owner[0].isupper() else None
         if value is not None:
             hint_at(value, texts, existing)
-    return _shown(name, module) if is_shown else getattr(module, name)
+    return _shown(name, module) if is_shown else _hinted(getattr(module, name))
+
+
+def _hinted(value: Any) -> Any:
+    """Let a function or class of a lower floor raise typed errors for wrong arguments."""
+    if getattr(value, "__module__", "mlvm.eager").startswith("mlvm.eager"):
+        return value
+    is_error = isclass(value) and issubclass(value, BaseException)
+    if isclass(value) and not is_error and isfunction(vars(value).get("__init__")):
+        value.__init__ = hinted(value.__init__)  # type: ignore[misc]
+    return hinted(value) if isfunction(value) else value
 
 
 def _shown(name: str, module: ModuleType) -> ModuleType:
@@ -209,7 +219,7 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
         value = getattr(module, each)
-        inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else value
+        inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else _hinted(value)
         setattr(shown, each, inner)
     earlier = {  # names of renamed classes, which stay
         each: x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import DTypeError
+from mlvm.core.errors import DTypeError, MlvmError
 from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
@@ -55,6 +56,7 @@ from tests.fuzz.__main__ import OTHERS, main
 from tests.fuzz.machines import Machines, fuzz
 from tests.fuzz.making import VALID, Case, make_case
 from tests.onnx import backend
+from tests.test_docstrings import public
 
 KINDS = ("attributes", "program", "text", "bytes")
 Run = Callable[..., str]
@@ -458,6 +460,19 @@ def test_wrong_arguments_raise_typed_errors_that_name_the_function() -> None:
     counts, found = arguments.faults(every=with_long(401, 11))
     assert found == []
     assert counts.total() > 100
+
+
+def test_arguments_of_a_wrong_number_or_name_raise_typed_errors() -> None:
+    unmade = {ml.Captured, ml.Tensor, ml.optim.Optimizer, ml.parallel.AnyGroup, ml.Dataset}
+    for value in {*public().values()} - unmade - {ml.Transform}:
+        own = vars(value).get("__init__") if inspect.isclass(value) else value
+        is_error = inspect.isclass(value) and issubclass(value, BaseException)
+        if inspect.isfunction(own) and not is_error:
+            kinds = {each.kind for each in inspect.signature(value).parameters.values()}
+            if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                refuses(MlvmError, "", value, *[object()] * 20)
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                refuses(MlvmError, "", value, no_such_argument=1)
 
 
 def test_every_dtype_argument_refuses_the_name_i8(folder: Path, monkeypatch: Patch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cache, lru_cache
 from inspect import Parameter, Signature, getattr_static, signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
 
 from mlvm.core.types import TensorType, u64
@@ -137,7 +138,7 @@ def hint(
             also = ", 1 for True" if name == "unbiased" else ""
             remedies.append(f"there is no {name}=; use {here}={also}")
     parameters = [x for x in names.values() if isinstance(x, Parameter)]
-    if parameters and not remedies:  # not attributes of an op
+    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # of no op
         try:
             Signature(parameters).bind_partial(*args, **keywords)  # first those too many
             Signature(parameters).bind(*args, **keywords)

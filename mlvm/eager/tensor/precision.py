@@ -41,7 +41,7 @@ def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
     if line not in _warned:
         source = "which numpy and pandas give by themselves"
         if default_float() is f64:
-            source = "the default dtype here, and the other operand is older"
+            source = "the default dtype here"
         warn_at(
             line,
             f"{op}({', '.join(map(str, types))}) computes in f64, {source}; write "

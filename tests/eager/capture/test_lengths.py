@@ -704,7 +704,7 @@ def test_programs_of_one_length_are_forgotten_too() -> None:
 def test_a_number_of_a_length_that_does_not_fit_names_the_length(tmp_path: Path) -> None:
     step = ml.capture(lambda x: x * x.shape[0], lengths=N, at_most={"n": 300})
     for n in (3, 4, 5):
-        step(ml.ones((n, 2), dtype="i8"))
+        step(ml.ones((n, 2), dtype="int8"))
     saved = loaded(step, tmp_path)
     refuses(ShapeError, "at n = 128, 128 is no i8", saved, np.ones((128, 2), "i1"))
     assert saved(np.ones((5, 2), "i1"))[0].tolist() == [[5, 5]] * 5

@@ -243,7 +243,7 @@ def test_what_only_has_an_array_interface_keeps_its_dtype() -> None:
 # --- copies and pickles --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["bool", "i8", "f32", "c128"])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "f32", "c128"])
 def test_copies_and_pickles(dtype: str) -> None:
     x = ml.ones((2, 3), dtype)
     arena = ml.Arena(ml.default_vm(), "copies")

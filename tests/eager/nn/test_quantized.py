@@ -217,6 +217,6 @@ def test_onnx_formulas() -> None:
 
 
 def test_a_product_of_bytes_without_columns_begins_a_chain() -> None:
-    x, y = ml.zeros((40, 5), dtype="i8"), ml.zeros((0, 5), dtype="i8")
+    x, y = ml.zeros((40, 5), dtype="int8"), ml.zeros((0, 5), dtype="int8")
     scaled = ml.capture(lambda x, y: ml.astype(ml.integer_matmul(x, y), ml.float32) * 2.0)
     assert scaled(x, y).shape == (40, 0)
