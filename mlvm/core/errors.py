@@ -316,7 +316,7 @@ class UnknownFunction(MlvmError, LookupError):
 
     >>> try: ml.call('nothing')
     ... except ml.errors.UnknownFunction as error: print(error)
-    call: no function 'nothing'
+    no function 'nothing'
     """
 
 

@@ -21,6 +21,7 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
     brief,
+    takes,
 )
 from mlvm.core.locks import after_fork, is_mine, new_lock
 from mlvm.core.machine import run as machine
@@ -316,13 +317,13 @@ class VM(Identity):
             raise MachineError(f"register: expected a name as str, got {brief(name)}")
         if name.removesuffix(OUT) in OPS or name == Fused.name:
             raise MachineError(f"register: {name!r} is an op of mlvm; choose another name")
-        if not callable(fn):
-            raise MachineError(f"{name}: expected a function, got {fn!r}")
         if isinstance(fn, np.ufunc):
             raise MachineError(
                 f"{name}: expected a function of a frame, got numpy's {fn.__name__}; write "
                 f"lambda frame: frame.push(np.{fn.__name__}(frame.param(0)))"
             )
+        if not takes(fn, 1):
+            raise MachineError(f"{name}: expected a function of a frame, got {brief(fn)}")
         for number in (nparams, nresults):
             if number is not None and not is_whole(number):
                 raise MachineError(f"{name}: expected a number of values or None, got {number!r}")

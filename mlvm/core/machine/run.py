@@ -14,7 +14,7 @@ import numpy as np
 
 from mlvm.core import errors
 from mlvm.core.machine import link
-from mlvm.core.machine.callee import OpInto, Value, describe, is_tensor
+from mlvm.core.machine.callee import OpInto, UserFunction, Value, describe, is_tensor
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import Attributes
 from mlvm.core.ops.half import are_true
@@ -273,8 +273,10 @@ class _Site:
             error.at(name, [TensorType.of(x) if is_tensor(x) else x for x in params])
         function, pc = self.code.function, self.code.ends[self.step]
         calls = " > ".join([*self.calls, function.name][-8:])
+        is_user = binding is not None and isinstance(binding.callee, UserFunction)
+        of = f" of {binding.name!r}" if binding is not None and is_user else ""
         text = (
-            f"{calls}, pc {pc}: {format_instruction(function.code[pc]):.200}; "
+            f"{calls}, pc {pc}: {format_instruction(function.code[pc]):.200}{of}; "
             f"stack: {describe(stack[-8:]) or 'empty'}"
         )
         errors.locate(error, text, function=function.name, pc=pc, step=self.step, line=self.line)

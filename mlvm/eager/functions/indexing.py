@@ -308,7 +308,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
         raise errors.DTypeError(
             f"a {operand.dtype.name} does not become a {x.dtype.name} without a cast; {remedy}"
         ).at("setitem", (x.type, operand.type))
-    return op.astype(operand, dtype=x.dtype.name)
+    return op.astype(operand, dtype=x.dtype)
 
 
 def _converted(values: object, dtype: DType, target: DType) -> str:

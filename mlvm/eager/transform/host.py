@@ -23,12 +23,10 @@ from mlvm.eager.functions.creation import zeros_like
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
 from mlvm.eager.transform.trace import Tracer
 
 
-@hinted
 def call(
     name: str,
     /,

@@ -171,7 +171,7 @@ def test_the_programs_own_count_is_held_too() -> None:
 
 @cases("fn", None, 5, "f")
 def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
-    refuses(MachineError, "f: expected a function, got", vm.register, "f", fn)
+    refuses(MachineError, "f: expected a function of a frame, got", vm.register, "f", fn)
     refuses(UnknownFunction, "", vm.launch, call_f())
 
 
@@ -196,7 +196,7 @@ def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> No
     )
     caught = refuses(ZeroDivisionError, "", vm.launch, program, [x])
     assert caught is error
-    assert caught.__notes__[0] == ("at main > g, pc 3: cfunc 1 1; stack: f32[2], Int 3, f32[2]")
+    assert caught.__notes__[0] == ("at main > g, pc 3: cfunc 1 1 of 'f'; stack: f32[2], Int 3, f32[2]")
     assert vm.consumed_size_in_mib() == before
     np.testing.assert_array_equal(vm.read(x), [1, 2])
     vm.register("f", lambda frame: frame.push(frame.param(0)))
@@ -326,8 +326,8 @@ def test_an_error_within_passes_both_launches_and_names_both_places(vm: VM) -> N
     caught = refuses(MachineError, "f: no parameter 0", vm.launch, Program.of_op("g", 0, {}, 0))
     places = [note for note in caught.__notes__ if note.startswith("at ")]
     assert places == [
-        "at main, pc 1: cfunc 0 *; stack: empty",
-        "at main, pc 1: cfunc 0 0; stack: empty",
+        "at main, pc 1: cfunc 0 * of 'f'; stack: empty",
+        "at main, pc 1: cfunc 0 0 of 'g'; stack: empty",
     ]
     assert vm.launch(straight("halt")) == []
 
