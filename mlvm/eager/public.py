@@ -197,7 +197,7 @@ def later(name: str) -> Any:
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")
         value = getattr(module, owner, None) if room == space and owner[0].isupper() else None
-        if value is not None:
+        if value is not None and value is not PRESENT.get(owner):  # those have their hints
             hint_at(value, texts, existing)
     return _shown(name, module) if is_shown else _hinted(getattr(module, name))
 

@@ -248,7 +248,7 @@ def is_slip(name: str, candidate: str) -> bool:
     x, y = x[: len(x) - end], y[: len(y) - end]
     swapped = len(x) == 2 and x == y[::-1]
     one = max(len(x), len(y)) == 1 and (end > 0 or len(x) == len(y))
-    is_doubled = x + y == name[start - 1 : start]
+    is_doubled = end > 0 and x + y == name[start - 1 : start]
     is_long = min(len(name), len(candidate)) >= 5
     return start > 0 and (is_doubled or (is_long and (swapped or one)))
 

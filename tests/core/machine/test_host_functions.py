@@ -196,7 +196,9 @@ def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> No
     )
     caught = refuses(ZeroDivisionError, "", vm.launch, program, [x])
     assert caught is error
-    assert caught.__notes__[0] == ("at main > g, pc 3: cfunc 1 1 of 'f'; stack: f32[2], Int 3, f32[2]")
+    assert caught.__notes__[0] == (
+        "at main > g, pc 3: cfunc 1 1 of 'f'; stack: f32[2], Int 3, f32[2]"
+    )
     assert vm.consumed_size_in_mib() == before
     np.testing.assert_array_equal(vm.read(x), [1, 2])
     vm.register("f", lambda frame: frame.push(frame.param(0)))

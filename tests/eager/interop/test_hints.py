@@ -154,6 +154,7 @@ WRITTEN_OUT: dict[str, str] = {
     ),
     "ml.onnx.load(file)": 'ml.onnx.save(model, (x,), "m.onnx"); ml.onnx.load("m.onnx")',
     "python -m mlvm info": "",
+    "python -m mlvm serve --library FILE.so": "",
     "python -m mlvm show SCRIPT": "",
 }
 """Code with what `...` stands for, and the two lines for a shell."""
