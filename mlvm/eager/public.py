@@ -208,8 +208,8 @@ def _hinted(value: Any) -> Any:
         return value
     is_error = isclass(value) and issubclass(value, BaseException)
     if isclass(value) and not is_error and isfunction(vars(value).get("__init__")):
-        value.__init__ = hinted(value.__init__)  # type: ignore[misc]
-    return hinted(value) if isfunction(value) else value
+        value.__init__ = hinted(value.__init__, names=False)  # type: ignore[misc]
+    return hinted(value, names=False) if isfunction(value) else value
 
 
 def _shown(name: str, module: ModuleType) -> ModuleType:

@@ -118,17 +118,18 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-def hinted(fn: Callable[P, R]) -> Callable[P, R]:
+def hinted(fn: Callable[P, R], *, names: bool = True) -> Callable[P, R]:
     """Wrap a function or a constructor: wrong arguments raise a typed error with its name and a
-    remedy, and its errors have no inner frames."""
+    remedy. Unless `names` is False, its own errors get its name, and lose their inner frames."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return fn(*args, **keywords)
         except MlvmError as error:
-            named(_name_of(fn, args), error)
-            error.__traceback__ = None
+            if names:
+                named(_name_of(fn, args), error)
+                error.__traceback__ = None
             raise
         except Exception as error:
             _refuse(fn, inspect.signature(fn).parameters, args, keywords, error)

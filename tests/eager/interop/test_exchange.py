@@ -58,7 +58,7 @@ def test_a_ufunc_with_the_name_of_a_function_here_calls_it(name: str) -> None:
 @pytest.mark.parametrize("dtype", [name for name in DType.all if name != "bf16"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_memory_is_lent_read_only(dtype: str, shape: tuple[int, ...]) -> None:
-    x = ml.ones(shape, dtype)
+    x = ml.ones(shape, DType.named(dtype))
     for view in (lent(x), np.from_dlpack(x), np.asarray(x, copy=False)):
         np.testing.assert_array_equal(view, np.ones(shape, x.dtype.numpy), strict=True)
         assert not view.flags.writeable
