@@ -28,8 +28,8 @@ _SINC: Final = tuple([(-1) ** k / math.factorial(2 * k + 1) for k in range(12, -
 @public
 @in_f32
 def sinc(x: Tensor, /) -> Tensor:
-    """Compute sin(pi x) / (pi x), and 1 at 0. Near 0 it is the sum of (-1)^k (pi x)^2k / (2k + 1)!,
-    so that all derivatives are right there.
+    """Compute sin(pi x) / (pi x), and 1 at 0; nan where pi x overflows, as in numpy. Near 0 it is
+    the sum of (-1)^k (pi x)^2k / (2k + 1)!, so that all derivatives are right there.
 
     x: [...], floats or complex numbers, integers as f32, and so is the result. Raises `DTypeError`
     if x is bool.
