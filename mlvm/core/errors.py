@@ -626,8 +626,9 @@ def brief(value: object) -> str:
     if isinstance(value, (str, bytes)):
         value = value[: 4 * _BRIEF]  # of which more than is shown
     try:
-        is_function = isinstance(value, FunctionType)
-        text = f"{value.__name__}{inspect.signature(value)}" if is_function else repr(value)
+        text = repr(value)
+        if isinstance(value, FunctionType):
+            text = f"{value.__name__}{inspect.signature(value)}"
     except ValueError:  # Python writes no ints of thousands of digits
         text = f"<{type(value).__name__} too long to write>"
     except Exception:  # a user's __repr__

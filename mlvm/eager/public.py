@@ -208,7 +208,7 @@ def _hinted(value: Any) -> Any:
         return value
     is_error = isclass(value) and issubclass(value, BaseException)
     if isclass(value) and not is_error and isfunction(vars(value).get("__init__")):
-        value.__init__ = hinted(value.__init__, names=False)  # type: ignore[misc]
+        value.__init__ = hinted(value.__init__, names=False)  # type: ignore[method-assign]
     return hinted(value, names=False) if isfunction(value) else value
 
 

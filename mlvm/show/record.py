@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mlvm.arena.arena import Allocation, Arena, name_at, on_made, regions
 from mlvm.arena.placement import Region
@@ -22,11 +22,14 @@ from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.show.calls import ProgramCache, writes_in
 
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
 COPIED_IN: Final = "copied in"
 """Name in place of an op for a tensor whose first value came from outside the VM."""
 
 
-def record(arena: Arena, *, most: int | None = None) -> AbstractContextManager[Recording]:
+def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager[Recording]:
     """Record what lives in the arena inside the block; the recording is complete after it.
 
         with record(batch) as recording, batch:

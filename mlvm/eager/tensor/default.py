@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from inspect import isfunction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mlvm.core.errors import CaptureError, DTypeError, brief
 from mlvm.core.op import Attributes
 from mlvm.core.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from mlvm.core.vm import live_vms
 from mlvm.eager.tensor.context import bound, current_capture
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
 
 _default: ContextVar[DType] = ContextVar("default_dtype", default=f32)
 
@@ -55,7 +58,7 @@ def set_default_dtype(dtype: object, /) -> None:
     _default.set(target)
 
 
-def default_dtype(dtype: object, /) -> AbstractContextManager[None]:
+def default_dtype(dtype: object, /) -> _GeneratorContextManager[None]:
     """Set the default float dtype of this thread or task inside the block, as `set_default_dtype`
     does. A captured function has one program for each default dtype that it is called under. Also a
     decorator of functions: `@ml.default_dtype("float64")`. Raises `DTypeError` if the dtype is not

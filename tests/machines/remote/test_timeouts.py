@@ -127,4 +127,6 @@ def test_timeouts_are_numbers_above_0(option: str) -> None:
     with Served() as server:
         assert type(server.vm()._stream) is Stream  # without a lease
         for seconds in (0, -1.0, "1", float("nan")):
-            refuses(MachineError, f"expected {option}= in seconds > 0", server.vm, **{option: seconds})
+            refuses(
+                MachineError, f"expected {option}= in seconds > 0", server.vm, **{option: seconds}
+            )
