@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlvm.core.errors import AccessRefused, EncodingError, GroupError, GroupTimeout
+from mlvm.core.errors import AccessRefused, AddressError, EncodingError, GroupError, GroupTimeout
 from mlvm.core.ops.half import cast
 from mlvm.core.types import DType
 from mlvm.machines.local import LocalVM as VM
@@ -155,6 +155,14 @@ def both(*makes: Any) -> list[BaseException | None]:
             if error is None:
                 each.result().close()
     return errors
+
+
+def test_a_range_of_ports_that_are_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        text = "{0}-{0}".format(taken.getsockname()[1])
+        options: Any = {"secret": SECRET, "ports": text, "start": 1}
+        refused = f"ports=: no port of {text} is free here; give a wider range"
+        refuses(AddressError, refused, TcpGroup, 1, 2, free_address(), **options)
 
 
 @cases("first", "joins", "is refused")
