@@ -36,6 +36,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.program.program import Opcode, Program
+from mlvm.core.sizes import parse_size
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
@@ -118,6 +119,7 @@ class Captured(Generic[P, R]):
         lengths: Mapping[str, Any] | Literal[False] | None = None,
         at_most: Mapping[str, int] | None = None,
         check: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
         self._fn = fn
         self.fuse = fuse
@@ -134,7 +136,9 @@ class Captured(Generic[P, R]):
             "lengths": lengths,
             "at_most": at_most,
             "check": check,
+            "memory": memory,
         }
+        self.budget = None if memory is None else parse_size(memory, "capture(memory=)")
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
         self._cache = ProgramCache()
@@ -622,6 +626,7 @@ class Captured(Generic[P, R]):
             fuse=self.fuse and not is_plain,
             recompute=self.recompute and not is_plain,
             policy=policy_of(call.record.vm),
+            budget=self.budget,
         )
         return compiler, _hoist(call) if self.hoist and not is_plain else None
 
@@ -709,6 +714,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
+    memory: int | str | None = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
@@ -720,6 +726,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
+    memory: int | str | None = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -733,6 +740,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = None,
     at_most: Mapping[str, int] | None = None,
     check: int | None = None,
+    memory: int | str | None = None,
 ) -> Any:
     """Compile `fn` into one program at its first call; later calls replay the program. It may be
     a whole step, with gradients and an optimizer's update.
@@ -775,6 +783,13 @@ def capture(
     that changed. Use `check=1` first when results look old: it finds any read that no guard
     compares, for the time of a trace. Without it, calls cost nothing more.
 
+    With `memory`, a size such as `"64 MiB"` or a number of bytes, the plan with its hoisted values
+    needs at most that: `step.plan.nbytes + step.plan.ahead`. Values are computed again instead of
+    being saved for the backward pass, where that takes the least time by an estimate. The results
+    have the same bits. A larger size never gives a slower program by the estimate. With open
+    lengths it holds at the bounds. Code inside loops and branches is not changed. See
+    docs/budgets.md.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -785,8 +800,9 @@ def capture(
     VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
     trace that is kept in any place but the result or such a field.
     Raises `GradientError` inside a differentiated function, `ArgumentError` for an option that
-    is no bool and a `replace` that is no such mapping, `ShapeError` for a length above its bound
-    and two sizes of one name, and any error of the function.
+    is no bool, a `replace` that is no such mapping and a `memory` that is no size, `BudgetError`
+    before anything runs if no program is found that needs so little memory, `ShapeError` for a
+    length above its bound and two sizes of one name, and any error of the function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -794,17 +810,21 @@ def capture(
 
     Refuses:
         ml.capture(hoist="no")  # ArgumentError
+        ml.capture(memory="64 blocks")  # ArgumentError
+        ml.capture(lambda x: ml.sum(ml.sort(x)), memory=1)(v)  # BudgetError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
         ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check}
+    options |= {"lengths": lengths, "at_most": at_most, "check": check, "memory": memory}
     if check is not None and (type(check) is not int or check < 1):
         raise ArgumentError(
             f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
         )
+    if memory is not None:
+        parse_size(memory, "capture(memory=)")
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):
