@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -211,6 +211,39 @@ _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
 @final
+class NamedType(NamedTuple):
+    """A dtype, and a shape with names of sizes: `TensorType("f32", ("batch", 784))` returns one.
+
+    >>> type = ml.TensorType("f32", ("batch", 784))
+    >>> type, type.at({"batch": 32})
+    (f32[batch,784], f32[32,784])
+    """
+
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+    @staticmethod
+    def of(dtype: DType, shape: Sequence[int | str]) -> NamedType:
+        """Check the shape, at least one of whose lengths is a name. Raises `ShapeError`."""
+        for n in shape:
+            if isinstance(n, str) and not n.isidentifier():
+                raise ShapeError(f"a name of a size is an identifier such as 'batch', not {n!r}")
+        _as_shape([n for n in shape if not isinstance(n, str)])
+        return NamedType(dtype, tuple(shape))
+
+    @property
+    def names(self) -> set[str]:
+        """The names in the shape."""
+        return {n for n in self.shape if isinstance(n, str)}
+
+    def at(self, sizes: Mapping[str, int]) -> TensorType:
+        """Return the type at these sizes by name."""
+        return TensorType(self.dtype, [sizes[n] if isinstance(n, str) else n for n in self.shape])
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
 class TensorType:
     """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
 
@@ -218,7 +251,8 @@ class TensorType:
     of numpy's array, whose items are bytes: (2, 2) of i4[2,4].
     Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
     for more than 64 dimensions, for more than 2**62 bytes (not counting lengths of 0), and where
-    rows of few bits do not fill their last byte.
+    rows of few bits do not fill their last byte. With names among the lengths, as in
+    `TensorType("f32", ("batch", 784))`, it returns a `NamedType`, which `ml.measure` takes.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
@@ -245,6 +279,8 @@ class TensorType:
             length = open_length(shape) if isinstance(shape, (tuple, list)) else None
             if length is not None and dtype.per_byte == 1:
                 return length.open_type(dtype, shape)  # type: ignore[no-any-return]
+            if isinstance(shape, (tuple, list)) and any(isinstance(n, str) for n in shape):
+                return NamedType.of(dtype, shape)  # type: ignore[return-value]
             shape = _as_shape(shape)
         # `get` would be a call in Python
         reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]

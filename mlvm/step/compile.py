@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 from typing import Final, NamedTuple
@@ -220,9 +220,11 @@ def curve_of(
     options = _Options(fuse=True, recompute=True, policy=policy)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
     found: list[tuple[int, float]] = []
-    for each, time in _candidates(variants):
-        if not found or each.nbytes < found[-1][0]:
-            found.append((each.nbytes, time))
+    for offer in _offers(variants):
+        if not found or offer.least < found[-1][0]:
+            nbytes = offer.planned().nbytes
+            if not found or nbytes < found[-1][0]:
+                found.append((nbytes, offer.seconds))
     return found
 
 
@@ -267,30 +269,46 @@ def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_V
     return [variant] if variant.hoisted is None else [variant, _variant(flow, None, options)]
 
 
-def _candidates(variants: Sequence[_Variant]) -> Iterator[tuple[_Variant, float]]:
-    """Yield programs of the step with the seconds of the estimate, the fastest first."""
-    found = [
-        (each.seconds, i, each.schedule)
-        for i, (level, _) in enumerate(variants)
-        for each in candidates(level.schedule, level.live_out)
+class _Offer(NamedTuple):
+    """A program of the step that is not planned yet, with the seconds of the estimate."""
+
+    seconds: float
+    schedule: Schedule
+    variant: _Variant
+
+    @property
+    def least(self) -> int:
+        """Bytes that no plan of it is below."""
+        hoisted = self.variant.hoisted
+        if hoisted is None:
+            return self.schedule.most_alive
+        return max(self.schedule.most_alive, hoisted.planned.plan.nbytes) + hoisted.nbytes
+
+    def planned(self) -> _Variant:
+        level, hoisted = self.variant
+        if self.schedule is level.schedule:
+            return self.variant
+        found = plan(self.schedule.blocks)._replace(unfused=level.plan.unfused)
+        return _Variant(_placed_level(level, self.schedule, found), hoisted)
+
+
+def _offers(variants: Sequence[_Variant]) -> list[_Offer]:
+    """Return programs of the step that need less and less memory, the fastest first."""
+    offers = [
+        _Offer(each.seconds, each.schedule, variant)
+        for variant in variants
+        for each in candidates(variant.level.schedule, variant.level.live_out)
     ]
-    for time, i, schedule in sorted(found, key=lambda each: each[:2]):
-        level, hoisted = variants[i]
-        if schedule is not level.schedule:
-            found_plan = plan(schedule.blocks)._replace(unfused=level.plan.unfused)
-            level = _placed_level(level, schedule, found_plan)
-        yield _Variant(level, hoisted), time
+    return sorted(offers, key=lambda each: each.seconds)
 
 
 def _within(variants: Sequence[_Variant], budget: int) -> _Variant:
     """Return the fastest program that needs at most so many bytes. Raises `BudgetError`."""
-    smallest: _Variant | None = None
-    for each, _ in _candidates(variants):
-        if each.nbytes <= budget:
-            return each
-        if smallest is None or each.nbytes < smallest.nbytes:
-            smallest = each
-    assert smallest is not None  # the step itself is a candidate
+    offers = _offers(variants)
+    for offer in offers:
+        if offer.least <= budget and (found := offer.planned()).nbytes <= budget:
+            return found
+    smallest = min(offers, key=lambda each: each.least).planned()
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
         f"was found has {smallest.nbytes:,}. {peak_text(at_peak(smallest.level.schedule))}",

@@ -27,10 +27,10 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
     for run in schedule.runs:
         for call in run.unit.calls:
             for use in (*call.outs, *call.ins):
-                each = placed(use.value)
-                if each is not None:
-                    made.setdefault(each, (run, call, use.type))
-                    last[each] = call.line or last.get(each, "")
+                place = placed(use.value)
+                if place is not None:
+                    made.setdefault(place, (run, call, use.type))
+                    last[place] = call.line or last.get(place, "")
     alive = [x for x in schedule.start if schedule.start[x] <= peak < schedule.end[x]]
     values = []
     for each in sorted(alive, key=lambda x: -schedule.size[x]):
