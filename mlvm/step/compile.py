@@ -14,7 +14,8 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import is_
 from typing import Final, NamedTuple
 
@@ -73,6 +74,7 @@ class Planned:
     takes: the pcs of calls that take an element of a queue.
     moments: the pc in main of each moment's call.
     hoisted: the part that computes the last of its states of the others, when these have changed.
+    curve: bytes and seconds of other programs of the step, `curve_of`; for observers alone.
     """
 
     program: Program
@@ -83,6 +85,7 @@ class Planned:
     takes: tuple[int, ...] = ()
     moments: tuple[int, ...] = ()
     hoisted: HoistedPart | None = None
+    curve: Callable[[], list[tuple[int, float]]] | None = field(default=None, compare=False)
 
     def recording(self) -> Recording:
         """Return the live ranges and offsets in the scratch memory, for a picture."""
@@ -208,7 +211,8 @@ def compile_flow(
         best = _within(_with_unhoisted(best, flow, options), budget)
     planned = best.planned()
     for observer in on_planned.copy():
-        observer(planned)
+        curve = partial(curve_of, flow, policy=policy, hoist=hoist)
+        observer(replace(planned, curve=curve))
     return planned
 
 
