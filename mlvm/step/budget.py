@@ -53,7 +53,7 @@ def seconds(unit: Unit, run: Run) -> float:
     """Estimate the time of a unit: the larger of its operations and the bytes that it moves. Blocks
     count once."""
     flops = sum(map(_flops, unit.calls))
-    nbytes = sum(use.value.nbytes for use in (*run.outs, *run.ins))
+    nbytes = sum({use.value: use.value.nbytes for use in (*run.outs, *run.ins)}.values())
     return LAUNCH + max(flops / FLOPS, nbytes / BANDWIDTH)
 
 
