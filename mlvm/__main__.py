@@ -461,7 +461,8 @@ def memory(options: argparse.Namespace) -> None:
             print(f"lengths: {loaded.open}: {', '.join(loaded.open.input_types())}")
         show_plan(loaded.planned.plan, loaded.planned.recording(), file, out)
         if options.budget is not None:
-            show_peak(loaded.planned.plan, options.budget)
+            recording = loaded.planned.recording()
+            show_peak(loaded.planned.plan, options.budget, recording)
         return
     _check_count(nargs_of(program), len(options.arg), "--arg")
     arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
@@ -469,7 +470,7 @@ def memory(options: argparse.Namespace) -> None:
     memory_plan, recording = plan_of(program, arguments)
     show_plan(memory_plan, recording, file, out)
     if options.budget is not None:
-        show_peak(memory_plan, options.budget)
+        show_peak(memory_plan, options.budget, recording)
 
 
 def show(options: argparse.Namespace) -> int:

@@ -225,10 +225,7 @@ class NamedType(NamedTuple):
     @staticmethod
     def of(dtype: DType, shape: Sequence[int | str]) -> NamedType:
         """Check the shape, at least one of whose lengths is a name. Raises `ShapeError`."""
-        for n in shape:
-            if isinstance(n, str) and not n.isidentifier():
-                raise ShapeError(f"a name of a size is an identifier such as 'batch', not {n!r}")
-        _as_shape([n for n in shape if not isinstance(n, str)])
+        _as_shape([0 if _is_name(n) else n for n in shape])  # type: ignore[misc]
         return NamedType(dtype, tuple(shape))
 
     @property
@@ -273,15 +270,15 @@ class TensorType:
     nbytes: int
     array_shape: Shape
 
-    def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
+    def __new__(cls, dtype: object, shape: Sequence[int | str] = ()) -> TensorType:
         dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
         if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
             length = open_length(shape) if isinstance(shape, (tuple, list)) else None
             if length is not None and dtype.per_byte == 1:
                 return length.open_type(dtype, shape)  # type: ignore[no-any-return]
-            if isinstance(shape, (tuple, list)) and any(isinstance(n, str) for n in shape):
+            if isinstance(shape, (tuple, list)) and any(map(_is_name, shape)):
                 return NamedType.of(dtype, shape)  # type: ignore[return-value]
-            shape = _as_shape(shape)
+            shape = _as_shape(shape)  # type: ignore[arg-type]
         # `get` would be a call in Python
         reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
         interned: TensorType | None = None if reference is None else reference()
@@ -391,6 +388,11 @@ class TensorType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorType, (self.dtype, self.shape)
+
+
+def _is_name(n: object) -> bool:
+    """Return whether an entry of a shape is the name of a size."""
+    return isinstance(n, str) and n.isidentifier()
 
 
 def _as_shape(lengths: Sequence[int]) -> Shape:

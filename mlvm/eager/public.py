@@ -74,7 +74,7 @@ WHEN_ASKED: Final = {
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.transform.host": "call",
     "mlvm.eager.capture.capture": "Captured capture",
-    "mlvm.eager.capture.measuring": "CurvePoint Measured MeasuredSizes measure",
+    "mlvm.eager.capture.measuring": "CurvePoint Measured measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
     "mlvm.eager.capture.replacing": "ReplacementWarning",

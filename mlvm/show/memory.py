@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.arena.placement import rounded
-from mlvm.arena.planner import Block, Plan, plan
+from mlvm.arena.planner import Block, PeakTable, PeakValue, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording, merged_if_many
 from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
@@ -82,13 +82,26 @@ def _show_step(step: Planned, number: int, budget: int, file: Path, out: Path) -
     print(f"picture  {path}\n")
 
 
-def show_peak(memory_plan: Plan, budget: int) -> None:
-    """Print whether a plan fits the budget, and the largest values at its peak."""
+def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> None:
+    """Print whether a plan fits the budget, and the largest values at its peak. Those of a plan
+    that knows none are of the recording."""
     nbytes = memory_plan.nbytes + memory_plan.ahead
     fits = "fits" if nbytes <= budget else f"exceeds by {nbytes - budget:,} bytes"
     print(f"the plan {fits} the budget of {budget:,} bytes")
-    if memory_plan.peak:
-        print("", memory_plan.why(_LARGEST), sep="\n")
+    peak = memory_plan.peak
+    if recording is not None and not peak:
+        peak = _peak_of(recording)
+    if peak:
+        print("", PeakTable(peak[:_LARGEST]), sep="\n")
+
+
+def _peak_of(recording: Recording) -> tuple[PeakValue, ...]:
+    """Return the intermediates at the first moment of peak use, the largest first."""
+    used = recording.used()
+    moment = used.index(max(used)) + recording.first
+    alive = [each for each in recording.lifetimes if each.start <= moment < each.end]
+    alive.sort(key=lambda each: each.nbytes, reverse=True)
+    return tuple([PeakValue(str(x.type), x.nbytes, x.op, x.line, "", None) for x in alive])
 
 
 def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None:

@@ -199,7 +199,7 @@ def _peak(recording: Recording, used: Sequence[int], x: Scale, y: Scale) -> str:
     alive = [each for each in recording.lifetimes if each.start <= moment < each.end]
     largest = sorted(alive, key=lambda each: each.nbytes, reverse=True)[:_LABELLED]
     parts = [
-        f'<path class="level peak" d="M{px(at)} {_GROUND}V{_TOP}"/>',
+        f'<path class="peak" d="M{px(at)} {_GROUND}V{_TOP}"/>',
         text(at, _TOP - 4, "peak use", "soft middle"),
     ]
     is_left = at > (_LEFT + _RIGHT_END) / 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mlvm.arena.planner import PeakValue
+from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OUT
 from mlvm.core.types import TensorType
-from mlvm.step.budget import present, repeats, seconds
+from mlvm.step.budget import repeats, seconds
 from mlvm.step.flow import Call, Value
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 
@@ -36,12 +37,12 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
     for each in sorted(alive, key=lambda x: -schedule.size[x]):
         if not schedule.size[each]:
             continue
-        run, call, type = made[each]
+        run, call, of = made[each]
         waits = isinstance(each, Value) and each not in schedule.runs[peak].places
         again = seconds(run.unit, run) if repeats(run.unit) and waits else None
         values.append(
             PeakValue(
-                str(present(type)),
+                _text(of),
                 schedule.size[each],
                 call.name.removesuffix(OUT),
                 str(call.line or ""),
@@ -50,6 +51,12 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
             )
         )
     return tuple(values)
+
+
+def _text(of: TensorType) -> str:
+    """Return a type as text, with ? for lengths that the trace leaves open."""
+    shape = ["?" if issubclass(type(n), Length) else str(n) for n in of.shape]
+    return f"{of.dtype.name}[{','.join(shape)}]"
 
 
 def peak_text(values: tuple[PeakValue, ...]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -47,7 +46,6 @@ class CurvePoint(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, repr=False)
 class Measured:
     """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
     that it runs in eagerly, `plan` is the plan of the captured function. `curve` returns what other
@@ -59,12 +57,46 @@ class Measured:
         captured: 4,032 bytes, lower bound 4,032 (1.00), unfused 4,032, by size
         >>> measured.arena, measured.plan.nbytes
         (4096, 4032)
+
+    If types have names of sizes, as in `TensorType("f32", ("batch", 784))`, `at` measures at given
+    sizes, and `largest` finds a size; the others need sizes, and raise `ArgumentError` without.
+
+        >>> def loss(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(x))))(x)
+        >>> sizes = ml.measure(loss, memory="64 KiB", x=ml.TensorType("f32", ("batch", 100)))
+        >>> n = sizes.largest("batch")
+        >>> sizes.at(batch=n).plan.nbytes <= 64 << 10
+        True
     """
 
-    arena: int
-    plan: Plan
-    _curve: Callable[[], list[tuple[int, float]]] = field(compare=False)
-    _budgets: tuple[int, ...] = ()
+    def __init__(
+        self,
+        measured: Callable[[Mapping[str, int]], _Facts],
+        names: set[str],
+        options: _Options,
+    ) -> None:
+        self._measured = measured
+        self._names = sorted(names)
+        self._options = options
+        self._known = None if names else measured({})
+
+    @property
+    def _facts(self) -> _Facts:
+        if self._known is None:
+            sizes = ", ".join(f"{name}=32" for name in self._names)
+            raise ArgumentError(
+                f"measure: expected sizes of {', '.join(self._names)}: write .at({sizes})"
+            )
+        return self._known
+
+    @property
+    def arena(self) -> int:
+        """The capacity in bytes of an arena that the call runs in eagerly."""
+        return self._facts.arena
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the captured function."""
+        return self._facts.plan
 
     def curve(self) -> list[CurvePoint]:
         """Return bytes against estimated time for programs of the captured function: each needs
@@ -76,56 +108,14 @@ class Measured:
             >>> points == sorted(points, reverse=True)
             True
         """
-        points = [CurvePoint(*each) for each in self._curve()]
-        if not self._budgets:
+        points = [CurvePoint(*each) for each in self._facts.curve()]
+        if not self._options.budgets:
             return points
-        return [_fastest(points, budget) for budget in self._budgets]
+        return [_fastest(points, budget) for budget in self._options.budgets]
 
     def plot(self, path: str | Path) -> None:
         """Draw the curve as an SVG picture, with the plan marked. Raises `OSError`."""
-        points = [(each.nbytes, each.seconds) for each in self.curve() if each.nbytes is not None]
-        write_file(path, front(points, self.plan.nbytes + self.plan.ahead))
-
-    def __repr__(self) -> str:
-        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
-
-    def _repr_html_(self) -> str:
-        return plan_table(self.plan, (f"{self.arena:,}", "eagerly, in an arena"))
-
-
-def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
-    """Return the first point within the budget; the points are sorted by time."""
-    for point in points:
-        if point.nbytes is not None and point.nbytes <= budget:
-            return point
-    return CurvePoint(None, float("inf"))
-
-
-class MeasuredSizes:
-    """The memory of a function whose types have names of sizes, as in
-    `TensorType("f32", ("batch", 784))`: `at` measures it at given sizes, `largest` finds a size.
-
-        >>> def loss(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(x))))(x)
-        >>> sizes = ml.measure(loss, memory="64 KiB", x=ml.TensorType("f32", ("batch", 100)))
-        >>> n = sizes.largest("batch")
-        >>> nbytes = [sizes.at(batch=n).plan.nbytes for n in (n, 2 * n)][0]
-        >>> nbytes <= 64 << 10
-        True
-    """
-
-    def __init__(
-        self,
-        measured: Callable[[Mapping[str, int]], Measured],
-        names: set[str],
-        budget: int | None,
-    ) -> None:
-        self._measured = measured
-        self._names = names
-        self._budget = budget
-
-    def __repr__(self) -> str:
-        names = ", ".join(sorted(self._names))
-        return f"<measure at sizes {names}: .at({sorted(self._names)[0]}=32)>"
+        write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
     def at(self, **sizes: int) -> Measured:
         """Measure at these sizes, one for each name. Raises what `measure` raises.
@@ -134,16 +124,16 @@ class MeasuredSizes:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at(n="many")  # ArgumentError
         """
+        known = ", ".join(self._names) or "none"
         for name in self._names:
             if name not in sizes:
-                raise ArgumentError(f"measure: expected a size for {name!r}, got {sizes}")
+                raise ArgumentError(f"at: expected a size for {name!r}, got {sizes}")
         for name, n in sizes.items():
             if name not in self._names or type(n) is not int or n < 0:
-                known = ", ".join(sorted(self._names))
                 raise ArgumentError(
-                    f"measure: expected sizes of {known} as ints of 0 or more, got {name}={n!r}"
+                    f"at: expected sizes of {known} as ints of 0 or more, got {name}={n!r}"
                 )
-        return self._measured(sizes)
+        return Measured(lambda _: self._measured(sizes), set(), self._options)
 
     def largest(self, name: str, **others: int) -> int:
         """Return the largest size of that name at which a captured function fits `memory=`, by
@@ -158,9 +148,9 @@ class MeasuredSizes:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("n")  # ArgumentError
         """
         if name not in self._names:
-            known = ", ".join(sorted(self._names))
+            known = ", ".join(self._names) or "none"
             raise ArgumentError(f"largest: expected one of the names {known}, got {name!r}")
-        if self._budget is None:
+        if self._options.budget is None:
             raise ArgumentError("largest: expected measure(memory=), which the size must fit")
         self.at(**{**others, name: 1})
         fits, fails = 1, 2
@@ -181,6 +171,42 @@ class MeasuredSizes:
             return False
         return True
 
+    def __repr__(self) -> str:
+        if self._known is None:
+            return f"<measure at sizes of {', '.join(self._names)}>"
+        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
+
+    def _repr_html_(self) -> str:
+        return plan_table(self.plan, (f"{self.arena:,}", "eagerly, in an arena"))
+
+
+class _Facts(NamedTuple):
+    """What is known of a call at given sizes."""
+
+    arena: int
+    plan: Plan
+    curve: Callable[[], list[tuple[int, float]]]
+
+
+class _Options(NamedTuple):
+    """Options of a measurement: see `measure`."""
+
+    fuse: bool
+    recompute: bool
+    hoist: bool
+    lengths: Mapping[str, Any] | None
+    at_most: Mapping[str, int] | None
+    budget: int | None
+    budgets: tuple[int, ...]
+
+
+def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
+    """Return the first point within the budget; the points are sorted by time."""
+    for point in points:
+        if point.nbytes is not None and point.nbytes <= budget:
+            return point
+    return CurvePoint(None, float("inf"))
+
 
 @hinted
 def measure(
@@ -194,9 +220,9 @@ def measure(
     memory: int | str | None = None,
     budgets: Sequence[int | str] = (),
     **kwargs: Any,
-) -> Any:
+) -> Measured:
     """Measure the memory of a call besides its arguments and the state that the function reaches,
-    without running it or allocating anything. Return a `Measured`.
+    without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
     tensor or array itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the
@@ -204,9 +230,8 @@ def measure(
     plan is that of `capture(memory=)`. With `budgets`, sizes such as `"64 MiB"`, `curve()` of the
     result has the fastest program for each.
 
-    A type may have names of sizes: `TensorType("f32", ("batch", 784))`. Then the result is a
-    `MeasuredSizes`: `.at(batch=32)` measures, and `.largest("batch")` returns the largest size
-    whose plan fits `memory`.
+    A type may have names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the
+    result measures, and `.largest("batch")` is the largest size whose plan fits `memory`.
 
     Raises what `capture` raises, `ArgumentError` for an option that is no bool and a size that is
     none, and `CaptureError` for a type given as text.
@@ -233,29 +258,15 @@ def measure(
     options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
     names: set[str] = set()
     replace(lambda type: names.update(type.names), (args, kwargs), NamedType)
-    if not names:
-        return _measured(fn, args, kwargs, options)
 
-    def at(sizes: Mapping[str, int]) -> Measured:
+    def at(sizes: Mapping[str, int]) -> _Facts:
         own = replace(lambda type: type.at(sizes), (args, kwargs), NamedType)
-        return _measured(fn, own[0], own[1], options)
+        return _facts(fn, own[0], own[1], options)
 
-    return MeasuredSizes(at, names, budget)
-
-
-class _Options(NamedTuple):
-    """Options of a measurement: see `measure`."""
-
-    fuse: bool
-    recompute: bool
-    hoist: bool
-    lengths: Mapping[str, Any] | None
-    at_most: Mapping[str, int] | None
-    budget: int | None
-    budgets: tuple[int, ...]
+    return Measured(at, names, options)
 
 
-def _measured(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) -> Measured:
+def _facts(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) -> _Facts:
     spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
         if spec.names:  # axes of tensors are opened
@@ -280,4 +291,4 @@ def _measured(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options)
         if named:
             call = trace(fn, args, kwargs, arena, signature, (), named)
             plan = OpenTrace(call, named, signature).measured(signature, compiler)
-        return Measured(nbytes, plan or compiler(call.flow).plan, curve, options.budgets)
+        return _Facts(nbytes, plan or compiler(call.flow).plan, curve)
