@@ -56,7 +56,7 @@ from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
-from mlvm.show.memory import plan_of, show_peak, show_plan, show_script
+from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_step
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
@@ -442,7 +442,20 @@ def memory(options: argparse.Namespace) -> None:
         if not file.is_file():
             raise BadInput(f"{file}: there is no such file")
         out.mkdir(parents=True, exist_ok=True)
-        show_script(file, out, options.arguments, options.budget)
+        steps: list[Planned] = []
+        if options.budget is not None:
+            on_planned.append(steps.append)
+        try:
+            show_script(file, out, options.arguments)
+        finally:
+            if options.budget is not None:
+                on_planned.remove(steps.append)
+            for number, step in enumerate(steps, 1):
+                path, points = (
+                    out / f"{file.stem}.step-{number}",
+                    step.curve() if step.curve else [],
+                )
+                show_step(str(path), step.plan, step.recording(), points, options.budget)
         return
     if options.arguments:
         raise BadInput("a program takes no arguments after --; it has --arg")

@@ -27,67 +27,55 @@ from mlvm.show.picture import MOST_RECTANGLES, front, timeline
 from mlvm.show.record import record_all
 from mlvm.show.report import report_of, table
 from mlvm.show.script import run_script
-from mlvm.step.compile import Planned, on_planned
 
 _LARGEST: Final = 8  # intermediates that are listed
 _MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
 
 
-def show_script(
-    file: Path, out: Path, arguments: Sequence[str] = (), budget: int | None = None
-) -> None:
+def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
     """Run a Python script, print a report of each arena that had tensors, and write its picture to
-    `out` as NAME.ARENA.svg. With a `budget` in bytes, print for each captured step what its plan
-    holds at its peak, and which program of it fits; draw its plan as NAME.step-N.svg and its
-    programs by memory and time as NAME.step-N.curve.svg. A script that fails is shown up to its
-    error.
+    `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
 
     Raises `ScriptFailed` if the script fails, and `OSError`.
     """
     recordings: list[Recording] = []
-    steps: list[Planned] = []
-    if budget is not None:
-        on_planned.append(steps.append)
     try:
         with record_all(most=MOST_RECTANGLES // 2) as recordings:
             run_script(file, arguments)
     finally:
-        if budget is not None:
-            on_planned.remove(steps.append)
         nonempty = [each for each in recordings if each.lifetimes]
         _show_arenas(merged_if_many(nonempty, _MOST_ALIKE), file, out)
-        for number, step in enumerate(steps, 1):
-            _show_step(step, number, budget or 0, file, out)
 
 
-def _show_step(step: Planned, number: int, budget: int, file: Path, out: Path) -> None:
-    """Print the peak of a captured step, and the fastest of its programs within the budget."""
-    print(f"step {number}: {step.plan}")
-    show_peak(step.plan, budget)
-    path = out / f"{file.stem}.step-{number}.svg"
-    write_file(path, timeline(step.recording(), title=f"Plan of step {number} of {file.name}"))
-    print(f"\npicture  {path}")
-    points = [] if step.curve is None else step.curve()
-    if not points:
-        return
+def show_step(
+    step: str, plan: Plan, recording: Recording, points: Sequence[tuple[int, float]], budget: int
+) -> None:
+    """Print the peak of a captured step, and the fastest of its programs within the budget; draw
+    its plan as STEP.svg and the programs, `points` of bytes and seconds, as STEP.curve.svg. Raises
+    `OSError`."""
+    name = Path(step).name
+    print(f"{name}: {plan}")
+    show_peak(plan, budget)
+    write_file(f"{step}.svg", timeline(recording, title=f"Memory plan of {name}"))
+    write_file(f"{step}.curve.svg", front(points, plan.nbytes + plan.ahead))
     fitting = [each for each in points if each[0] <= budget]
+    smallest = f"the smallest plan found has {points[-1][0]:,} bytes"
     if fitting:
         nbytes, seconds = fitting[0]
         times = seconds / points[0][1]
-        print(f"capture(memory={budget}): {nbytes:,} bytes, {times:.2f} times the estimated time")
-    else:
-        print(f"capture(memory={budget}): the smallest plan found has {points[-1][0]:,} bytes")
-    path = out / f"{file.stem}.step-{number}.curve.svg"
-    write_file(path, front(points, step.plan.nbytes + step.plan.ahead))
-    print(f"picture  {path}\n")
+        smallest = f"{nbytes:,} bytes, {times:.2f} times the estimated time; {smallest}"
+    print(f"\ncapture(memory={budget}): {smallest}")
+    print(f"pictures  {step}.svg {step}.curve.svg\n")
 
 
 def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> None:
     """Print whether a plan fits the budget, and the largest values at its peak. Those of a plan
     that knows none are of the recording."""
     nbytes = memory_plan.nbytes + memory_plan.ahead
-    fits = "fits" if nbytes <= budget else f"exceeds by {nbytes - budget:,} bytes"
-    print(f"the plan {fits} the budget of {budget:,} bytes")
+    text = f"the plan fits the budget of {budget:,} bytes"
+    if nbytes > budget:
+        text = f"the plan exceeds the budget of {budget:,} bytes by {nbytes - budget:,} bytes"
+    print(text)
     peak = memory_plan.peak
     if recording is not None and not peak:
         peak = _peak_of(recording)

@@ -40,7 +40,11 @@ _LARGEST: Final = 1 << 40
 class CurvePoint(NamedTuple):
     """A program of a captured function: the bytes of its plan with hoisted values, and its time in
     seconds by the estimate. `nbytes` is None, and the time infinite, where no program is small
-    enough for a budget that was asked for."""
+    enough for a budget that was asked for.
+
+        >>> ml.measure(ml.tanh, ml.TensorType("f32", [1000])).curve()[0].nbytes
+        0
+    """
 
     nbytes: int | None
     seconds: float
@@ -66,6 +70,9 @@ class Measured:
         >>> n = sizes.largest("batch")
         >>> sizes.at(batch=n).plan.nbytes <= 64 << 10
         True
+
+    Refuses:
+        ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).plan  # ArgumentError
     """
 
     def __init__(
@@ -118,7 +125,8 @@ class Measured:
         write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
     def at(self, **sizes: int) -> Measured:
-        """Measure at these sizes, one for each name. Raises what `measure` raises.
+        """Measure at these sizes, one for each name. Raises what `measure` raises, and
+        `ArgumentError` for other names and what is no size.
 
         Refuses:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
@@ -146,6 +154,7 @@ class Measured:
         Refuses:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("m")  # ArgumentError
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("n")  # ArgumentError
+            ml.measure(ml.cov, ml.TensorType("f32", ("n",)), memory=1).largest("n")  # BudgetError
         """
         if name not in self._names:
             known = ", ".join(self._names) or "none"
