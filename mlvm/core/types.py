@@ -210,7 +210,6 @@ _interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
-@final
 class NamedType(NamedTuple):
     """A dtype, and a shape with names of sizes: `TensorType("f32", ("batch", 784))` returns one.
 
@@ -241,6 +240,7 @@ class NamedType(NamedTuple):
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
 
 
+@final
 class TensorType:
     """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
 
