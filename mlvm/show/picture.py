@@ -204,7 +204,7 @@ def _peak(recording: Recording, used: Sequence[int], x: Scale, y: Scale) -> str:
     ]
     is_left = at > (_LEFT + _RIGHT_END) / 2
     for each in largest:
-        label = f"{_kind(each)} {each.type}" + (f" {each.line}" if each.line else "")
+        label = f"{_kind(each)} {each.type} {Path(each.line).name}".rstrip()
         middle = y(each.offset + each.nbytes / 2) + 4
         room = at - _LEFT if is_left else _RIGHT_END - at
         where = at - 6 if is_left else at + 6, middle, fitted(label, room)

@@ -226,6 +226,8 @@ class Captured(Generic[P, R]):
         inputs: Sequence[Tensor],
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
+        if not arena.grows:
+            arena.require_room(launch.planned.plan.nbytes, self._name)
         outcome = entry.outcome
         single = outcome.single
         types = outcome.types if launch.replay is not None and not scalars.arrays else None
