@@ -20,6 +20,7 @@ from bench.harness import SIMD, BenchError, Record, Suite, outcomes, ratios, run
 
 SUITES = {
     "batches": "bench.batches",
+    "budget": "bench.budget",
     "calls": "bench.calls",
     "cold": "bench.cold",
     "convolutions": "bench.convolutions",

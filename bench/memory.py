@@ -107,12 +107,13 @@ def peak() -> int:
     raise OSError("/proc/self/status has no VmHWM")
 
 
-def preparing(contender: str) -> Prepare:
-    """Return a `prepare` of all cases, with `quick` of the smallest alone."""
+def preparing(contender: str, module: str = "bench.memory") -> Prepare:
+    """Return a `prepare` of all cases, with `quick` of the smallest alone. Each round is a process
+    of the module."""
 
     def measure(case: str) -> Metrics:
         done = subprocess.run(
-            [sys.executable, "-m", "bench.memory", contender, case],
+            [sys.executable, "-m", module, contender, case],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

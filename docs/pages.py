@@ -59,8 +59,8 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad vmap jvp jacobians custom host_call host capture branches checking checkpoint "
-        "functions loops batch",
+        "grad vmap jvp jacobians custom host_call host capture measuring branches checking "
+        "checkpoint functions loops batch",
     ),
     "machines": (
         "Memory, machines, files",

@@ -24,6 +24,7 @@ from numpy.lib import format as npy
 from mlvm import __version__
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
+    ArgumentError,
     AssemblyError,
     DTypeError,
     MlvmError,
@@ -43,6 +44,7 @@ from mlvm.core.program.assembly import (
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
+from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.capture.building import lengths_of, planned_of
 from mlvm.machines.files import require_writable, write_array, write_file
@@ -54,7 +56,7 @@ from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
-from mlvm.show.memory import plan_of, show_plan, show_script
+from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_step
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
@@ -146,12 +148,18 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "memory",
         help="report and draw the arenas of a script, or the plan for a program",
-        usage="python -m mlvm memory [-h] [--arg X] [--out DIR] FILE [-- ARGUMENT ...]",
+        usage="python -m mlvm memory [-h] [--arg X] [--budget SIZE] [--out DIR] FILE "
+        "[-- ARGUMENT ...]",
         epilog="What follows `--` are a script's arguments: memory train.py -- --epochs 1",
     ).add_argument
     add("file", metavar="FILE", help="a .py file, which is run, or a program")
     argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    budget = (
+        "such as 64M: show what captured steps hold at their peaks, which programs of them fit, "
+    )
+    budget += "and draw these by memory and time"
+    add("--budget", type=_size, metavar="SIZE", help=budget)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
     add = commands.add_parser(
@@ -230,6 +238,13 @@ def _positive(text: str) -> int:
     if not _count(text):
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return int(text)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(int(text) if text.isdecimal() else text, "--budget")
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
 
 
 # --- programs and arguments ------------------------------------------------------------
@@ -433,7 +448,20 @@ def memory(options: argparse.Namespace) -> None:
         if not file.is_file():
             raise BadInput(f"{file}: there is no such file")
         out.mkdir(parents=True, exist_ok=True)
-        show_script(file, out, options.arguments)
+        steps: list[Planned] = []
+        if options.budget is not None:
+            on_planned.append(steps.append)
+        try:
+            show_script(file, out, options.arguments)
+        finally:
+            if options.budget is not None:
+                on_planned.remove(steps.append)
+            for number, step in enumerate(steps, 1):
+                path, points = (
+                    out / f"{file.stem}.step-{number}",
+                    step.curve() if step.curve else [],
+                )
+                show_step(str(path), step.plan, step.recording(), points, options.budget)
         return
     if options.arguments:
         raise BadInput("a program takes no arguments after --; it has --arg")
@@ -451,11 +479,17 @@ def memory(options: argparse.Namespace) -> None:
         if loaded.open is not None:
             print(f"lengths: {loaded.open}: {', '.join(loaded.open.input_types())}")
         show_plan(loaded.planned.plan, loaded.planned.recording(), file, out)
+        if options.budget is not None:
+            recording = loaded.planned.recording()
+            show_peak(loaded.planned.plan, options.budget, recording)
         return
     _check_count(nargs_of(program), len(options.arg), "--arg")
     arguments = [read_argument_or_type(number, text) for number, text in enumerate(options.arg)]
     out.mkdir(parents=True, exist_ok=True)
-    show_plan(*plan_of(program, arguments), file, out)
+    memory_plan, recording = plan_of(program, arguments)
+    show_plan(memory_plan, recording, file, out)
+    if options.budget is not None:
+        show_peak(memory_plan, options.budget, recording)
 
 
 def show(options: argparse.Namespace) -> int:

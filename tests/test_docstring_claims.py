@@ -74,7 +74,7 @@ ALONE = ["default_arena", "default_vm", "devices", "random.next_key", "random.st
 NEVER = {
     "Dataset": "a protocol",
     "Transform": "a protocol",
-    **dict.fromkeys(["Measured", "PipelineState", "PipelineStats", "parallel.Parts"], "a result"),
+    **dict.fromkeys(["CurvePoint", "PipelineState", "PipelineStats", "parallel.Parts"], "a result"),
     **dict.fromkeys(RESULTS, "a result"),
     **dict.fromkeys(WARNINGS, "a warning"),
     **dict.fromkeys(ALONE, "it takes nothing"),

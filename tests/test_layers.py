@@ -87,12 +87,12 @@ CEILING = {
     "mlvm/eager/optim": 1_500,
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 500,
-    "mlvm/eager/capture": 4_500,
+    "mlvm/eager/capture": 5_000,
     "mlvm/onnx": 6_000,
-    "mlvm": 500,
+    "mlvm": 1_000,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 63_000,
+    "tests": 64_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

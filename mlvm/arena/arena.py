@@ -862,6 +862,16 @@ class Arena(ArenaFields):
             + (f"; the largest holders are {largest}" if largest else "")
         )
 
+    def require_room(self, nbytes: int, what: str) -> None:
+        """Raise `ArenaOverflow` unless so many bytes are left of a fixed capacity, for memory that
+        lies elsewhere and counts here while `what` runs."""
+        if not self.grows and nbytes > self.capacity - self.used:
+            raise errors.ArenaOverflow(
+                f"arena {self.name!r}: {what} needs {nbytes:,} bytes of scratch memory, which "
+                f"count here; {self.capacity - self.used:,} of {self.capacity:,} are left; "
+                f"capture(memory=) limits them"
+            )
+
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
         self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlvm.core.errors import ArenaError
+from mlvm.core.errors import ArenaError, ArgumentError
 from mlvm.core.types import ALIGNMENT
 
 _LARGEST: Final = 2**62
@@ -41,6 +41,45 @@ class Block(NamedTuple):
     end: int
 
 
+class PeakValue(NamedTuple):
+    """A value in memory at the peak of a captured step.
+
+    type: the type it is used as, such as `f32[64,10]`
+    nbytes: its bytes
+    op: the op that computes it
+    line, last_line: the lines of Python that compute it and use it last, or empty texts
+    again: seconds, by the estimate, to compute it again after the peak; None if that is impossible
+    """
+
+    type: str
+    nbytes: int
+    op: str
+    line: str
+    last_line: str
+    again: float | None
+
+
+class PeakTable(tuple[PeakValue, ...]):
+    """Values at the peak of a captured step, the largest first. Prints as a table."""
+
+    def __repr__(self) -> str:
+        head = ("bytes", "type", "op", "made at", "last used at", "again, us", "frees")
+        rows = [head]
+        for x in self:
+            again = "-" if x.again is None else f"{1e6 * x.again:,.1f}"
+            frees = "0" if x.again is None else f"{x.nbytes:,}"
+            rows.append((f"{x.nbytes:,}", x.type, x.op, x.line, x.last_line, again, frees))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        right = (True, False, False, False, False, True, True)
+        return "\n".join(
+            "  ".join(
+                cell.rjust(n) if is_right else cell.ljust(n)
+                for cell, n, is_right in zip(row, widths, right, strict=True)
+            ).rstrip()
+            for row in rows
+        )
+
+
 class Plan(NamedTuple):
     """An offset for each block, in bytes, such that blocks alive at once never overlap.
 
@@ -51,6 +90,7 @@ class Plan(NamedTuple):
     unfused: of a captured step, the lower bound of its recorded calls, or None
     ahead: of a captured step, bytes of hoisted values, which are not in `nbytes`
     used: of a step with lengths, the most bytes in use at the lengths of the last call, or None
+    peak: of a captured step, the values in memory at its peak, the largest first
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 
@@ -66,6 +106,22 @@ class Plan(NamedTuple):
     unfused: int | None = None
     ahead: int = 0
     used: int | None = None
+    peak: tuple[PeakValue, ...] = ()
+
+    def why(self, count: int = 5) -> PeakTable:
+        """Return the largest values in memory at the peak of a captured step, with the lines that
+        compute them and use them last. A value that only waits at the peak may be computed again
+        after it: `again` is the time by the estimate, and its bytes are free meanwhile.
+
+        A plan of blocks, and that of a saved step, has no such values. Raises `ArgumentError`
+        unless `count` is an int of 1 or more.
+
+        Refuses:
+            ml.measure(ml.tanh, v).plan.why(0)  # ArgumentError
+        """
+        if type(count) is not int or count < 1:
+            raise ArgumentError(f"why: expected a count of 1 or more, got {count!r}")
+        return PeakTable(self.peak[:count])
 
     def __str__(self) -> str:
         ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0

@@ -41,7 +41,8 @@
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
-    │   └── StaleProgramError                 check=n finds a program that is out of date
+    │   ├── StaleProgramError                 check=n finds a program that is out of date
+    │   └── BudgetError                       no program is small enough for memory=
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
     │   └── GroupTimeout        (TimeoutError) a member has waited for others as long as it may
     ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
@@ -66,7 +67,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -516,6 +517,23 @@ class StaleProgramError(CaptureError):
     >>> issubclass(ml.errors.StaleProgramError, ml.errors.CaptureError)
     True
     """
+
+
+class BudgetError(CaptureError):
+    """No program of a captured function is small enough for its `memory=`. `smallest` is the number
+    of bytes of the smallest that was found.
+
+    >>> try: ml.capture(lambda x: ml.sum(ml.sort(x)), memory=64)(ml.ones(100))
+    ... except ml.errors.BudgetError as error: print(error.smallest)
+    448
+    """
+
+    def __init__(self, reason: str, smallest: int) -> None:
+        super().__init__(reason)
+        self.smallest = smallest
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.smallest)
 
 
 class GroupError(MlvmError, RuntimeError):

@@ -67,7 +67,8 @@ class Cache(Protocol):
 
 
 class FreeStore:
-    """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes.
+    """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes, and
+    `limit` the most that it may be, or None.
 
     `caches` are dictionaries of arrays by handle, and the like. All are cleared when a handle may
     name another array, or none: they keep no ended array alive."""
@@ -75,6 +76,7 @@ class FreeStore:
     def __init__(self, memory: Memory = HOST) -> None:
         self.memory = memory
         self.consumed = 0
+        self.limit: int | None = None
         self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
@@ -100,12 +102,21 @@ class FreeStore:
     def new_storage(self, nbytes: int) -> Storage:
         """Bytes for one storage; the one place that allocates. Raises `OutOfMemory`."""
         self.require_open()
+        self._require_room(nbytes)
         try:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
             raise OutOfMemory(
                 f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}"
             ) from None
+
+    def _require_room(self, nbytes: int) -> None:
+        """Raise `OutOfMemory` unless the limit admits so many bytes more."""
+        if self.limit is not None and self.consumed + nbytes > self.limit:
+            raise OutOfMemory(
+                f"{nbytes:,} more bytes: the VM holds {self.consumed:,} of the {self.limit:,} "
+                f"bytes of its memory=; free tensors, or make the VM with more"
+            )
 
     # --- storages ---
 
@@ -123,6 +134,7 @@ class FreeStore:
             )
         if self.memory.root(memory) in self._by_root:
             raise HandleError("this memory is a storage of the VM already")
+        self._require_room(memory.nbytes)
         return self._name_storage(Storage(memory.nbytes, memory))
 
     def _name_storage(self, storage: Storage) -> Handle:
@@ -174,6 +186,8 @@ class FreeStore:
     def adopt(self, entry: Entry) -> Handle:
         """A new handle for the tensor of another store's entry, without a copy. Its whole storage
         counts here, once for all tensors adopted from it."""
+        if self.memory.root(entry.storage.data) not in self._by_root:
+            self._require_room(entry.storage.nbytes)
         copy = Storage(entry.storage.nbytes, entry.storage.data)
         return self._name(self._entry_in(copy, entry.array))
 
@@ -182,6 +196,8 @@ class FreeStore:
         old = self.entry(handle)
         if not self.memory.writable(array):
             array = self.memory.copy(array)
+        if self.memory.root(array) not in self._by_root:
+            self._require_room(array.nbytes - old.storage.nbytes * (old.storage.holders == 1))
         new = self._entry_in(Storage(array.nbytes, array), array)
         self._attach(handle, new)
         self._detach(handle, old, keep=new.storage)

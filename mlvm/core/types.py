@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -216,6 +216,36 @@ _interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
+class NamedType(NamedTuple):
+    """A dtype, and a shape with names of sizes: `TensorType("f32", ("batch", 784))` returns one.
+
+    >>> type = ml.TensorType("f32", ("batch", 784))
+    >>> type, type.at({"batch": 32})
+    (f32[batch,784], f32[32,784])
+    """
+
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+    @staticmethod
+    def of(dtype: DType, shape: Sequence[int | str]) -> NamedType:
+        """Check the shape, at least one of whose lengths is a name. Raises `ShapeError`."""
+        _as_shape([0 if _is_name(n) else n for n in shape])  # type: ignore[misc]
+        return NamedType(dtype, tuple(shape))
+
+    @property
+    def names(self) -> set[str]:
+        """The names in the shape."""
+        return {n for n in self.shape if isinstance(n, str)}
+
+    def at(self, sizes: Mapping[str, int]) -> TensorType:
+        """Return the type at these sizes by name."""
+        return TensorType(self.dtype, [sizes[n] if isinstance(n, str) else n for n in self.shape])
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
 @final
 class TensorType:
     """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
@@ -224,7 +254,8 @@ class TensorType:
     of numpy's array, whose items are bytes: (2, 2) of i4[2,4].
     Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
     for more than 64 dimensions, for more than 2**62 bytes (not counting lengths of 0), and where
-    rows of few bits do not fill their last byte.
+    rows of few bits do not fill their last byte. With names among the lengths, as in
+    `TensorType("f32", ("batch", 784))`, it returns a `NamedType`, which `ml.measure` takes.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
@@ -245,13 +276,15 @@ class TensorType:
     nbytes: int
     array_shape: Shape
 
-    def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
+    def __new__(cls, dtype: object, shape: Sequence[int | str] = ()) -> TensorType:
         dtype = dtype if dtype.__class__ is DType else DType.of(dtype, in_bits=True)
         if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
             length = open_length(shape) if isinstance(shape, (tuple, list)) else None
             if length is not None and dtype.per_byte == 1:
                 return length.open_type(dtype, shape)  # type: ignore[no-any-return]
-            shape = _as_shape(shape)
+            if isinstance(shape, (tuple, list)) and any(map(_is_name, shape)):
+                return NamedType.of(dtype, shape)  # type: ignore[return-value]
+            shape = _as_shape(shape)  # type: ignore[arg-type]
         # `get` would be a call in Python
         reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
         interned: TensorType | None = None if reference is None else reference()
@@ -361,6 +394,11 @@ class TensorType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorType, (self.dtype, self.shape)
+
+
+def _is_name(n: object) -> bool:
+    """Return whether an entry of a shape is the name of a size."""
+    return isinstance(n, str) and n.isidentifier()
 
 
 def _as_shape(lengths: Sequence[int]) -> Shape:

@@ -15,6 +15,7 @@ from mlvm.core.errors import ArgumentError, MachineError, brief
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
+from mlvm.core.sizes import parse_size
 from mlvm.core.vm import VM
 from mlvm.machines import checks, lanes, residuals
 from mlvm.machines.closing import Closing
@@ -41,14 +42,16 @@ class LocalVM(Closing, VM):
     reference ones in Python and numpy. None is C if it was compiled (see
     `mlvm.machines.native.extension`). `threads` share the work of a native kernel; no bit of a
     result depends on their number. With `pinned` each has a processor. `kernels`, by op name,
-    replace all others.
+    replace all others. `memory`, a size such as "1 GiB" or a number of bytes, limits all storages
+    of the VM together: weights, arenas, and the scratch memory of captured functions.
 
-    On a `device` such as "opencl:0" all of these but `checked` and `kernels` are refused; see
-    `mlvm.machines.gpu`.
+    On a `device` such as "opencl:0" all of these but `checked`, `kernels` and `memory` are refused;
+    see `mlvm.machines.gpu`.
 
     Raises `MissingExtra` for a native machine that was not built. Raises `MachineError` for
     impossible numbers of workers and threads, several threads without a native machine, an unknown
-    device, and a device in place of the name. Raises `UnknownFunction` for a kernel of no op.
+    device, and a device in place of the name. Raises `UnknownFunction` for a kernel of no op, and
+    `ArgumentError` for a `memory` that is no size. An allocation beyond it raises `OutOfMemory`.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
@@ -57,6 +60,8 @@ class LocalVM(Closing, VM):
     Refuses:
         ml.VM(threads=2, native=False)  # MachineError
         ml.VM(kernels={"nothing": None})  # UnknownFunction
+        ml.VM(memory="all")  # ArgumentError
+        ml.zeros(1 << 20, device=ml.VM(memory="1 MiB"))  # OutOfMemory
     """
 
     fast_path: FastPath | None
@@ -90,6 +95,7 @@ class LocalVM(Closing, VM):
         pinned: bool = False,
         native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
+        memory: int | str | None = None,
     ) -> None:
         if not isinstance(name, str | None):
             raise MachineError(
@@ -113,6 +119,7 @@ class LocalVM(Closing, VM):
                 f"VM(): expected native True, False or None and a number of threads, "
                 f"got {native!r} and {threads!r}"
             )
+        limit = None if memory is None else parse_size(memory, "VM(memory=)")
         native = extension.is_native(native)
         run: Run = reference.run
         if native:
@@ -128,6 +135,7 @@ class LocalVM(Closing, VM):
                 f"({extension.why_not()}); for BLAS set OPENBLAS_NUM_THREADS"
             )
         super().__init__(name, checked=checked, kernels=kernels, run=run)
+        self._store.limit = limit
         self._equip(native=native, threads=threads)
         if native and not workers:
             self.fast_path = open_fast_path(self, pool)

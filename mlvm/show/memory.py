@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.arena.placement import rounded
-from mlvm.arena.planner import Block, Plan, plan
+from mlvm.arena.planner import Block, PeakTable, PeakValue, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording, merged_if_many
 from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
@@ -23,7 +23,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, root
 from mlvm.core.vm import VM
 from mlvm.machines.files import write_file
-from mlvm.show.picture import MOST_RECTANGLES, timeline
+from mlvm.show.picture import MOST_RECTANGLES, front, timeline
 from mlvm.show.record import record_all
 from mlvm.show.report import report_of, table
 from mlvm.show.script import run_script
@@ -45,6 +45,51 @@ def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
     finally:
         nonempty = [each for each in recordings if each.lifetimes]
         _show_arenas(merged_if_many(nonempty, _MOST_ALIKE), file, out)
+
+
+def show_step(
+    step: str, plan: Plan, recording: Recording, points: Sequence[tuple[int, float]], budget: int
+) -> None:
+    """Print the peak of a captured step, and the fastest of its programs within the budget; draw
+    its plan as STEP.svg and the programs, `points` of bytes and seconds, as STEP.curve.svg. Raises
+    `OSError`."""
+    name = Path(step).name
+    print(f"{name}: {plan}")
+    show_peak(plan, budget)
+    write_file(f"{step}.svg", timeline(recording, title=f"Memory plan of {name}"))
+    write_file(f"{step}.curve.svg", front(points, plan.nbytes + plan.ahead))
+    fitting = [each for each in points if each[0] <= budget]
+    smallest = f"the smallest plan found has {points[-1][0]:,} bytes"
+    if fitting:
+        nbytes, seconds = fitting[0]
+        times = seconds / points[0][1]
+        smallest = f"{nbytes:,} bytes, {times:.2f} times the estimated time; {smallest}"
+    print(f"\ncapture(memory={budget}): {smallest}")
+    print(f"pictures  {step}.svg {step}.curve.svg\n")
+
+
+def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> None:
+    """Print whether a plan fits the budget, and the largest values at its peak. Those of a plan
+    that knows none are of the recording."""
+    nbytes = memory_plan.nbytes + memory_plan.ahead
+    text = f"the plan fits the budget of {budget:,} bytes"
+    if nbytes > budget:
+        text = f"the plan exceeds the budget of {budget:,} bytes by {nbytes - budget:,} bytes"
+    print(text)
+    peak = memory_plan.peak
+    if recording is not None and not peak:
+        peak = _peak_of(recording)
+    if peak:
+        print("", PeakTable(peak[:_LARGEST]), sep="\n")
+
+
+def _peak_of(recording: Recording) -> tuple[PeakValue, ...]:
+    """Return the intermediates at the first moment of peak use, the largest first."""
+    used = recording.used()
+    moment = used.index(max(used)) + recording.first
+    alive = [each for each in recording.lifetimes if each.start <= moment < each.end]
+    alive.sort(key=lambda each: each.nbytes, reverse=True)
+    return tuple([PeakValue(str(x.type), x.nbytes, x.op, x.line, "", None) for x in alive])
 
 
 def _show_arenas(recordings: Sequence[Recording], file: Path, out: Path) -> None:

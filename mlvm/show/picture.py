@@ -15,7 +15,7 @@ from mlvm.machines.files import write_file
 from mlvm.show import html
 from mlvm.show.record import snapshot
 from mlvm.show.report import forgotten_of, report, short
-from mlvm.show.svg import Scale, axes, colours_of, document, fitted, px, text, width_of
+from mlvm.show.svg import COLOURS, Scale, axes, colours_of, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
 """Number of rectangles that browsers scroll smoothly, in a file below a megabyte."""
@@ -28,6 +28,8 @@ _WIDEST_LEGEND: Final = 420
 _MOST_RESETS: Final = 100
 _MOST_INK: Final = 20
 """Times the height of the plot: a longer line up and down would hide the rectangles."""
+
+_LABELLED: Final = 5  # tensors at the peak
 
 _OTHER: Final = "#a0a4aa"
 
@@ -81,6 +83,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
+        _peak(recording, used, x, y),
         _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
 
@@ -185,6 +188,57 @@ def _level(y: float, kind: str, label: str, lower: float) -> str:
     line = f'<path class="level {kind}" d="M{_LEFT} {px(y)}H{_RIGHT_END}"/>'
     at = _RIGHT_END - 6, y + lower, label
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
+
+
+def _peak(recording: Recording, used: Sequence[int], x: Scale, y: Scale) -> str:
+    """Return a line at the first moment of peak use, with labels of the largest tensors there."""
+    if not recording.lifetimes:
+        return ""
+    moment = used.index(max(used)) + recording.first
+    at = x(moment + 0.5)
+    alive = [each for each in recording.lifetimes if each.start <= moment < each.end]
+    largest = sorted(alive, key=lambda each: each.nbytes, reverse=True)[:_LABELLED]
+    parts = [
+        f'<path class="peak" d="M{px(at)} {_GROUND}V{_TOP}"/>',
+        text(at, _TOP - 4, "peak use", "soft middle"),
+    ]
+    is_left = at > (_LEFT + _RIGHT_END) / 2
+    for each in largest:
+        label = f"{_kind(each)} {each.type} {Path(each.line).name}".rstrip()
+        middle = y(each.offset + each.nbytes / 2) + 4
+        room = at - _LEFT if is_left else _RIGHT_END - at
+        where = at - 6 if is_left else at + 6, middle, fitted(label, room)
+        side = " right" * is_left
+        parts += [text(*where, f"halo{side}"), text(*where, f"label{side}")]
+    return "".join(parts)
+
+
+def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
+    """Return an SVG picture of bytes against estimated seconds, relative to the fastest of the
+    points, which are sorted by time. The plan of `nbytes` bytes is marked."""
+    unit, name = _unit(max(points, default=(nbytes, 0.0))[0])
+    times = [seconds / points[0][1] for _, seconds in points]
+    x = Scale(0, 1.07 * max([nbytes, *[n for n, _ in points]]) / unit, _LEFT, _RIGHT_END)
+    y = Scale(1, max(1.1, 1.02 * max(times)), _GROUND, _TOP)
+    corners = [f"M{px(x(points[0][0] / unit))} {px(y(1))}"]
+    dots = []
+    for (each, _), time in zip(points, times, strict=True):
+        corners.append(f"H{px(x(each / unit))}V{px(y(time))}")
+        where = f'cx="{px(x(each / unit))}" cy="{px(y(time))}"'
+        hover = f"<title>{each:,} bytes, {time:.3f} times the fastest program's time</title>"
+        dots.append(f'<circle {where} r="4" fill="{COLOURS[0]}">{hover}</circle>')
+    at = px(x(nbytes / unit))
+    return document(
+        _WIDTH,
+        _HEIGHT,
+        _STYLE,
+        text(_LEFT, 42, "Memory and time of a captured step", attributes='font-size="20"'),
+        axes(x, y, f"plan with hoisted values, {name}", "estimated time, relative to the fastest"),
+        f'<path class="used" d="{"".join(corners)}"/>',
+        *dots,
+        f'<path class="level top" d="M{at} {_GROUND}V{_TOP}"/>',
+        text(x(nbytes / unit), _TOP - 4, f"this plan: {nbytes:,} bytes", "top middle"),
+    )
 
 
 def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int:

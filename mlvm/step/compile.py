@@ -14,7 +14,8 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import is_
 from typing import Final, NamedTuple
 
@@ -22,7 +23,7 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
-from mlvm.core.errors import OpError, PositionRefused, ProgramError
+from mlvm.core.errors import BudgetError, OpError, PositionRefused, ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
@@ -31,6 +32,7 @@ from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.machines.lane_link import host_call
 from mlvm.step.blocks import outline_blocks, with_blocks, without_dead_calls, without_moves
+from mlvm.step.budget import candidates
 from mlvm.step.flow import (
     Block,
     Call,
@@ -48,6 +50,7 @@ from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, w
 from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
+from mlvm.step.peak import at_peak, peak_text
 from mlvm.step.recompute import recomputed
 from mlvm.step.rows import in_lane
 from mlvm.step.schedule import Placed, Run, Schedule, placed
@@ -71,6 +74,7 @@ class Planned:
     takes: the pcs of calls that take an element of a queue.
     moments: the pc in main of each moment's call.
     hoisted: the part that computes the last of its states of the others, when these have changed.
+    curve: bytes and seconds of other programs of the step, `curve_of`; for observers alone.
     """
 
     program: Program
@@ -81,6 +85,7 @@ class Planned:
     takes: tuple[int, ...] = ()
     moments: tuple[int, ...] = ()
     hoisted: HoistedPart | None = None
+    curve: Callable[[], list[tuple[int, float]]] | None = field(default=None, compare=False)
 
     def recording(self) -> Recording:
         """Return the live ranges and offsets in the scratch memory, for a picture."""
@@ -187,6 +192,7 @@ def compile_flow(
     recompute: bool = True,
     policy: FusionPolicy = REFERENCE,
     hoist: Hoist | None = None,
+    budget: int | None = None,
 ) -> Planned:
     """Compile the step to a program with its plan.
 
@@ -194,34 +200,137 @@ def compile_flow(
     may run again. Of the allowed programs the one with the smallest plan is chosen, so neither
     option makes a plan larger. With `hoist` values that depend on states alone are computed by a
     separate program, the hoisted part.
+
+    With a `budget` in bytes, the plan with its hoisted values is at most that: values are computed
+    again instead of being saved, and hoisted ones in the step, where that takes the least time by
+    the estimate of `mlvm.step.budget`. Raises `BudgetError` if no program is found that fits.
     """
     options = _Options(fuse, recompute, policy)
-    flow = without_moves(Flow(without_dead_calls(flow), flow.results))
-    if policy.halves:
-        flow = Flow(in_halves(flow), flow.results)
-    split = None if hoist is None else split_flow(flow, hoist, panels=policy.panels)
-    if split is None:
-        planned = _compiled(flow, options)
-    else:
-        part = HoistedPart(_compiled(split.hoisted, options), split.types)
-        planned = _compiled(split.rest, options)
-        plan = planned.plan._replace(ahead=part.nbytes)
-        planned = replace(planned, plan=plan, hoisted=part)
+    best = _variant(flow, hoist, options)
+    if budget is not None and best.nbytes > budget:
+        best = _within(_with_unhoisted(best, flow, options), budget)
+    planned = best.planned()
     for observer in on_planned.copy():
-        observer(planned)
+        curve = partial(curve_of, flow, policy=policy, hoist=hoist)
+        observer(replace(planned, curve=curve))
     return planned
 
 
-def _compiled(flow: Flow, options: _Options) -> Planned:
-    level = _planned(flow, options)
+def curve_of(
+    flow: Flow, *, policy: FusionPolicy = REFERENCE, hoist: Hoist | None = None
+) -> list[tuple[int, float]]:
+    """Return bytes that the step can do with and the seconds of the estimate, for each program that
+    a larger one is slower than. The first needs most."""
+    options = _Options(fuse=True, recompute=True, policy=policy)
+    variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
+    found: list[tuple[int, float]] = []
+    for offer in _offers(variants):
+        if not found or offer.least < found[-1][0]:
+            nbytes = offer.planned().nbytes
+            if not found or nbytes < found[-1][0]:
+                found.append((nbytes, offer.seconds))
+    return found
+
+
+class _Variant(NamedTuple):
+    """A step with its plan, and the part that is hoisted from it."""
+
+    level: _Level
+    hoisted: HoistedPart | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scratch memory, and of the hoisted values. The parts share scratch memory."""
+        hoisted = self.hoisted
+        if hoisted is None:
+            return self.level.plan.nbytes
+        return max(self.level.plan.nbytes, hoisted.planned.plan.nbytes) + hoisted.nbytes
+
+    def planned(self) -> Planned:
+        planned = _written(self.level)
+        if self.hoisted is None:
+            return planned
+        plan = planned.plan._replace(ahead=self.hoisted.nbytes)
+        return replace(planned, plan=plan, hoisted=self.hoisted)
+
+
+def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
+    """Plan the step, and the part that is hoisted from it."""
+    flow = without_moves(Flow(without_dead_calls(flow), flow.results))
+    if options.policy.halves:
+        flow = Flow(in_halves(flow), flow.results)
+    split = None
+    if hoist is not None:
+        split = split_flow(flow, hoist, panels=options.policy.panels)
+    if split is None:
+        return _Variant(_planned(flow, options), None)
+    part = HoistedPart(_written(_planned(split.hoisted, options)), split.types)
+    return _Variant(_planned(split.rest, options), part)
+
+
+def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_Variant]:
+    """Return the variant and, if it has a hoisted part, the step without one."""
+    return [variant] if variant.hoisted is None else [variant, _variant(flow, None, options)]
+
+
+class _Offer(NamedTuple):
+    """A program of the step that is not planned yet, with the seconds of the estimate."""
+
+    seconds: float
+    schedule: Schedule
+    variant: _Variant
+
+    @property
+    def least(self) -> int:
+        """Bytes that no plan of it is below."""
+        hoisted = self.variant.hoisted
+        if hoisted is None:
+            return self.schedule.most_alive
+        return max(self.schedule.most_alive, hoisted.planned.plan.nbytes) + hoisted.nbytes
+
+    def planned(self) -> _Variant:
+        level, hoisted = self.variant
+        if self.schedule is level.schedule:
+            return self.variant
+        found = plan(self.schedule.blocks)._replace(unfused=level.plan.unfused)
+        return _Variant(_placed_level(level, self.schedule, found), hoisted)
+
+
+def _offers(variants: Sequence[_Variant]) -> list[_Offer]:
+    """Return programs of the step that need less and less memory, the fastest first."""
+    offers = [
+        _Offer(each.seconds, each.schedule, variant)
+        for variant in variants
+        for each in candidates(variant.level.schedule, variant.level.live_out)
+    ]
+    return sorted(offers, key=lambda each: each.seconds)
+
+
+def _within(variants: Sequence[_Variant], budget: int) -> _Variant:
+    """Return the fastest program that needs at most so many bytes. Raises `BudgetError`."""
+    offers = _offers(variants)
+    for offer in offers:
+        if offer.least <= budget and (found := offer.planned()).nbytes <= budget:
+            return found
+    smallest = min(offers, key=lambda each: each.least).planned()
+    raise BudgetError(
+        f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
+        f"was found has {smallest.nbytes:,}. {peak_text(at_peak(smallest.level.schedule))}",
+        smallest.nbytes,
+    )
+
+
+def _written(level: _Level) -> Planned:
+    """Generate the code of the step."""
     writer = _ProgramWriter()
-    stacked = any(call.name == residuals.PUSH for call in with_blocks(flow.calls))
+    calls = [call for run in level.schedule.runs for call in run.unit.calls]
+    stacked = any(call.name == residuals.PUSH for call in with_blocks(calls))
     if stacked:
         writer.code += host_call(residuals.BEGIN, 0, 0, NO_ATTRIBUTES)
     writer.level(level, 0)
     if stacked:
         writer.code += host_call(residuals.END, 0, 0, NO_ATTRIBUTES)
-    return writer.planned(level.plan)
+    return writer.planned(level.plan._replace(peak=at_peak(level.schedule)))
 
 
 class _Options(NamedTuple):
@@ -241,6 +350,7 @@ class _Level(NamedTuple):
     types: the type of each placed value.
     result: the condition that the block computes.
     inside: the blocks of its calls.
+    live_out: the values that are live at its end.
     """
 
     schedule: Schedule
@@ -249,6 +359,7 @@ class _Level(NamedTuple):
     types: Mapping[Placed, TensorType]
     result: Use | None
     inside: Mapping[Call, _Inside]
+    live_out: set[Value]
 
 
 class _Inside(NamedTuple):
@@ -281,12 +392,19 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
             inside[call] = _Inside(levels, outer, workspace)
         calls.append(call)
     schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options))
-    offsets = dict(zip(schedule.roots, smallest.offsets, strict=True))
+    live_out = Flow(calls, flow.results).live_out()
+    level = _Level(schedule, smallest, {}, {}, result, inside, live_out)
+    return _placed_level(level, schedule, smallest)
+
+
+def _placed_level(level: _Level, schedule: Schedule, plan: Plan) -> _Level:
+    """Return a level with that schedule and plan."""
+    offsets = dict(zip(schedule.roots, plan.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
     types: dict[Placed, TensorType] = {
         use.value: use.type for run in schedule.runs for use in run.outs
     }
-    return _Level(schedule, smallest, places, types, result, inside)
+    return level._replace(schedule=schedule, plan=plan, places=places, types=types)
 
 
 _BYTE: Final = TensorType(u8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
 from importlib import import_module
 from math import cos, sin
@@ -224,6 +225,19 @@ def test_mixed_precision() -> None:
         assert (skipped > 0) == (name == "float16")
         assert losses[0] == pytest.approx(results["float32"][0][0], rel=1e-2)
         assert {x.dtype for x in model.state().values()} == {ml.float32}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, and limits addresses")
+def test_memory_budget() -> None:
+    lines = output_of(ROOT / "examples" / "memory_budget.py").splitlines()
+    found = re.match(r"within 100,663,296 bytes: a plan of ([\d,]+), losses", lines[0])
+    assert found is not None
+    assert int(found[1].replace(",", "")) <= 96 << 20
+    assert lines[1].startswith("without a budget: cannot allocate ")
+    module = program("memory_budget")
+    sizes = {"layers": 6, "rows": 64, "steps": 3}
+    whole, nbytes = module.train(**sizes)
+    assert module.train(**sizes, memory=nbytes * 2 // 3)[0] == whole
 
 
 def test_foreign_weights() -> None:

@@ -36,6 +36,7 @@ from tests.brief import Capsys, Patch, cases, output_of, refuses, run_python, wi
 from tests.fuzz import (
     arguments,
     attributes,
+    budgets,
     counts,
     extremes,
     graphs,
@@ -314,6 +315,29 @@ def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None
     monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
     _, failure = saved.fuzz(40, 0)
     assert failure is not None
+
+
+# --- budgets ------------------------------------------------------------------------------
+
+
+def test_steps_within_random_budgets() -> None:
+    runs, failure = budgets.fuzz(with_long(8, 150), 0)
+    assert failure is None, failure
+    assert runs.keys() == {"the same bits", "refused"}
+
+
+@cases("behind", False, True)
+def test_a_byte_outside_of_scratch_memory_is_noticed(behind: bool) -> None:
+    x = ml.ones(1000)
+    step: Any = ml.capture(lambda x: ml.sum(ml.sort(x)))
+    with budgets.guarded() as written:
+        step(x)
+        vm = x.device
+        scratch = step._scratch.of(vm)
+        at = budgets.FIELD + scratch.nbytes if behind else budgets.FIELD - 1
+        byte = vm.tensor_from_storage(scratch.storage, ml.TensorType("u8", (1,)), at)
+        vm.write(byte, np.zeros(1, np.uint8))
+    assert len(written) == 1
 
 
 # --- templates ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`ml.capture`: a function of tensors as one planned, fused program. `ml.measure`: its memory.
+"""`ml.capture`: a function of tensors as one planned, fused program.
 
     step = capture(train_step)
     for images, labels in batches:
@@ -19,7 +19,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial, update_wrapper
 from numbers import Integral
 from pathlib import Path
@@ -37,7 +37,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.program.program import Opcode, Program
-from mlvm.core.types import TensorType
+from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
 from mlvm.eager.capture.call import FastPath, as_tensors
@@ -51,7 +51,7 @@ from mlvm.eager.capture.launch import Launch, ScalarInputs, Scratch, ScratchMemo
 from mlvm.eager.capture.lengths import LengthSpec, OpenLength
 from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import check_replace, replace_patterns
-from mlvm.eager.capture.trace import Output, TracedCall, trace, trace_once
+from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.context import (
     current_arena,
@@ -64,13 +64,11 @@ from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
-from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.files import write_file
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
 from mlvm.show.picture import timeline
-from mlvm.show.report import plan_table
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
@@ -119,6 +117,7 @@ class Captured(Generic[P, R]):
         lengths: Mapping[str, Any] | Literal[False] | None = None,
         at_most: Mapping[str, int] | None = None,
         check: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
         self._fn = fn
         self.fuse = fuse
@@ -135,7 +134,9 @@ class Captured(Generic[P, R]):
             "lengths": lengths,
             "at_most": at_most,
             "check": check,
+            "memory": memory,
         }
+        self.budget = None if memory is None else parse_size(memory, "capture(memory=)")
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
         self._cache = ProgramCache()
@@ -226,6 +227,8 @@ class Captured(Generic[P, R]):
         inputs: Sequence[Tensor],
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
+        if not arena.grows:
+            arena.require_room(launch.planned.plan.nbytes, self._name)
         outcome = entry.outcome
         single = outcome.single
         types = outcome.types if launch.replay is not None and not scalars.arrays else None
@@ -623,8 +626,9 @@ class Captured(Generic[P, R]):
             fuse=self.fuse and not is_plain,
             recompute=self.recompute and not is_plain,
             policy=policy_of(call.record.vm),
+            budget=self.budget,
         )
-        return compiler, _hoist(call) if self.hoist and not is_plain else None
+        return compiler, hoist_of(call) if self.hoist and not is_plain else None
 
     def _drop(self, forgotten: Sequence[CacheEntry]) -> None:
         """Give the handles of forgotten programs back."""
@@ -710,6 +714,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
+    memory: int | str | None = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
@@ -721,6 +726,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
+    memory: int | str | None = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -734,6 +740,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = None,
     at_most: Mapping[str, int] | None = None,
     check: int | None = None,
+    memory: int | str | None = None,
 ) -> Any:
     """Compile `fn` into one program at its first call; later calls replay the program. It may be
     a whole step, with gradients and an optimizer's update.
@@ -776,6 +783,13 @@ def capture(
     that changed. Use `check=1` first when results look old: it finds any read that no guard
     compares, for the time of a trace. Without it, calls cost nothing more.
 
+    With `memory`, a size such as `"64 MiB"` or a number of bytes, the plan with its hoisted values
+    needs at most that: `step.plan.nbytes + step.plan.ahead`. Values are computed again instead of
+    being saved for the backward pass, where that takes the least time by an estimate. The results
+    have the same bits. A larger size never gives a slower program by the estimate. With open
+    lengths it holds at the bounds. Code inside loops and branches is not changed. See
+    docs/budgets.md.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -786,8 +800,9 @@ def capture(
     VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
     trace that is kept in any place but the result or such a field.
     Raises `GradientError` inside a differentiated function, `ArgumentError` for an option that
-    is no bool and a `replace` that is no such mapping, `ShapeError` for a length above its bound
-    and two sizes of one name, and any error of the function.
+    is no bool, a `replace` that is no such mapping and a `memory` that is no size, `BudgetError`
+    before anything runs if no program is found that needs so little memory, `ShapeError` for a
+    length above its bound and two sizes of one name, and any error of the function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -795,18 +810,23 @@ def capture(
 
     Refuses:
         ml.capture(hoist="no")  # ArgumentError
+        ml.capture(memory="64 blocks")  # ArgumentError
+        ml.capture(lambda x: ml.sum(ml.sort(x)), memory=1)(v)  # BudgetError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
         ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
     """
-    _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
+    require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
     if check is not None and not is_count:
         raise ArgumentError(
             f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
         )
+    if memory is not None:
+        parse_size(memory, "capture(memory=)")
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
     options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
+    options["memory"] = memory
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):
@@ -814,94 +834,16 @@ def capture(
     return Captured(fn, **options)
 
 
-def _require_bools(name: str, **options: object) -> None:
+def require_bools(name: str, **options: object) -> None:
     for option, value in options.items():
         if not isinstance(value, bool):
             raise ArgumentError(f"{name}: expected a bool as {option}, got {brief(value)}")
 
 
-def _hoist(call: TracedCall) -> Hoist | None:
+def hoist_of(call: TracedCall) -> Hoist | None:
     """Return the limits of hoisting: values that depend on a call's numbers may not be hoisted."""
     if is_shared(call.record.vm):
         return None
     scalars = {id(x) for x in call.numbers.tensors.values()}
     states = call.record.outside.states
     return Hoist(len(states), {i for i, x in enumerate(states) if id(x) in scalars})
-
-
-class Measured(NamedTuple):
-    """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
-    that it runs in eagerly, `plan` is the plan of the captured function.
-
-        >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
-        >>> measured
-        eagerly, in an arena: 4,096 bytes
-        captured: 4,032 bytes, lower bound 4,032 (1.00), unfused 4,032, by size
-        >>> measured.arena, measured.plan.nbytes
-        (4096, 4032)
-    """
-
-    arena: int
-    plan: Plan
-
-    def __repr__(self) -> str:
-        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
-
-    def _repr_html_(self) -> str:
-        return plan_table(self.plan, (f"{self.arena:,}", "eagerly, in an arena"))
-
-
-@hinted
-def measure(
-    fn: Callable[..., Any],
-    *args: Any,
-    fuse: bool = True,
-    recompute: bool = True,
-    hoist: bool = True,
-    lengths: Mapping[str, Any] | None = None,
-    at_most: Mapping[str, int] | None = None,
-    **kwargs: Any,
-) -> Measured:
-    """Measure the memory of a call besides its arguments and the state that the function reaches,
-    without running it or allocating anything.
-
-    Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor or array itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the
-    bounds, and its `used` has the bytes in use at the sizes of the arguments. Raises what `capture`
-    raises, `ArgumentError` for an option that is no bool, and `CaptureError` for a type given as
-    text.
-
-        >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
-        4032
-        >>> axes = {"x": ("n",)}
-        >>> ml.measure(ml.tanh, ml.zeros(10), lengths=axes, at_most={"n": 1000}).arena
-        64
-
-    Refuses:
-        ml.measure(ml.sum, v, fuse="no")  # ArgumentError
-        ml.measure(lambda x: float(x), ml.TensorType("f32"))  # CaptureError
-    """
-    _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
-    recorder.refuse_captured("a function is measured")
-    spec, arena = LengthSpec(fn, lengths, at_most), current_arena()
-    with closing(Arena(arena.vm, "measured")) as own:
-        if spec.names:  # axes of tensors are opened
-            args, kwargs = replace(
-                lambda type: Output(type, None).alloc(own), (args, kwargs), TensorType
-            )
-        with own.allocating():
-            args, kwargs = as_tensors(Signatures(fn), arena.vm, args, kwargs)
-        call, signature = trace_once(fn, args, kwargs)
-        compiler = partial(
-            compile_flow,
-            fuse=fuse,
-            recompute=recompute,
-            policy=policy_of(arena.vm),
-            hoist=_hoist(call) if hoist else None,
-        )
-        nbytes, plan = call.record.arena_bytes, None
-        named = spec.axes(signature, args, kwargs)
-        if named:
-            call = trace(fn, args, kwargs, arena, signature, (), named)
-            plan = OpenTrace(call, named, signature).measured(signature, compiler)
-        return Measured(nbytes, plan or compiler(call.flow).plan)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from mlvm.arena.planner import Plan
-from mlvm.core.errors import CaptureError
+from mlvm.core.errors import BudgetError, CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
@@ -174,6 +174,8 @@ class OpenTrace:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
                 planned = PlannedTemplate.of(compiled(self.template.flow(placeholders)))
                 planned.fix([*self.numbers.at_bounds()])
+        except BudgetError:  # the budget holds at the bounds
+            raise
         except Exception:  # the compiler, given plain ints, raises it again or does not
             self._is_pinned = True
             return

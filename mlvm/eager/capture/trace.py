@@ -263,7 +263,7 @@ def code_for_type(x: object) -> str | None:
     """Return the code for a type given as text, such as "f32[2,4]"; None for anything else."""
     with suppress(DTypeError, ShapeError):
         type = TensorType.parse(x) if isinstance(x, str) else None
-        return type and f'ml.TensorType("{type.dtype.name}", {type.shape})'
+        return None if type is None else f'ml.TensorType("{type.dtype.name}", {type.shape})'
     return None
 
 

@@ -36,6 +36,7 @@ from mlvm.core.memory import HOST
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
+from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, TensorType, check_array, u8
 from mlvm.core.vm import VM
 from mlvm.machines import residuals
@@ -68,21 +69,24 @@ class GpuVM(LocalVM):
         pinned: bool = False,
         native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
+        memory: int | str | None = None,
     ) -> None:
         options = ("workers", workers, 0), ("threads", threads, 1), ("pinned", pinned, False)
         for option, value, default in (*options, ("native", native, None)):
             if value != default:
                 refusal = f"{option}={value!r} is for a VM on the processor"
                 raise MachineError(f"{refusal}, and this one is on {device}")
-        memory = DeviceMemory(driver_of(device))
+        limit = None if memory is None else parse_size(memory, "VM(memory=)")
+        of_device = DeviceMemory(driver_of(device))
         self._host = LocalVM(f"host of {device}")
         residuals.register(self._host)  # in Python, whose functions any arrays may be given
         callees = [self._host.functions.binding(name).callee for name in OPS]
         fills = {each.op.name: each.fill for each in callees if isinstance(each, OpFresh)}
-        self.queue = Queue(memory, fills)
+        self.queue = Queue(of_device, fills)
         table = {**self.queue.kernels(), **kernels}
-        VM.__init__(self, name, checked=checked, kernels=table, run=reference.run, memory=memory)
-        memory.name = self.name
+        VM.__init__(self, name, checked=checked, kernels=table, run=reference.run, memory=of_device)
+        of_device.name = self.name
+        self._store.limit = limit
         self._equip(native=False, threads=1)
 
     def _equip(self, *, native: bool, threads: int) -> None:

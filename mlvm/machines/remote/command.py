@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, Final
 
 from mlvm.core.errors import MlvmError
+from mlvm.core.sizes import UNITS, size_text
 from mlvm.machines.remote.address import UnixAddress, parse_address
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import plain
@@ -27,7 +28,6 @@ from mlvm.machines.remote.notify import LISTEN, inherited_socket, notify
 from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
 from mlvm.machines.remote.server import Server
 
-_UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _PINGS: Final = 1000
 _LOOK: Final = 0.05  # seconds between two checks for signals
 
@@ -95,7 +95,7 @@ def _add_serve(commands: Commands) -> None:
     for each in fields(Limits):
         default: Any = each.default
         whole = isinstance(default, int)
-        shown = _with_unit(default) if "bytes" in each.name else f"{default:,.0f}"
+        shown = size_text(default) if "bytes" in each.name else f"{default:,.0f}"
         name, text = each.name.replace("_", "-"), f"{each.metadata['help']}; {shown} if not given"
         takes = {"type": _count, "metavar": "N"} if whole else _SECONDS
         limits.add_argument(f"--{name}", **takes, default=default, help=text)
@@ -103,13 +103,13 @@ def _add_serve(commands: Commands) -> None:
 
 def _count(text: str) -> int:
     unit = text[-1:].lower()
-    digits = text[:-1] if unit in _UNITS else text
+    digits = text[:-1] if unit in UNITS else text
     if not digits.isascii() or not digits.isdigit() or not int(digits):
         raise argparse.ArgumentTypeError(
             f"expected a whole number above 0, got {text!r}; "
-            f"the units are {', '.join(_UNITS).upper()}, as in 4G"
+            f"the units are {', '.join(UNITS).upper()}, as in 4G"
         )
-    return int(digits) * (_UNITS[unit] if digits != text else 1)
+    return int(digits) * (UNITS[unit] if digits != text else 1)
 
 
 def _processes(text: str) -> int:
@@ -124,13 +124,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return seconds
-
-
-def _with_unit(n: float) -> str:
-    for unit, size in sorted(_UNITS.items(), key=lambda item: -item[1]):
-        if n >= size and n % size == 0:
-            return f"{n // size:g}{unit.upper()}"
-    return f"{n:g}"
 
 
 _OF_SERVER: Final = "certificate", "key", "insecure", "shared", "processes"

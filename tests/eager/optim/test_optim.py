@@ -404,7 +404,9 @@ def test_a_line_search_that_raises_leaves_the_parameters_as_they_are() -> None:
     optimizer = optim.LBFGS({"w": w}, 1.0)
     loss = (w * w).sum()
     for pair in ((loss * math.nan, gradient), (loss * math.inf, gradient), (loss, {"w": w / 0.0})):
-        refuses(NotFinite, "is not finite; find the op", optimizer.search, lambda pair=pair: pair)
+        refuses(
+            NotFinite, "is not finite; find the op", optimizer.search, partial(next, iter([pair]))
+        )
     refuses(StopIteration, "", optimizer.search, partial(next, iter([(loss, gradient)])))
     assert w.tolist() == [3.0, -2.0]
     nowhere = iter([(loss, gradient), *[(loss * -math.inf, gradient)] * 9])

@@ -18,6 +18,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.__main__ import main
 from mlvm.core.errors import ConnectionLost, LimitExceeded, MlvmError
+from mlvm.core.sizes import size_text
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
@@ -182,4 +183,4 @@ def test_every_limit_is_an_option(capsys: Capsys) -> None:
     assert "--library SO a shared library with functions in C" in " ".join(text.split())
     assert command._count("64M") == 64 << 20
     assert command._count("3") == 3
-    assert command._with_unit(1 << 31) == "2G"
+    assert size_text(1 << 31) == "2G"

@@ -1,0 +1,58 @@
+"""Sizes of memory as users write them: `"64 MiB"`, `"64M"`, or a number of bytes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Final
+
+from mlvm.core.errors import ArgumentError, brief
+
+UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+"""Units of one letter, in bytes."""
+
+MAX_SIZE: Final = 2**63 - 1
+_DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(value: object, where: str) -> int:
+    """Return a size in bytes: an int, or a text of a number and a unit. K, M, G, T and KiB, MiB,
+    GiB, TiB are powers of 1024; kB, MB, GB, TB are powers of 1000; B and no unit are bytes.
+
+    `where` begins the error. Raises `ArgumentError` for what is no size, and for a size below 1 or
+    above 2**63 - 1.
+
+        >>> parse_size("1.5 MiB", "here"), parse_size("64M", "here"), parse_size(100, "here")
+        (1572864, 67108864, 100)
+    """
+    nbytes: float = 0
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is not None:
+            unit = match[2].lower()
+            factor = _DECIMAL.get(unit) or UNITS.get(unit.removesuffix("ib") or "?")
+            if unit in ("", "b"):
+                factor = 1
+            if factor is not None:
+                number = float(match[1]) if "." in match[1] else int(match[1])
+                nbytes = number * factor
+    elif not isinstance(value, bool):
+        try:
+            nbytes = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            nbytes = 0
+    if not 1 <= nbytes <= MAX_SIZE:
+        raise ArgumentError(
+            f"{where}: expected a size from 1 to 2**63 - 1 bytes, as an int or a text such as "
+            f"'64 MiB', got {brief(value)}"
+        )
+    return int(nbytes)
+
+
+def size_text(nbytes: float) -> str:
+    """Return a size in the largest unit of one letter of which it is a whole number: `64M`."""
+    for unit, size in sorted(UNITS.items(), key=lambda item: -item[1]):
+        if nbytes >= size and nbytes % size == 0:
+            return f"{nbytes // size:g}{unit.upper()}"
+    return f"{nbytes:g}"

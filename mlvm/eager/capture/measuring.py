@@ -1,0 +1,303 @@
+"""`ml.measure`: the memory that a function needs, without running it.
+
+In: a function, and types in place of its tensors. Out: the bytes of an eager call, the plan of the
+captured function, and how many bytes other programs of it need.
+Callers: users, and `python -m mlvm`. Nothing is allocated on the VM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from mlvm.arena.arena import Arena
+from mlvm.arena.planner import Plan
+from mlvm.core.errors import ArgumentError, BudgetError, brief
+from mlvm.core.sizes import parse_size
+from mlvm.core.types import NamedType, TensorType
+from mlvm.eager.capture.call import as_tensors
+from mlvm.eager.capture.capture import hoist_of, require_bools
+from mlvm.eager.capture.guards.signature import Signatures
+from mlvm.eager.capture.lengths import LengthSpec
+from mlvm.eager.capture.opened import OpenTrace
+from mlvm.eager.capture.trace import Output, trace, trace_once
+from mlvm.eager.recording import recorder
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.wrapper import hinted
+from mlvm.eager.tree import replace
+from mlvm.machines.files import write_file
+from mlvm.show.picture import front
+from mlvm.show.report import plan_table
+from mlvm.step.compile import compile_flow, curve_of
+from mlvm.step.fusion import policy_of
+
+_LARGEST: Final = 1 << 40
+
+
+class CurvePoint(NamedTuple):
+    """A program of a captured function: the bytes of its plan with hoisted values, and its time in
+    seconds by the estimate. `nbytes` is None, and the time infinite, where no program is small
+    enough for a budget that was asked for.
+
+        >>> ml.measure(ml.tanh, ml.TensorType("f32", [1000])).curve()[0].nbytes
+        0
+    """
+
+    nbytes: int | None
+    seconds: float
+
+
+class Measured:
+    """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
+    that it runs in eagerly, `plan` is the plan of the captured function. `curve` returns what other
+    programs of it need.
+
+        >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+        >>> measured
+        eagerly, in an arena: 4,096 bytes
+        captured: 4,032 bytes, lower bound 4,032 (1.00), unfused 4,032, by size
+        >>> measured.arena, measured.plan.nbytes
+        (4096, 4032)
+
+    If types have names of sizes, as in `TensorType("f32", ("batch", 784))`, `at` measures at given
+    sizes, and `largest` finds a size; the others need sizes, and raise `ArgumentError` without.
+
+        >>> def loss(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(x))))(x)
+        >>> sizes = ml.measure(loss, memory="64 KiB", x=ml.TensorType("f32", ("batch", 100)))
+        >>> n = sizes.largest("batch")
+        >>> sizes.at(batch=n).plan.nbytes <= 64 << 10
+        True
+
+    Refuses:
+        ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).plan  # ArgumentError
+    """
+
+    def __init__(
+        self,
+        measured: Callable[[Mapping[str, int]], _Facts],
+        names: set[str],
+        options: _Options,
+    ) -> None:
+        self._measured = measured
+        self._names = sorted(names)
+        self._options = options
+        self._known = None if names else measured({})
+
+    @property
+    def _facts(self) -> _Facts:
+        if self._known is None:
+            sizes = ", ".join(f"{name}=32" for name in self._names)
+            raise ArgumentError(
+                f"measure: expected sizes of {', '.join(self._names)}: write .at({sizes})"
+            )
+        return self._known
+
+    @property
+    def arena(self) -> int:
+        """The capacity in bytes of an arena that the call runs in eagerly."""
+        return self._facts.arena
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the captured function."""
+        return self._facts.plan
+
+    def curve(self) -> list[CurvePoint]:
+        """Return bytes against estimated time for programs of the captured function: each needs
+        less memory and more time than the one before. With the `budgets` of `measure`, return the
+        fastest program for each of these, in their order.
+
+            >>> def step(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(ml.tanh(x)))))(x)
+            >>> points = ml.measure(step, ml.TensorType("f32", [1000])).curve()
+            >>> points == sorted(points, reverse=True)
+            True
+        """
+        points = [CurvePoint(*each) for each in self._facts.curve()]
+        if not self._options.budgets:
+            return points
+        return [_fastest(points, budget) for budget in self._options.budgets]
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the curve as an SVG picture, with the plan marked. Raises `OSError`."""
+        write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
+
+    def at(self, **sizes: int) -> Measured:
+        """Measure at these sizes, one for each name. Raises what `measure` raises, and
+        `ArgumentError` for other names and what is no size.
+
+        Refuses:
+            ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
+            ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at(n="many")  # ArgumentError
+        """
+        known = ", ".join(self._names) or "none"
+        for name in self._names:
+            if name not in sizes:
+                raise ArgumentError(f"at: expected a size for {name!r}, got {sizes}")
+        for name, n in sizes.items():
+            if name not in self._names or type(n) is not int or n < 0:
+                raise ArgumentError(
+                    f"at: expected sizes of {known} as ints of 0 or more, got {name}={n!r}"
+                )
+        return Measured(lambda _: self._measured(sizes), set(), self._options)
+
+    def largest(self, name: str, **others: int) -> int:
+        """Return the largest size of that name at which a captured function fits `memory=`, by
+        planning alone; `others` are the other sizes. It is searched by doubling and halving: what
+        fits at a size is taken to fit at smaller ones.
+
+        Raises `BudgetError` if not even 1 fits, `ArgumentError` without `memory=` and for a name
+        that no type has.
+
+        Refuses:
+            ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("m")  # ArgumentError
+            ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("n")  # ArgumentError
+            ml.measure(ml.cov, ml.TensorType("f32", ("n",)), memory=1).largest("n")  # BudgetError
+        """
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise ArgumentError(f"largest: expected one of the names {known}, got {name!r}")
+        if self._options.budget is None:
+            raise ArgumentError("largest: expected measure(memory=), which the size must fit")
+        self.at(**{**others, name: 1})
+        fits, fails = 1, 2
+        while fails <= _LARGEST and self._fits({**others, name: fails}):
+            fits, fails = fails, 2 * fails
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            if self._fits({**others, name: middle}):
+                fits = middle
+            else:
+                fails = middle
+        return fits
+
+    def _fits(self, sizes: Mapping[str, int]) -> bool:
+        try:
+            self._measured(sizes)
+        except BudgetError:
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        if self._known is None:
+            return f"<measure at sizes of {', '.join(self._names)}>"
+        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
+
+    def _repr_html_(self) -> str:
+        return plan_table(self.plan, (f"{self.arena:,}", "eagerly, in an arena"))
+
+
+class _Facts(NamedTuple):
+    """What is known of a call at given sizes."""
+
+    arena: int
+    plan: Plan
+    curve: Callable[[], list[tuple[int, float]]]
+
+
+class _Options(NamedTuple):
+    """Options of a measurement: see `measure`."""
+
+    fuse: bool
+    recompute: bool
+    hoist: bool
+    lengths: Mapping[str, Any] | None
+    at_most: Mapping[str, int] | None
+    budget: int | None
+    budgets: tuple[int, ...]
+
+
+def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
+    """Return the first point within the budget; the points are sorted by time."""
+    for point in points:
+        if point.nbytes is not None and point.nbytes <= budget:
+            return point
+    return CurvePoint(None, float("inf"))
+
+
+@hinted
+def measure(
+    fn: Callable[..., Any],
+    *args: Any,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    lengths: Mapping[str, Any] | None = None,
+    at_most: Mapping[str, int] | None = None,
+    memory: int | str | None = None,
+    budgets: Sequence[int | str] = (),
+    **kwargs: Any,
+) -> Measured:
+    """Measure the memory of a call besides its arguments and the state that the function reaches,
+    without running it or allocating anything.
+
+    Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
+    tensor or array itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the
+    bounds, and its `used` has the bytes in use at the sizes of the arguments. With `memory` the
+    plan is that of `capture(memory=)`. With `budgets`, sizes such as `"64 MiB"`, `curve()` of the
+    result has the fastest program for each.
+
+    A type may have names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the
+    result measures, and `.largest("batch")` is the largest size whose plan fits `memory`.
+
+    Raises what `capture` raises, `ArgumentError` for an option that is no bool and a size that is
+    none, and `CaptureError` for a type given as text.
+
+        >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
+        4032
+        >>> axes = {"x": ("n",)}
+        >>> ml.measure(ml.tanh, ml.zeros(10), lengths=axes, at_most={"n": 1000}).arena
+        64
+        >>> ml.measure(ml.tanh, ml.TensorType("f32", ("n", 4))).at(n=8).arena
+        128
+
+    Refuses:
+        ml.measure(ml.sum, v, fuse="no")  # ArgumentError
+        ml.measure(ml.sum, v, budgets=["much"])  # ArgumentError
+        ml.measure(lambda x: float(x), ml.TensorType("f32"))  # CaptureError
+    """
+    require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
+    budget = None if memory is None else parse_size(memory, "measure(memory=)")
+    if isinstance(budgets, str) or not isinstance(budgets, Sequence):
+        raise ArgumentError(f"measure: expected budgets as a list of sizes, got {brief(budgets)}")
+    limits = tuple([parse_size(each, "measure(budgets=)") for each in budgets])
+    recorder.refuse_captured("a function is measured")
+    options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
+    names: set[str] = set()
+    replace(lambda type: names.update(type.names), (args, kwargs), NamedType)
+
+    def at(sizes: Mapping[str, int]) -> _Facts:
+        own = replace(lambda type: type.at(sizes), (args, kwargs), NamedType)
+        return _facts(fn, own[0], own[1], options)
+
+    return Measured(at, names, options)
+
+
+def _facts(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) -> _Facts:
+    spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
+    with closing(Arena(arena.vm, "measured")) as own:
+        if spec.names:  # axes of tensors are opened
+            args, kwargs = replace(
+                lambda type: Output(type, None).alloc(own), (args, kwargs), TensorType
+            )
+        with own.allocating():
+            args, kwargs = as_tensors(Signatures(fn), arena.vm, args, kwargs)
+        call, signature = trace_once(fn, args, kwargs)
+        policy, hoist = policy_of(arena.vm), hoist_of(call) if options.hoist else None
+        compiler = partial(
+            compile_flow,
+            fuse=options.fuse,
+            recompute=options.recompute,
+            policy=policy,
+            hoist=hoist,
+            budget=options.budget,
+        )
+        nbytes, plan = call.record.arena_bytes, None
+        curve = partial(curve_of, call.flow, policy=policy, hoist=hoist)
+        named = spec.axes(signature, args, kwargs)
+        if named:
+            call = trace(fn, args, kwargs, arena, signature, (), named)
+            plan = OpenTrace(call, named, signature).measured(signature, compiler)
+        return _Facts(nbytes, plan or compiler(call.flow).plan, curve)

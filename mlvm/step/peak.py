@@ -1,0 +1,68 @@
+"""Values at the peak of a step: those that are in memory when its plan needs most bytes."""
+
+from __future__ import annotations
+
+from mlvm.arena.planner import PeakValue
+from mlvm.core.lengths import Length
+from mlvm.core.machine.callee import OUT
+from mlvm.core.types import TensorType
+from mlvm.step.budget import repeats, seconds
+from mlvm.step.flow import Call, Value
+from mlvm.step.schedule import Placed, Run, Schedule, placed
+
+
+def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
+    """Return the values in memory at the first moment when these have most bytes, the largest
+    first."""
+    change = [0] * (len(schedule.runs) + 1)
+    for each in schedule.start:
+        change[schedule.start[each]] += schedule.size[each]
+        change[schedule.end[each]] -= schedule.size[each]
+    peak, most, total = 0, 0, 0
+    for moment, step in enumerate(change):
+        total += step
+        if total > most:
+            peak, most = moment, total
+    made: dict[Placed, tuple[Run, Call, TensorType]] = {}
+    last: dict[Placed, str] = {}
+    for run in schedule.runs:
+        for call in run.unit.calls:
+            for use in (*call.outs, *call.ins):
+                place = placed(use.value)
+                if place is not None:
+                    made.setdefault(place, (run, call, use.type))
+                    last[place] = call.line or last.get(place, "")
+    alive = [x for x in schedule.start if schedule.start[x] <= peak < schedule.end[x]]
+    values = []
+    for each in sorted(alive, key=lambda x: -schedule.size[x]):
+        if not schedule.size[each]:
+            continue
+        run, call, of = made[each]
+        waits = isinstance(each, Value) and each not in schedule.runs[peak].places
+        again = seconds(run.unit, run) if repeats(run.unit) and waits else None
+        values.append(
+            PeakValue(
+                _text(of),
+                schedule.size[each],
+                call.name.removesuffix(OUT),
+                str(call.line or ""),
+                str(last[each]),
+                again,
+            )
+        )
+    return tuple(values)
+
+
+def _text(of: TensorType) -> str:
+    """Return a type as text, with ? for lengths that the trace leaves open."""
+    shape = ["?" if issubclass(type(n), Length) else str(n) for n in of.shape]
+    return f"{of.dtype.name}[{','.join(shape)}]"
+
+
+def peak_text(values: tuple[PeakValue, ...]) -> str:
+    """Return a sentence that names the three largest values at the peak."""
+    parts = [
+        f"{x.type} of {x.op}, {x.nbytes:,} bytes" + (f", at {x.line}" if x.line else "")
+        for x in values[:3]
+    ]
+    return f"Largest at its peak: {'; '.join(parts)}"

@@ -1,0 +1,206 @@
+"""`capture(memory=)`, what `measure` says of budgets, and why a plan is as large as it is."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import fromstring
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import ArgumentError, BudgetError, CaptureError, ShapeError
+from mlvm.eager import Tensor, nn
+from mlvm.step.saved import SavedStep
+from tests.brief import cases, line_with, refuses
+
+WIDTH = 32
+
+
+def model_of(seed: int) -> nn.Sequential:
+    keys = ml.random.split(ml.random.key(seed), 8)
+    layers: list[Any] = []
+    for key in keys:
+        layers += [nn.Linear(WIDTH, WIDTH, key=key), ml.gelu]
+    return nn.Sequential(*layers)
+
+
+class Training:
+    """A model, its optimizer and a step."""
+
+    def __init__(self) -> None:
+        self.model = model_of(0)
+        self.optimizer = ml.optim.Adam(self.model, 0.01)
+
+    def step(self, x: Tensor) -> Tensor:
+        loss, gradients = ml.value_and_grad(lambda m: ml.mean(ml.square(m(x))))(self.model)
+        self.optimizer.update(gradients)
+        return loss
+
+
+X = np.random.default_rng(0).normal(size=(64, WIDTH)).astype(np.float32)
+
+
+def bits_of(training: Training, step: Any) -> list[bytes]:
+    losses = [step(ml.asarray(X)) for _ in range(3)]
+    return [x.numpy().tobytes() for x in (*losses, *training.model.named_parameters().values())]
+
+
+def plan_nbytes(step: Any) -> int:
+    return int(step.plan.nbytes + step.plan.ahead)
+
+
+def test_a_step_within_budgets_has_the_same_bits() -> None:
+    training = Training()
+    expected = bits_of(training, training.step)
+    points = ml.measure(training.step, ml.asarray(X)).curve()
+    assert (points[-1].nbytes or 0) < 0.6 * (points[0].nbytes or 0)
+    for point in points[:: max(1, len(points) // 6)]:
+        training = Training()
+        step = ml.capture(training.step, memory=point.nbytes)
+        assert bits_of(training, step) == expected
+        assert plan_nbytes(step) <= (point.nbytes or 0)
+
+
+def test_a_budget_that_is_too_small_is_refused_before_anything_runs() -> None:
+    training = Training()
+    before = [x.numpy().tobytes() for x in training.model.named_parameters().values()]
+    step = ml.capture(training.step, memory="1 KiB")
+    with pytest.raises(BudgetError) as raised:
+        step(ml.asarray(X))
+    assert [x.numpy().tobytes() for x in training.model.named_parameters().values()] == before
+    error = raised.value
+    assert isinstance(error, CaptureError)
+    text = str(error)
+    assert "at most 1,024 bytes (memory=)" in text
+    assert f"{error.smallest:,}" in text
+    assert text.count(line_with("ml.gelu]", __file__)) + text.count("test_memory.py") == 3
+    step = ml.capture(training.step, memory=error.smallest)
+    step(ml.asarray(X))
+    assert plan_nbytes(step) == error.smallest
+
+
+@cases("size", 0, -5, 2**63, True, 1.5, "", "much", "64 XB", "-3M", "0", "1e99 GiB", None)
+def test_what_is_no_size_is_refused(size: Any) -> None:
+    if size is not None:
+        text = r"capture\(memory=\): expected a size from 1 to 2\*\*63 - 1 bytes"
+        refuses(ArgumentError, text, ml.capture, ml.tanh, memory=size)
+        refuses(ArgumentError, r"measure\(memory=\)", ml.measure, ml.tanh, ml.ones(3), memory=size)
+    refuses(ArgumentError, "budgets", ml.measure, ml.tanh, ml.ones(3), budgets=[size])
+
+
+def test_open_lengths_fit_at_their_bounds() -> None:
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        for _ in range(10):
+            x = ml.tanh(x @ w)
+        return ml.sum(x)
+
+    fn, w = ml.grad(loss), ml.ones((8, 8)) / 8
+    whole = ml.measure(fn, w, ml.TensorType("f32", (100, 8))).plan
+    budget = (whole.nbytes + whole.ahead) * 2 // 3
+    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 100}, memory=budget)
+    for n in (3, 50, 100, 7):
+        x = ml.asarray(X[:1, :8]) * ml.ones((n, 1))
+        assert step(w, x).tolist() == fn(w, x).tolist()
+        assert plan_nbytes(step) <= budget
+    assert step.signatures == 1
+    step = ml.capture(fn, lengths={"x": ("n", None)}, at_most={"n": 100}, memory=500)
+    refuses(BudgetError, "smallest", step, w, ml.ones((3, 8)))
+
+
+def test_hoisted_values_count_and_may_be_computed_in_the_step() -> None:
+    weight = ml.asarray(np.ones((64, 64), np.float32))
+
+    def step(x: Tensor) -> Tensor:
+        return ml.sum(x @ ml.exp(ml.sin(weight)))
+
+    x = ml.ones((2, 64))
+    whole = ml.measure(step, x).plan
+    assert whole.ahead >= weight.nbytes
+    for budget in (whole.nbytes + whole.ahead, weight.nbytes + 2048):
+        captured = ml.capture(step, memory=budget)
+        assert captured(x).tolist() == step(x).tolist()
+        assert plan_nbytes(captured) <= budget
+
+
+def test_saved_steps_and_copies_keep_the_budget(tmp_path: Path) -> None:
+    training = Training()
+    whole = ml.measure(training.step, ml.asarray(X)).plan
+    budget = (whole.nbytes + whole.ahead) * 3 // 4
+    step = ml.capture(training.step, memory=budget)
+    step(ml.asarray(X))
+    step.save(tmp_path / "step.mlvm")
+    assert SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes()).planned.plan.nbytes <= budget
+    assert copy.copy(ml.capture(np.sum, memory="1 MiB")).budget == 1 << 20
+
+
+# --- what measure says ------------------------------------------------------------------------
+
+
+def test_budgets_of_a_measurement() -> None:
+    training = Training()
+    measured = ml.measure(training.step, ml.asarray(X), budgets=["1 GiB", "60 KiB", 10])
+    large, small, none = measured.curve()
+    assert large.nbytes == measured.plan.nbytes + measured.plan.ahead
+    assert large.seconds < small.seconds < none.seconds == float("inf")
+    assert (small.nbytes or 0) <= 60 << 10
+    assert none.nbytes is None
+
+
+def test_the_largest_batch_that_fits() -> None:
+    def fn(x: Tensor) -> Any:
+        return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(ml.exp(x)) @ ml.ones((10, 10)))))(x)
+
+    sizes = ml.measure(fn, memory="16 KiB", x=ml.TensorType("f32", ("batch", 10)))
+    n = sizes.largest("batch")
+    ml.measure(fn, memory="16 KiB", x=ml.TensorType("f32", (n, 10)))
+    refuses(BudgetError, "", ml.measure, fn, memory="16 KiB", x=ml.TensorType("f32", (n + 1, 10)))
+    assert (
+        sizes.at(batch=n).plan
+        == ml.measure(fn, ml.TensorType("f32", (n, 10)), memory="16 KiB").plan
+    )
+    none = ml.measure(fn, memory=1, x=ml.TensorType("f32", ("batch", 10)))
+    refuses(BudgetError, "smallest", none.largest, "batch")
+    two = ml.measure(ml.matmul, ml.TensorType("f32", ("n", "m")), ml.TensorType("f32", ("m", 3)))
+    assert two.at(n=2, m=4).plan.nbytes >= 0
+    refuses(ArgumentError, "expected a size for 'm'", two.at, n=2)
+    refuses(ArgumentError, r"write .at\(m=32, n=32\)", lambda: two.plan)
+    assert "n" in repr(two)
+
+
+def test_named_types() -> None:
+    type = ml.TensorType("f32", ("batch", 784))
+    assert str(type) == "f32[batch,784]"
+    refuses(ShapeError, "a shape is a tuple", ml.TensorType, "f32", ("no name", 3))
+    refuses(ShapeError, "", ml.TensorType, "f32", ("n", -3))
+
+
+def test_why_names_lines_and_what_recomputing_costs() -> None:
+    def loss(x: Tensor) -> Tensor:
+        wide = ml.exp(x @ ml.ones((4, 400)))
+        return ml.sum(ml.sort(wide @ ml.ones((400, 4)) + x) * ml.max(wide))
+
+    step = ml.capture(ml.grad(loss))
+    step(ml.ones((8, 4)))
+    values = step.plan.why(3)
+    assert len(values) == 3
+    assert [x.nbytes for x in values] == sorted([x.nbytes for x in values], reverse=True)
+    assert values[0].type == "f32[8,400]"
+    assert values[0].line.endswith(line_with("ml.ones((4, 400)))", __file__))
+    lines = repr(values).splitlines()
+    assert len(lines) == 4
+    assert lines[0].split()[:3] == ["bytes", "type", "op"]
+    assert sum(x.nbytes for x in step.plan.why(99)) <= step.plan.lower_bound
+    refuses(ArgumentError, "count", step.plan.why, 0)
+
+
+def test_the_curve_is_drawn(tmp_path: Path) -> None:
+    training = Training()
+    measured = ml.measure(training.step, ml.asarray(X))
+    measured.plot(tmp_path / "curve.svg")
+    text = (tmp_path / "curve.svg").read_text("utf-8")
+    circles = [each for each in fromstring(text).iter() if each.tag.endswith("circle")]
+    assert len(circles) == len(measured.curve())
+    assert f"this plan: {measured.plan.nbytes + measured.plan.ahead:,} bytes" in text

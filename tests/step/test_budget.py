@@ -1,0 +1,104 @@
+"""Schedules that compute values again, on steps whose best schedule is known."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import BudgetError
+from mlvm.eager import Tensor
+from mlvm.step import budget
+from tests.brief import cases
+
+N = 1024
+
+
+def chain(depth: int) -> Any:
+    """Return the gradient of products with all earlier values: each waits for the backward pass."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(depth):
+            x = ml.tanh(x @ w)
+        return ml.sum(x)
+
+    return ml.grad(loss, argnums=(0, 1))
+
+
+X, W = ml.TensorType("f32", (N, 16)), ml.TensorType("f32", (16, 16))
+
+
+@pytest.mark.parametrize("depth", [6, 16])
+def test_a_chain_needs_less_and_less_memory_for_more_and_more_time(depth: int) -> None:
+    points = ml.measure(chain(depth), X, W).curve()
+    sizes = [each.nbytes or 0 for each in points]
+    times = [each.seconds for each in points]
+    assert sizes == sorted(sizes, reverse=True)
+    assert times == sorted(times)
+    assert sizes[0] >= depth * X.nbytes
+    assert sizes[-1] <= (2 * depth**0.5 + 4) * X.nbytes  # checkpoints every sqrt(depth) layers
+    assert times[-1] < 2 * times[0]  # the forward pass is less than half of the work
+
+
+def test_no_target_is_reached_by_computing_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_SLOWEST", 0.1)
+    points = ml.measure(chain(16), X, W).curve()
+    assert points[-1].seconds <= 1.1 * points[0].seconds
+
+
+@cases(
+    "kept",
+    lambda x, w: ml.cond(ml.sum(x) > 0, lambda: x * 2.0, lambda: x @ w),
+    lambda x, w: ml.scan(lambda c, _: (c @ w, None), x, None, length=3)[0],
+)
+def test_values_that_blocks_read_stay(kept: Any) -> None:
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        first = ml.tanh(x @ w)
+        x = first
+        for _ in range(6):
+            x = ml.tanh(x @ w)
+        return ml.sum(kept(x * first, w))
+
+    x, w = ml.random.normal((64, 16), key=ml.random.key(1)), ml.random.normal((16, 16)) / 4
+    expected = [each.numpy().tobytes() for each in ml.grad(loss, argnums=(0, 1))(x, w)]
+    smallest = ml.measure(ml.grad(loss, argnums=(0, 1)), x, w).curve()[-1].nbytes
+    assert smallest is not None
+    step = ml.capture(ml.grad(loss, argnums=(0, 1)), memory=smallest)
+    assert [each.numpy().tobytes() for each in step(x, w)] == expected
+    assert step.plan.nbytes + step.plan.ahead <= smallest
+
+
+def test_an_operand_that_was_overwritten_is_not_read_again() -> None:
+    """The first value depends on a weight that is updated before the value's last use."""
+
+    def step(weight: Tensor, x: Tensor) -> Tensor:
+        early = ml.tanh(x @ weight)
+        weight -= 0.5 * weight
+        for _ in range(6):
+            x = ml.tanh(x @ weight)
+        return ml.sum(early * ml.sum(x))
+
+    key = ml.random.key(2)
+    values, x = (
+        ml.random.normal((16, 16), key=key).numpy() / 4,
+        ml.random.normal((256, 16), key=key),
+    )
+    expected = step(ml.asarray(values), x).tolist()
+    for point in ml.measure(step, ml.asarray(values), x).curve():
+        captured = ml.capture(step, memory=point.nbytes)
+        assert captured(ml.asarray(values), x).tolist() == expected
+
+
+def test_the_estimate_counts_work_and_bytes() -> None:
+    """A product's operations, and the bytes of an elementwise op."""
+    [(_, product), *_] = ml.measure(ml.matmul, *[ml.TensorType("f32", (512, 512))] * 2).curve()
+    assert product == pytest.approx(budget.LAUNCH + 2 * 512**3 / budget.FLOPS)
+    [(_, addition), *_] = ml.measure(lambda x: x + x, ml.TensorType("f32", (1 << 20,))).curve()
+    assert addition == pytest.approx(budget.LAUNCH + 8 * 2**20 / budget.BANDWIDTH)
+
+
+def test_a_budget_error_pickles() -> None:
+    error = copy.copy(BudgetError("no", 5))
+    assert (str(error), error.smallest) == ("no", 5)
