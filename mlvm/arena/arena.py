@@ -864,7 +864,11 @@ class Arena(ArenaFields):
 
     def require_room(self, nbytes: int, what: str) -> None:
         """Raise `ArenaOverflow` unless so many bytes are left of a fixed capacity, for memory that
-        lies elsewhere and counts here while `what` runs."""
+        lies elsewhere and counts here while `what` runs.
+
+        Refuses:
+            tight.require_room(1 << 20, "a step")  # ArenaOverflow
+        """
         if not self.grows and nbytes > self.capacity - self.used:
             raise errors.ArenaOverflow(
                 f"arena {self.name!r}: {what} needs {nbytes:,} bytes of scratch memory, which "
