@@ -32,14 +32,6 @@ SUM_COUNTS: Final = (1, 4, 16, 64, 256)
 _LIGHT: Final = 64
 """Most bytes of a value of control flow; a segment of such values does not wait for more rows."""
 
-_HARMLESS: Final = frozenset(
-    [
-        *("full", "zeros", "arange", "linspace", "eye", "matmul", "sum", "mean", "max"),
-        *("reshape", "broadcast_to", "permute_dims", "concat", "slice"),
-    ]
-)
-"""Ops beside elementwise ones that raise for no values, so that they may run speculatively."""
-
 _Key: TypeAlias = Value | Home
 
 
@@ -415,7 +407,8 @@ class _Writer:
         assert call.op is not None
         [out] = call.outs
         name = call.op.name
-        is_same = all(map(self.is_shared, call.ins)) and (call.op.elementwise or name in _HARMLESS)
+        may_raise = call.op.may_raise and not (call.op.elementwise and out.type.dtype.is_inexact)
+        is_same = all(map(self.is_shared, call.ins)) and not may_raise
         if is_same and out.value.home is None:
             self.hoist(call, out)
         elif is_same and name != "copy":

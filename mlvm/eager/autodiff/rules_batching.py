@@ -501,13 +501,3 @@ BATCHING: Final[dict[str, Rule]] = {
     **_for_ops("split_key fold_in normal uniform bernoulli randint permutation", one_by_one),
     **_for_ops("gamma poisson binomial multinomial", one_by_one),
 }
-
-_REFUSING: Final = (
-    "pow take weighted_take scatter_add index_add index_reduce index_set take_along_axis one_hot "
-    "flat_indices scatter_add_along_axis dynamic_update mask_scatter mask_set "
-    "softmax_cross_entropy softmax_cross_entropy_vjp "
-    "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
-    "bernoulli gamma poisson binomial multinomial dequantize_rows"
-)
-REFUSING: Final = frozenset(_REFUSING.split())
-"""Ops that raise for some values, such as an index out of range."""

@@ -25,7 +25,6 @@ from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.host_call import run
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
-    REFUSING,
     Batched,
     align,
     as_batch,
@@ -130,7 +129,7 @@ class BatchingInterpreter:
             return Batched(_NOTHING, batched)
         if not batched:
             return Batched(apply(call, *[v.x for v in xs]), False)
-        if self.live is not None and name in REFUSING:
+        if self.live is not None and call.op.may_raise:
             xs = self._with_live_values(xs)
         rule = BATCHING.get(name, elementwise if call.op.elementwise else None)
         if rule is None:
@@ -140,7 +139,7 @@ class BatchingInterpreter:
         if blocks.is_recorded():
             element_types = [v.x.type.with_shape(v.shape) for v in xs]
             named = standing_for(name, element_types, has_lanes=_has_lanes(call, xs))
-            with named if name in REFUSING else nullcontext():
+            with named if call.op.may_raise else nullcontext():
                 return Batched(rule(call, self.n, *xs), True)
         with suppress(OperandValueError):
             return Batched(rule(call, self.n, *xs), True)
