@@ -58,7 +58,7 @@ def test_there_is_no_other_table_by_op_name() -> None:
         module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             is_table = isinstance(value, (dict, set, frozenset, tuple, list)) and len(value) > 1
-            if is_table and all(isinstance(key, str) and key in OPS for key in value):
-                if re.search(rf"^{name}\b.*=", inspect.getsource(module), re.M):  # not imported
-                    found.add(f"{info.name.removeprefix('mlvm.')}.{name}")
+            is_own = is_table and re.search(rf"^{name}\b.*=", inspect.getsource(module), re.M)
+            if is_own and all(isinstance(key, str) and key in OPS for key in value):
+                found.add(f"{info.name.removeprefix('mlvm.')}.{name}")
     assert found - {"step.rows._RULES"} == TABLES | REGISTRIES | OTHERS
