@@ -19,11 +19,11 @@ from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
 from mlvm.machines.lane_link import LaneProgram, Part, PartCode, Segment, host_call
+from mlvm.step.batch_rules import BatchedOp, over_lanes
 from mlvm.step.blocks import renewed, with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
-from mlvm.step.rows import BatchedOp, over_lanes
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 """Numbers of rows for which a segment is compiled."""

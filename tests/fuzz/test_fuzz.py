@@ -21,7 +21,6 @@ from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
-from mlvm.eager.autodiff.rules_batching import BATCHING
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
@@ -30,6 +29,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
+from mlvm.step.batch_rules import BATCHING
 from tests.brief import Capsys, Patch, cases, output_of, refuses, run_python, with_long
 from tests.fuzz import (
     arguments,
