@@ -186,16 +186,11 @@ def _permuted(call: BatchedCall, x: Batched) -> Value:
     return call(x.x, axes=(0, *axes))
 
 
-def _images(call: BatchedCall, x: Batched) -> Value:
-    others = {}
-    if "shape" in call.attributes:
-        count, *image = call.attributes["shape"]
-        others["shape"] = (call.n * count, *image)
-    return call.split(call(call.merge(x.x), **others))
-
-
-def _images_of_two(call: BatchedCall, x: Batched, y: Batched) -> Value:
-    return call.split(call(call.merge(call.as_batch(x)), call.merge(call.as_batch(y))))
+def _images(call: BatchedCall, *xs: Batched) -> Value:
+    """Apply an op of images: those of all elements are one batch."""
+    shape = call.attributes.get("shape")
+    changed = {} if shape is None else {"shape": (call.n * shape[0], *shape[1:])}
+    return call.split(call(*[call.merge(call.as_batch(v)) for v in xs], **changed))
 
 
 # --- products ------------------------------------------------------------------------
@@ -230,17 +225,13 @@ def _product(
     row, column = x.ndim == 1, y.ndim == 1
     if row:
         x = x._replace(x=call.reshape(x.x, (*x.x.shape[:-1], 1, x.x.shape[-1])))
-    if column:
-        y = _as_column(call, y)
+    y = _as_column(call, y) if column else y
     ndim = max(x.ndim, y.ndim)
     factors = call.align(x, ndim), call.align(y, ndim)
     product = emit.op("matmul", *factors, transpose_x=transpose_x, transpose_y=transpose_y)
-    shape = [*product.shape]
-    if column:
-        del shape[-1]
-    if row:
-        del shape[-1 if column else -2]
-    return call.reshape(product, shape)
+    rows, columns = product.shape[-2:]
+    lengths = *(() if row else (rows,)), *(() if column else (columns,))
+    return call.reshape(product, (*product.shape[:-2], *lengths))
 
 
 def _as_column(call: BatchedCall, y: Batched) -> Batched:
@@ -350,26 +341,21 @@ def _index_reduce(call: BatchedCall, x: Batched, updates: Batched, indices: Batc
 
 
 def _index_set(call: BatchedCall, x: Batched, values: Batched, indices: Batched) -> Value:
-    axis, axes = normalize_axis(call.attributes["axis"], max(x.ndim, 1)), call.attributes["axes"]
-    return _with_values(call, x, values, indices, axis, axes)
+    axis = normalize_axis(call.attributes["axis"], max(x.ndim, 1))
+    return _with_values(call, x, values, indices, range(axis, axis + call.attributes["axes"]))
 
 
 def _with_values(
-    call: BatchedCall,
-    x: Batched,
-    values: Batched,
-    indices: Batched,
-    axis: int,
-    axes: int,
-    wraps: bool = True,
+    call: BatchedCall, x: Batched, values: Batched, indices: Batched, at: range, wraps: bool = True
 ) -> Value:
-    emit, n = call.emit, call.n
-    chosen = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
+    """Assign values at the indices along these axes as one."""
+    emit, n, axis, axes = call.emit, call.n, at.start, len(at)
+    chosen = (*x.shape[:axis], *indices.shape, *x.shape[at.stop :])
     source = call.align(values, len(chosen))
     if not indices.is_batched:
         where = {"axis": axis + 1, "axes": axes}
         return emit.op("index_set", call.as_batch(x), source, indices.x, **where)
-    length = math.prod(x.shape[axis : axis + axes])
+    length = math.prod(x.shape[axis : at.stop])
     rows = call.move(call.as_batch(x), axis + 1, axes, 1)
     source = emit.broadcast_to(source, (n, *chosen))
     places = _offset(call, indices.x, length, wraps=wraps)
@@ -389,7 +375,7 @@ def _dynamic_update(call: BatchedCall, x: Batched, update: Batched, start: Batch
     first = emit.op("where", is_negative, emit.op("add", first, length), first)
     count = call.range(update.shape[axis])
     rows = Batched(emit.op("add", call.reshape(first, (call.n, 1)), count), True)
-    return _with_values(call, x, update, rows, axis, 1, wraps=False)
+    return _with_values(call, x, update, rows, range(axis, axis + 1), wraps=False)
 
 
 def _checked_mask(call: BatchedCall, mask: Value, count: int) -> Value:
@@ -466,20 +452,18 @@ def _convolution(call: BatchedCall, x: Batched, y: Batched) -> Value:
     """Convolve. With an unbatched kernel, the batch joins the images; else it joins the groups of
     channels.
     """
-    attributes, n = dict(call.attributes), call.n
+    n, shape = call.n, call.attributes.get("shape")
     if call.op.name != "conv2d_kernel_vjp" and not y.is_batched:
-        if "shape" in attributes:
-            attributes["shape"] = (n * attributes["shape"][0], *attributes["shape"][1:])
-        return call.split(call(call.merge(x.x), y.x, **attributes))
+        changed = {} if shape is None else {"shape": (n * shape[0], *shape[1:])}
+        return call.split(call(call.merge(x.x), y.x, **changed))
 
     def in_groups(v: Batched) -> Value:
         channels = call.move(call.as_batch(v), 0, 1, v.ndim - 1)
         return call.reshape(channels, (*channels.shape[:-2], n * channels.shape[-1]))
 
-    attributes["groups"] = n * attributes["groups"]
-    if "shape" in attributes:
-        attributes["shape"] = (*attributes["shape"][:-1], n * attributes["shape"][-1])
-    result = call(in_groups(x), in_groups(y), **attributes)
+    changed = {} if shape is None else {"shape": (*shape[:-1], n * shape[-1])}
+    groups = n * call.attributes["groups"]
+    result = call(in_groups(x), in_groups(y), groups=groups, **changed)
     split = call.reshape(result, (*result.shape[:-1], n, result.shape[-1] // n))
     return call.move(split, split.ndim - 2, 1, 0)
 
@@ -538,8 +522,7 @@ BATCHING: Final[Mapping[str, Rule]] = {
     "layer_norm_scale_vjp": _layer_norm_scale_vjp,
     **_for_ops("recurrence recurrence_vjp", one_by_one),
     # --- windows ---
-    **_for_ops("patches unpatches max_pool2d avg_pool2d", _images),
-    "max_pool2d_vjp": _images_of_two,
+    **_for_ops("patches unpatches max_pool2d avg_pool2d max_pool2d_vjp", _images),
     **_for_ops("conv2d conv_transpose2d conv2d_kernel_vjp", _convolution),
     # --- random ---
     **_for_ops("split_key fold_in normal uniform bernoulli randint permutation", one_by_one),

@@ -103,6 +103,7 @@ class BatchingInterpreter:
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
         self.n, self._batch = n, Batch(n, _EMITTER)
+        self.as_batch: Callable[[Batched], Tensor] = self._batch.as_batch
         self.axis_name = axis_name
         self.live: Tensor | None = None
         self.is_dry = False
@@ -124,11 +125,6 @@ class BatchingInterpreter:
 
     def stop_gradient(self, x: Batched) -> Batched:
         return x if self.is_dry else Batched(stop_gradient(x.x), x.is_batched)
-
-    def as_batch(self, v: Batched) -> Tensor:
-        """Return the value with a batch axis."""
-        batch: Tensor = self._batch.as_batch(v)
-        return batch
 
     def op(self, call: OneOp, xs: Sequence[Batched]) -> Batched:
         name = call.op.name
