@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, Union, final
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief
+from mlvm.core.memo import Memo
 from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
@@ -118,7 +119,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.name: str = self.kernel.__name__
-        self._inferred_types: dict[tuple[TensorType, ...], TensorType] = {}
+        self._inferred_types = Memo[tuple[TensorType, ...], TensorType](_MOST_KNOWN, "core.op")
         self.doc: str = inspect.getdoc(self.kernel) or ""
         self.links |= self.elementwise
         parameters = list(inspect.signature(self.kernel).parameters.values())
@@ -174,11 +175,9 @@ class Op:
         if attributes:
             return self._inferred(operands, attributes)
         key = tuple(operands)
-        result = self._inferred_types.get(key)
+        result = self._inferred_types.entries.get(key)
         if result is None:
             result = self._inferred(operands, attributes)
-            if len(self._inferred_types) >= _MOST_KNOWN:
-                self._inferred_types.clear()
             if result is not None and not (result.is_open or any(x.is_open for x in key)):
                 self._inferred_types[key] = result
         return result

@@ -8,11 +8,12 @@ and no bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.memo import memoized
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, i64
@@ -71,13 +72,13 @@ def lanes_of(
     return written[0]
 
 
-@lru_cache(maxsize=256)
+@memoized(256)
 def _written(key: object) -> list[LaneProgram]:
     """Return the list of the program of functions that are spelled so, empty at first."""
     return []
 
 
-@lru_cache(maxsize=4096)
+@memoized(4096)
 def _parts(key: object) -> list[Part]:
     """Return the list of the part of segments that are spelled so, empty at first."""
     return []

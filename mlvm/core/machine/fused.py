@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
@@ -81,7 +82,7 @@ class Chain:
         self.links = tuple(links)
         self.outputs = outputs
         self._kernels = kernels or {}
-        self._layouts: dict[Any, _Layout] = {}
+        self._layouts: Memo[Any, _Layout] = Memo(MOST_LAYOUTS, "core.machine.fused layouts")
         self._inferred: tuple[tuple[TensorType, ...], dict[int, TensorType]] | None = None
 
     def attributes(self) -> dict[str, Any]:
@@ -156,12 +157,7 @@ class Chain:
 
     def layout(self, params: Sequence[Array]) -> _Layout:
         key = tuple([(x.dtype, x.shape) for x in params])
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= MOST_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params])
-        return layout
+        return self._layouts.get(key, lambda: self._lay_out([TensorType.of(x) for x in params]))
 
     def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
         inferred = self.infer(types)

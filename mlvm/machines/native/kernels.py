@@ -16,6 +16,7 @@ import numpy as np
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
 from mlvm.core.machine.fused import MOST_LAYOUTS, Chain, Link
+from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
@@ -54,17 +55,13 @@ class NativeKernel:
         self.op = op
         self._planner = planner
         self._pool = pool
-        self._calls: dict[Any, KernelCall | None] = {}
+        self._calls: Memo[Any, KernelCall | None] = Memo(_MOST_CALLS, "machines.native calls")
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call for a result and operands of these types; None if the reference kernel
         runs."""
         key = tuple(types), repr(attributes) if attributes else ""
-        if key not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            self._calls[key] = self.plan(types, attributes)
-        return self._calls[key]
+        return self._calls.get(key, lambda: self.plan(types, attributes))
 
     def plan(
         self, types: Types, attributes: Attributes, *, are_inferred: bool = False
@@ -161,7 +158,7 @@ class NativeFused:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._plans: WeakKeyDictionary[Chain, dict[Any, KernelCall | Parts]] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Chain, Memo[Any, KernelCall | Parts]] = WeakKeyDictionary()
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call of attributes["chain"] for parameters of these types; None if it has
@@ -188,12 +185,11 @@ class NativeFused:
 
     def plan_for(self, chain: Chain, types: Types) -> KernelCall | Parts:
         """Return the call of a chain for parameters of these types, or its parts."""
-        key, plans = tuple(types), self._plans.setdefault(chain, {})
-        if key not in plans:
-            if len(plans) >= MOST_LAYOUTS:
-                plans.clear()
-            plans[key] = self.plan(types, {"chain": chain}) or Parts(chain, types)
-        return plans[key]
+        plans = self._plans.get(chain)
+        if plans is None:
+            plans = self._plans.setdefault(chain, Memo(MOST_LAYOUTS, "machines.native chains"))
+        made = partial(self.plan, types, {"chain": chain})
+        return plans.get(tuple(types), lambda: made() or Parts(chain, types))
 
 
 class _Part(NamedTuple):
