@@ -64,7 +64,7 @@ class Batched(NamedTuple):
         return shape
 
 
-class Batch:
+class BatchEmitter:
     """A batch of n elements, and an emitter."""
 
     def __init__(self, n: int, emit: Emitter) -> None:
@@ -109,7 +109,7 @@ class Batch:
         return self.emit.op("arange", start=0, stop=count, step=1, dtype="i64")
 
 
-class BatchedCall(Batch):
+class BatchedCall(BatchEmitter):
     """Call of an op for each element of a batch, with the attributes of the call for one."""
 
     def __init__(self, op: Op, attributes: Attributes, n: int, emit: Emitter) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 import mlvm.eager as ml
 from mlvm.core.memo import CacheInfo, Memo, caches, memoized
 from tests.brief import Capsys, refuses
@@ -79,6 +77,7 @@ def test_functions_and_memos_are_listed(capsys: Capsys) -> None:
     )
 
 
-@pytest.mark.parametrize("info", caches(), ids=lambda info: info.name)
-def test_no_cache_is_above_its_limit(info: CacheInfo) -> None:
-    assert 0 <= info.size <= info.limit
+def test_no_cache_is_above_its_limit() -> None:
+    assert ml.grad(lambda x: ml.sum(x * x))(ml.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    assert {"core.op", "eager.tensor.apply calls"} <= {each.name for each in caches()}
+    assert all(0 < each.size <= each.limit for each in caches() if each.misses)

@@ -51,9 +51,9 @@ from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
 from mlvm.step.batch_rules import (
     BATCHING,
-    Batch,
     Batched,
     BatchedCall,
+    BatchEmitter,
     elementwise,
     in_lane,
     one_by_one,
@@ -102,7 +102,7 @@ class BatchingInterpreter:
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
-        self.n, self._batch = n, Batch(n, _EMITTER)
+        self.n, self._batch = n, BatchEmitter(n, _EMITTER)
         self.as_batch: Callable[[Batched], Tensor] = self._batch.as_batch
         self.axis_name = axis_name
         self.live: Tensor | None = None
