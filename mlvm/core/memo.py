@@ -7,7 +7,7 @@ hits and misses: `caches` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import _lru_cache_wrapper, lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
@@ -92,20 +92,12 @@ class CacheInfo(NamedTuple):
 
 def caches() -> list[CacheInfo]:
     """Return the state of each cache that has been used, by name."""
-    sums: dict[str, tuple[int, ...]] = {}
-    for name, *numbers in (*_of_functions(), *_of_memos()):
-        sums[name] = tuple(map(sum, zip(sums.get(name, (0,) * 5), (1, *numbers), strict=True)))
-    return [CacheInfo(name, *numbers) for name, numbers in sorted(sums.items())]
-
-
-def _of_functions() -> Iterator[tuple[str, int, int, int, int]]:
+    rows = [(each.name, len(each), each.limit, each.hits, each.misses) for each in list(_memos)]
     for function in _functions:
         hits, misses, limit, size = function.cache_info()
         name = f"{function.__module__}.{function.__qualname__}".removeprefix("mlvm.")
-        if hits or misses:
-            yield name, size, limit or 0, hits, misses
-
-
-def _of_memos() -> Iterator[tuple[str, int, int, int, int]]:
-    for memo in list(_memos):
-        yield memo.name, len(memo), memo.limit, memo.hits, memo.misses
+        rows += [(name, size, limit or 0, hits, misses)] if misses else []
+    sums: dict[str, tuple[int, ...]] = {}
+    for name, *numbers in rows:
+        sums[name] = tuple(map(sum, zip(sums.get(name, (0,) * 5), (1, *numbers), strict=True)))
+    return [CacheInfo(name, *numbers) for name, numbers in sorted(sums.items())]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.machine.callee import OUT
-from mlvm.core.memo import memoized
+from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, i64
@@ -55,8 +55,8 @@ def lanes_of(
     value outside.
     """
     scope = policy, family if is_read else None
-    written = _written((scope, _spelled([main, *procedures], results, shared, sums)))
-    if not written:
+
+    def make() -> LaneProgram:
         everything = [*with_blocks([c for each in (main, *procedures) for c in each.block.calls])]
         nresults = {c.callee: _given_back(c) for c in everything if c.callee is not None}
         writer = _Writer(shared, sums, scope, len(main.params), nresults)
@@ -68,20 +68,13 @@ def lanes_of(
         for each in procedures:
             if each in nresults:
                 writer.procedure(each, without_dead_calls_in(each.block).calls)
-        written.append(writer.program(family))
-    return written[0]
+        return writer.program(family)
+
+    return _written.get((scope, _spelled([main, *procedures], results, shared, sums)), make)
 
 
-@memoized(256)
-def _written(key: object) -> list[LaneProgram]:
-    """Return the list of the program of functions that are spelled so, empty at first."""
-    return []
-
-
-@memoized(4096)
-def _parts(key: object) -> list[Part]:
-    """Return the list of the part of segments that are spelled so, empty at first."""
-    return []
+_written: Final = Memo[object, LaneProgram](256, "step.lanes programs")
+_parts: Final = Memo[object, Part](4096, "step.lanes parts")
 
 
 def _spelled(
@@ -614,7 +607,7 @@ class _Writer:
         for key in reversed(outs):
             self.write(last[key])
         batched = _SegmentCalls(calls, self.key, ins, shared, outs)
-        if not _parts((self.scope, counts[-1], batched.key)):
+        if (self.scope, counts[-1], batched.key) not in _parts.entries:
             batched.rows(min(counts[-1], 2))  # raises its errors now
         in_bytes = [type.nbytes for type in ins.values()]
         out_bytes = [out_types[key].nbytes for key in outs]
@@ -648,10 +641,8 @@ class _Writer:
     def part(self, name: str, count: int, key: Any, make_calls: Callable[[], list[Call]]) -> None:
         """Write the part of a segment for `count` rows. `key` is equal for segments that have the
         same parts."""
-        parts = _parts((self.scope, count, key))
-        if not parts:
-            parts.append(Part(partial(_compiled, make_calls, self.scope[0])))
-        self.segments[name].parts[count] = parts[0]
+        made = partial(Part, partial(_compiled, make_calls, self.scope[0]))
+        self.segments[name].parts[count] = _parts.get((self.scope, count, key), made)
 
     def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""
