@@ -222,34 +222,44 @@ def _read(index: Any) -> Work:
     return lambda x: x[index].item()
 
 
+def _keyed(by: Callable[[ml.Tensor, Any], object], key: Any) -> Work:
+    return lambda x: by(x, key(x))
+
+
+def _constant(make: Callable[[Any], object], value: object) -> Work:
+    return lambda _: make(value)
+
+
+def _reshaped(by: Callable[..., object]) -> Work:
+    return lambda x: by(TURNED, x, TensorType(f32, (4, 3)))
+
+
 def _both() -> Iterator[tuple[str, Both]]:
     """Yield the name of a C function, and a case."""
     for y in (1.0, np.ones((2, 2), np.float32), np.ones(4)):
-        yield "apply", Both(*[_added(by, y) for by in (apply, apply_in_python)])
-        both = apply_into, apply_into_in_python
-        yield "apply_into", Both(*[_updated(by, y) for by in both])
-    type = TensorType(f32, (4, 3))
-    yield "alias", Both(*[lambda x, by=by: by(TURNED, x, type) for by in (alias, alias_in_python)])
+        yield "apply", Both(_added(apply, y), _added(apply_in_python, y))
+        yield "apply_into", Both(_updated(apply_into, y), _updated(apply_into_in_python, y))
+    yield "alias", Both(_reshaped(alias), _reshaped(alias_in_python))
     yield "view_as_python", _without_c(tensor, tensor.untracked)
     for key in KEYS:
-        yield (
-            "subscript",
-            Both(lambda x, key=key: x[key(x)], lambda x, key=key: indexing.getitem(x, key(x))),
-        )
+        yield "subscript", Both(_keyed(ml.Tensor.__getitem__, key), _keyed(indexing.getitem, key))
         for values in VALUES:
-            both = ml.Tensor.__setitem__, indexing.setitem
-            yield "assign_subscript", Both(*[_assigned(by, key, values) for by in both])
+            in_c = _assigned(ml.Tensor.__setitem__, key, values)
+            yield "assign_subscript", Both(in_c, _assigned(indexing.setitem, key, values))
     for index in ((1, 2), 0):
         yield (
             "scalar",
             Both(_read(index), _patched(tensor, "_scalar", lambda _: None, _read(index))),
         )
     for value in (2.5, 7, -1, float("nan"), 1e300):
-        yield "number", _without_c(constants, lambda _, value=value: constants.constant(value, f32))
-        yield "filled", _without_c(creation, lambda _, value=value: ml.full((2, 3), value))
+        yield (
+            "number",
+            _without_c(constants, _constant(lambda x: constants.constant(x, f32), value)),
+        )
+        yield "filled", _without_c(creation, _constant(lambda x: ml.full((2, 3), x), value))
     yield "copied", _without_c(tensor, lambda _: tensor.from_array(X[::2]))
     for numbers in ([1, 2], [1, 2.5], [2**62, 1], [2**70], [True, 2], [], ["a"], [1, [2]]):
-        yield "listed", _without_c(operands, lambda _, numbers=numbers: operands.tensor_of(numbers))
+        yield "listed", _without_c(operands, _constant(operands.tensor_of, numbers))
     drawn = _key_after(random._draw)
     for function in ("checklist_holds", "exclusive", "pattern_match", "replay_run"):
         yield function, Both(_captured, _in_python(_captured))
