@@ -64,12 +64,13 @@ import queue
 import sys
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
+
+from mlvm.core.memo import memoized
 
 _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
@@ -699,7 +700,7 @@ def line_of(place: Place) -> str:
     return _line_of(code.co_filename, code.co_linetable, code, offset)
 
 
-@lru_cache(maxsize=4096)
+@memoized(4096)
 def _line_of(file: str, table: bytes, code: CodeType, offset: int) -> str:
     """Return the line, cached by `file` and `table` too: equal code objects may differ in both."""
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)

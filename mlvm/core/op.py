@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, Union, final
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, OpError, ShapeError, brief
+from mlvm.core.memo import Memo
 from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
@@ -85,22 +86,32 @@ class Op:
     result is known only after running. `elementwise`: an element of the result depends on one
     element of each operand alone, and the kernel makes one pass over them. A chain of such ops can
     run block by block. `links`: an op may be a link of a chain; so may some whose reference kernels
-    make several passes. `reduces`: it makes one element of many, along axes. `in_place`: how many
-    of its first operands `out` may be. `copies_only`: elements of the result are such of operands,
-    or 0, whatever they mean. `takes_storage`: it knows dtypes of few bits, which all others refuse.
-    `slope`: the op of the same operands and attributes that is its derivative, and shares its work.
-    `precision`: what mixed precision computes it in, if not in what it is given: products in a
-    half, and in f32 what would lose by one. `public`: users have a function of that name, with
-    these operands and attributes or with others."""
+    make several passes. `heads`: the first call of a chain may be of this op, although it is not
+    elementwise. `reduces`: it makes one element of many, along axes. `in_place`: how many of its
+    first operands `out` may be. `copies_only`: it only moves data: each element of the result is an
+    element of an operand, or 0, whatever the bits mean. `may_raise`: the kernel raises an error for
+    some values of operands that the type rule accepts, such as an index out of range; all other ops
+    accept any value, so that they may run although their result may not be needed. `is_cheap`:
+    running it again costs less than keeping its result for the backward pass. `is_holomorphic`: a
+    complex result is a nonlinear holomorphic function of the operands; the gradient rules are
+    written for real numbers, and the engine conjugates them. `takes_storage`: it knows dtypes of
+    few bits, which all others refuse. `slope`: the op of the same operands and attributes that is
+    its derivative, and shares its work. `precision`: what mixed precision computes it in, if not in
+    what it is given: products in a half, and in f32 what would lose by one. `public`: users have a
+    function of that name, with these operands and attributes or with others."""
 
     kernel: Kernel
     _infer: Rule
     _flops: Flops | None = None
     elementwise: bool = False
     links: bool = False
+    heads: bool = False
     reduces: bool = False
     in_place: int = 0
     copies_only: bool = False
+    may_raise: bool = False
+    is_cheap: bool = False
+    is_holomorphic: bool = False
     takes_storage: bool = False
     slope: str | None = None
     precision: Literal["half", "f32"] | None = None
@@ -108,7 +119,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.name: str = self.kernel.__name__
-        self._inferred_types: dict[tuple[TensorType, ...], TensorType] = {}
+        self._inferred_types = Memo[tuple[TensorType, ...], TensorType](_MOST_KNOWN, "core.op")
         self.doc: str = inspect.getdoc(self.kernel) or ""
         self.links |= self.elementwise
         parameters = list(inspect.signature(self.kernel).parameters.values())
@@ -164,11 +175,9 @@ class Op:
         if attributes:
             return self._inferred(operands, attributes)
         key = tuple(operands)
-        result = self._inferred_types.get(key)
+        result = self._inferred_types.entries.get(key)
         if result is None:
             result = self._inferred(operands, attributes)
-            if len(self._inferred_types) >= _MOST_KNOWN:
-                self._inferred_types.clear()
             if result is not None and not (result.is_open or any(x.is_open for x in key)):
                 self._inferred_types[key] = result
         return result

@@ -7,12 +7,13 @@ from __future__ import annotations
 import operator
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from mlvm.core.errors import PipelineError, brief
+from mlvm.core.memo import memoized
 from mlvm.core.types import Array
 from mlvm.input.padding import Ragged
 from mlvm.input.sampling import Indices
@@ -100,7 +101,7 @@ def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
     return make(parts)
 
 
-@lru_cache(maxsize=64)
+@memoized(64)
 def _named(names: tuple[str, ...]) -> Any:
     """Make a named tuple, which takes names as indices, too; as in pandas' `itertuples`, an invalid
     name becomes its position."""

@@ -8,13 +8,14 @@ Generators", OOPSLA 2014). They are computed for all samples of a batch at once.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlvm.core.errors import ArgumentError
+from mlvm.core.memo import memoized
 
 Indices: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -32,7 +33,7 @@ def _mix(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
-@lru_cache(maxsize=16)
+@memoized(16)
 def _start(purpose: int, seed: int, epoch: int) -> np.uint64:
     words = np.zeros(1, np.uint64)
     for number in (purpose, seed, epoch):

@@ -7,12 +7,12 @@ https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import EncodingError
+from mlvm.core.memo import memoized
 
 SCHEMA: Final = """
 Model: 1 ir_version int, 2 producer_name str, 3 producer_version str, 4 domain str, 5
@@ -203,7 +203,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     return message  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _attribute(data: bytes, depth: int) -> Message:
     """Decode a short attribute. Equal ones share a message, which is never changed."""
     return decode(data, "Attribute", depth)

@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from mlvm.arena.writes import count_written
 from mlvm.core.machine.callee import OUT
+from mlvm.core.memo import Memo
 from mlvm.core.program.program import Function, Opcode, Program
 
 T = TypeVar("T")
@@ -49,19 +50,14 @@ def name_of(names: Iterable[str]) -> str:
 
 class ProgramCache(Generic[T]):
     """Cache of a value derived from each program. Its keys are identities: different programs often
-    have equal hashes. It is emptied when it is full."""
+    have equal hashes."""
 
     def __init__(self, derive: Callable[[Program], T]) -> None:
         self._derive = derive
-        self._entries: dict[int, tuple[Program, T]] = {}
+        self._entries: Memo[int, tuple[Program, T]] = Memo(_MOST_ENTRIES, "show")
 
     def __getitem__(self, program: Program) -> T:
-        entry = self._entries.get(id(program))
-        if entry is None:
-            if len(self._entries) >= _MOST_ENTRIES:
-                self._entries.clear()
-            entry = self._entries[id(program)] = program, self._derive(program)
-        return entry[1]
+        return self._entries.get(id(program), lambda: (program, self._derive(program)))[1]
 
     def clear(self) -> None:
         self._entries.clear()

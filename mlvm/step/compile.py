@@ -31,6 +31,7 @@ from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.machines.lane_link import host_call
+from mlvm.step.batch_rules import in_lane
 from mlvm.step.blocks import outline_blocks, with_blocks, without_dead_calls, without_moves
 from mlvm.step.budget import candidates
 from mlvm.step.flow import (
@@ -52,7 +53,6 @@ from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.peak import at_peak, peak_text
 from mlvm.step.recompute import recomputed
-from mlvm.step.rows import in_lane
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
 

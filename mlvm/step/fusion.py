@@ -14,7 +14,7 @@ from itertools import accumulate, zip_longest
 from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.arena.placement import rounded
-from mlvm.core.machine.fused import HEADS, Chain, Link
+from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import Op
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.protocol import VMProtocol
@@ -29,7 +29,7 @@ WINDOW: Final = 16
 class FusionPolicy(NamedTuple):
     """Chains that gain time with a machine's kernels.
 
-    heads: ops that may begin a chain.
+    heads: whether a product may begin a chain (`Op.heads`).
     reductions: whether a reduction may end a chain.
     passes: whether ops may be links whose reference kernels make several passes.
     shortest: the fewest links of a chain; an update in place may have fewer.
@@ -39,7 +39,7 @@ class FusionPolicy(NamedTuple):
     transposes: whether products take transposed factors, with the same bits.
     """
 
-    heads: frozenset[str] = frozenset()
+    heads: bool = False
     reductions: bool = True
     passes: bool = False
     shortest: int = 3
@@ -56,7 +56,7 @@ REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less by sharing the cache than the blocks cost."""
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
-NATIVE: Final = FusionPolicy(HEADS, reductions=False, shortest=2, longest=24, **_SHORTCUTS)
+NATIVE: Final = FusionPolicy(heads=True, reductions=False, shortest=2, longest=24, **_SHORTCUTS)
 """A reduction alone is as fast as in a chain, for which there is no row function."""
 
 
@@ -317,7 +317,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
     first, policy = unit.calls[0], domains.policy
     if first.op is None:
         return False
-    is_head = first.op.name in policy.heads
+    is_head = policy.heads and first.op.heads
     if is_head:
         if _is_one_row(first):
             return False
@@ -357,7 +357,7 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
     return any(
         use in call.outs
         and call.op is not None
-        and (policy.links(call.op) or call.op.name in policy.heads)
+        and (policy.links(call.op) or (policy.heads and call.op.heads))
         for call in reversed(unit.calls)
     )
 

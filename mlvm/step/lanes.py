@@ -8,22 +8,23 @@ and no bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
 from mlvm.machines.lane_link import LaneProgram, Part, PartCode, Segment, host_call
+from mlvm.step.batch_rules import BatchedOp, over_lanes
 from mlvm.step.blocks import renewed, with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
-from mlvm.step.rows import BatchedOp, over_lanes
 
 COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 """Numbers of rows for which a segment is compiled."""
@@ -31,14 +32,6 @@ SUM_COUNTS: Final = (1, 4, 16, 64, 256)
 
 _LIGHT: Final = 64
 """Most bytes of a value of control flow; a segment of such values does not wait for more rows."""
-
-_HARMLESS: Final = frozenset(
-    [
-        *("full", "zeros", "arange", "linspace", "eye", "matmul", "sum", "mean", "max"),
-        *("reshape", "broadcast_to", "permute_dims", "concat", "slice"),
-    ]
-)
-"""Ops beside elementwise ones that raise for no values, so that they may run speculatively."""
 
 _Key: TypeAlias = Value | Home
 
@@ -62,8 +55,8 @@ def lanes_of(
     value outside.
     """
     scope = policy, family if is_read else None
-    written = _written((scope, _spelled([main, *procedures], results, shared, sums)))
-    if not written:
+
+    def make() -> LaneProgram:
         everything = [*with_blocks([c for each in (main, *procedures) for c in each.block.calls])]
         nresults = {c.callee: _given_back(c) for c in everything if c.callee is not None}
         writer = _Writer(shared, sums, scope, len(main.params), nresults)
@@ -75,20 +68,13 @@ def lanes_of(
         for each in procedures:
             if each in nresults:
                 writer.procedure(each, without_dead_calls_in(each.block).calls)
-        written.append(writer.program(family))
-    return written[0]
+        return writer.program(family)
+
+    return _written.get((scope, _spelled([main, *procedures], results, shared, sums)), make)
 
 
-@lru_cache(maxsize=256)
-def _written(key: object) -> list[LaneProgram]:
-    """Return the list of the program of functions that are spelled so, empty at first."""
-    return []
-
-
-@lru_cache(maxsize=4096)
-def _parts(key: object) -> list[Part]:
-    """Return the list of the part of segments that are spelled so, empty at first."""
-    return []
+_written: Final = Memo[object, LaneProgram](256, "step.lanes programs")
+_parts: Final = Memo[object, Part](4096, "step.lanes parts")
 
 
 def _spelled(
@@ -415,7 +401,8 @@ class _Writer:
         assert call.op is not None
         [out] = call.outs
         name = call.op.name
-        is_same = all(map(self.is_shared, call.ins)) and (call.op.elementwise or name in _HARMLESS)
+        may_raise = call.op.may_raise and not (call.op.elementwise and out.type.dtype.is_inexact)
+        is_same = all(map(self.is_shared, call.ins)) and not may_raise
         if is_same and out.value.home is None:
             self.hoist(call, out)
         elif is_same and name != "copy":
@@ -620,7 +607,7 @@ class _Writer:
         for key in reversed(outs):
             self.write(last[key])
         batched = _SegmentCalls(calls, self.key, ins, shared, outs)
-        if not _parts((self.scope, counts[-1], batched.key)):
+        if (self.scope, counts[-1], batched.key) not in _parts.entries:
             batched.rows(min(counts[-1], 2))  # raises its errors now
         in_bytes = [type.nbytes for type in ins.values()]
         out_bytes = [out_types[key].nbytes for key in outs]
@@ -654,10 +641,8 @@ class _Writer:
     def part(self, name: str, count: int, key: Any, make_calls: Callable[[], list[Call]]) -> None:
         """Write the part of a segment for `count` rows. `key` is equal for segments that have the
         same parts."""
-        parts = _parts((self.scope, count, key))
-        if not parts:
-            parts.append(Part(partial(_compiled, make_calls, self.scope[0])))
-        self.segments[name].parts[count] = parts[0]
+        made = partial(Part, partial(_compiled, make_calls, self.scope[0]))
+        self.segments[name].parts[count] = _parts.get((self.scope, count, key), made)
 
     def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""

@@ -8,9 +8,6 @@ from typing import Final
 
 from mlvm.step.flow import Call, Home, Use, Value
 
-CHEAP: Final = frozenset({"gelu", "relu", "broadcast_to"})
-"""Ops that cost little to run again beside a matmul that reads their result."""
-
 FAR: Final = 16
 """Calls between two uses of a value from which on saving it meanwhile matters."""
 
@@ -37,7 +34,7 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
     again: dict[int, list[Call]] = {}
     replaced: dict[int, dict[Value, Value]] = {}
     for i, call in enumerate(calls):
-        if call.op is None or call.op.name not in CHEAP or call.outs[0].value.home is not None:
+        if call.op is None or not call.op.is_cheap or call.outs[0].value.home is not None:
             continue
         value = call.outs[0].value
         if value in inside:  # of control flow, which reads it at any time

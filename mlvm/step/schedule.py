@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TypeAlias
 
 from mlvm.arena.planner import Block, lower_bound
-from mlvm.core.machine.fused import HEADS
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Home, Unit, Use, Value
 
@@ -145,7 +144,7 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
             needed[value] = max(needed.get(value, 0), i + (j >= call.op.in_place))
             types.setdefault(value, set()).add(type)
         writer[call.outs[0].value] = i
-        if call.op.name in HEADS:  # later rows of a product need all of its operands
+        if call.op.heads:  # later rows of a product need all of its operands
             needed.update((value, math.inf) for value, _ in call.ins)
     hosts = []
     for out in sorted(own, key=lambda use: -use.value.nbytes):

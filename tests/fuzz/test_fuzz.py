@@ -11,7 +11,7 @@ from functools import partial, wraps
 from importlib import import_module
 from itertools import filterfalse
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
-from mlvm.eager.autodiff.rules_batching import BATCHING
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
@@ -32,6 +31,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
+from mlvm.step.batch_rules import BATCHING
 from tests.brief import Capsys, Patch, cases, output_of, refuses, run_python, with_long
 from tests.fuzz import (
     arguments,
@@ -278,7 +278,8 @@ def test_random_transformations(monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(ml, "jvp", doubled)
         failures = [transformations.fuzz(1, 0, 21, slopes=True)[1]]
-    monkeypatch.setitem(BATCHING, "sum", lambda *args: rule(*args) * 2.0)
+    doubled_rule: Any = lambda *args: cast(Any, rule(*args)) * 2.0  # noqa: E731
+    monkeypatch.setitem(BATCHING, "sum", doubled_rule)
     failures.append(transformations.fuzz(1, 0, 21, slopes=True)[1])
     for failure in failures:
         assert re.match(r"--first 21: .*; grad, vmap, vmap\n", failure or "")

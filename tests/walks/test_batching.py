@@ -13,10 +13,10 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
-from mlvm.eager.autodiff.rules_batching import BATCHING, REFUSING
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.transform import batching
+from mlvm.step.batch_rules import BATCHING
 from tests.brief import with_long
 from tests.cases import CASES, Case
 
@@ -40,7 +40,7 @@ def _is_exact(name: str, case: Case, batched: tuple[bool, ...]) -> bool:
 
 def test_every_op_broadcasts_or_has_a_rule_or_cannot_have_one() -> None:
     assert OPS.keys() - BATCHING.keys() == _WITHOUT_OPERANDS | _DYNAMIC | _ELEMENTWISE
-    assert OPS.keys() >= BATCHING.keys() | REFUSING
+    assert OPS.keys() >= BATCHING.keys()
 
 
 def _lane(x: Array, i: int) -> Array:
@@ -77,7 +77,7 @@ def test_lanes_at_once_are_lanes_one_by_one(name: str, monkeypatch: pytest.Monke
     """The first case with any choice of batched operands, with `--long` each. An error
     of a batching rule fails the test; `vmap` would fall back to one lane after the other."""
     refused = f"the batching rule of {name} raised OperandValueError"
-    monkeypatch.setattr(batching, "one_by_one", lambda *_, **__: pytest.fail(refused))
+    monkeypatch.setattr(batching, "_lane_by_lane", lambda *_: pytest.fail(refused))
     for number, case in enumerate(CASES[name][: 1 if name in _ELEMENTWISE else None]):
         each = [[from_array(_lane(x, i)) for i in range(LANES)] for x in case.inputs]
         first = _run(name, case, [x[0] for x in each]).numpy()

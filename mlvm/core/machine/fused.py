@@ -7,8 +7,9 @@ the cache.
 
 The first `outputs` parameters are written. A link of the chain is an op, the target of its result,
 its operands, and its attributes if it has any. A number >= 0 is a parameter, a negative one a
-temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product (`HEADS`) may come
-first, a reduction may end in a parameter. The results have the bits that the ops give one by one.
+temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product (`Op.heads`) may
+come first, a reduction may end in a parameter. The results have the bits that the ops give one by
+one.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
-
-HEADS: Final = frozenset({"integer_conv2d", "integer_matmul", "matmul", "packed_matmul"})
-"""Ops that may begin a chain. The rest works on the shape of their result, row by row."""
 
 MOST_LAYOUTS: Final = 256
 """Largest number of combinations of types for which a chain keeps its layout."""
@@ -83,7 +82,7 @@ class Chain:
         self.links = tuple(links)
         self.outputs = outputs
         self._kernels = kernels or {}
-        self._layouts: dict[Any, _Layout] = {}
+        self._layouts: Memo[Any, _Layout] = Memo(MOST_LAYOUTS, "core.machine.fused layouts")
         self._inferred: tuple[tuple[TensorType, ...], dict[int, TensorType]] | None = None
 
     def attributes(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ class Chain:
                 if source not in inferred or (0 <= source < self.outputs and source not in written):
                     raise ArgumentError(f"{op.name} reads {source}, which has no value yet")
             result = op.infer([inferred[source] for source in sources], attributes)
-            whole = op.links or (i == 0 and op.name in HEADS)
+            whole = op.links or (i == 0 and op.heads)
             if result is None or not (whole or (op.reduces and target >= 0)):
                 raise ArgumentError(f"{op.name} cannot be part of a chain")
             worked = result if whole else inferred[sources[0]]
@@ -145,7 +144,7 @@ class Chain:
         No link may read `operand` after `out` is written, and the op that writes it must work in
         place."""
         written = False
-        if self.links[0].op.name in HEADS and operand in self.links[0].sources:
+        if self.links[0].op.heads and operand in self.links[0].sources:
             return False  # later rows of the result need all of it
         for op, target, sources, _ in self.links:
             if written and operand in sources:
@@ -158,18 +157,13 @@ class Chain:
 
     def layout(self, params: Sequence[Array]) -> _Layout:
         key = tuple([(x.dtype, x.shape) for x in params])
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= MOST_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params])
-        return layout
+        return self._layouts.get(key, lambda: self._lay_out([TensorType.of(x) for x in params]))
 
     def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
         inferred = self.infer(types)
         op, target, sources, _ = self.links[0]
-        shape = inferred[target if op.links or op.name in HEADS else sources[0]].shape
-        depth = 0 if op.name in HEADS else len(shape)  # how many leading axes may be cut
+        shape = inferred[target if op.links or op.heads else sources[0]].shape
+        depth = 0 if op.heads else len(shape)  # how many leading axes may be cut
         for op, _, _, attributes in self.links:
             if op.reduces:  # its result keeps the axes that are cut
                 axes = normalize_axes(attributes["axis"], len(shape))

@@ -202,7 +202,7 @@ def hermitian(x: Array) -> Array:
     return whole
 
 
-@internal(infer=_squares, flops=_cubic(1 / 3))
+@internal(infer=_squares, flops=_cubic(1 / 3), may_raise=True)
 def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n].
 
@@ -213,14 +213,14 @@ def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
         np.copyto(out, np.linalg.cholesky(hermitian(x), upper=upper))
 
 
-@internal(infer=_squares, flops=_cubic(2))
+@internal(infer=_squares, flops=_cubic(2), may_raise=True)
 def inv(out: Array, x: Array) -> None:
     """The inverses of square matrices: f[..., n, n]. Raises `LinAlgError` for a singular one."""
     with _refusing(_SINGULAR):
         np.copyto(out, np.linalg.inv(x))
 
 
-@internal(infer=_solve, flops=_solve_flops)
+@internal(infer=_solve, flops=_solve_flops, may_raise=True)
 def solve(out: Array, x: Array, y: Array) -> None:
     """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
@@ -231,7 +231,9 @@ def solve(out: Array, x: Array, y: Array) -> None:
         np.copyto(out, np.linalg.solve(x, y))
 
 
-@internal(infer=lambda x, y, lower, unit_diagonal: _solve(x, y), flops=_triangular_flops)
+@internal(
+    infer=lambda x, y, lower, unit_diagonal: _solve(x, y), flops=_triangular_flops, may_raise=True
+)
 def solve_triangular(
     out: Array, x: Array, y: Array, *, lower: bool, unit_diagonal: bool = False
 ) -> None:
@@ -355,7 +357,7 @@ def det(out: Array, x: Array) -> None:
         np.copyto(out, np.linalg.det(x))
 
 
-@internal(infer=_det_vjp, flops=lambda g, x: _svd_flops(x))
+@internal(infer=_det_vjp, flops=lambda g, x: _svd_flops(x), may_raise=True)
 def det_vjp(out: Array, g: Array, x: Array) -> None:
     """The gradient g conj(det(x)) x^-H of `det`, also of singular matrices: f[...], f[..., n, n] ->
     f[..., n, n].
@@ -381,7 +383,7 @@ def slogdet(out: Array, x: Array) -> None:
         out[..., 0], out[..., 1] = np.linalg.slogdet(x)
 
 
-@internal(infer=_eigh, flops=_cubic(9))
+@internal(infer=_eigh, flops=_cubic(9), may_raise=True)
 def eigh(out: Array, x: Array) -> None:
     """Eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix, of
     Hermitian matrices: f[..., n, n] -> f[..., n + n n].
@@ -393,13 +395,15 @@ def eigh(out: Array, x: Array) -> None:
     _write_eigen(out, x, lambda x: np.linalg.eigh(hermitian(x)))
 
 
-@internal(infer=lambda x: _real(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(4 / 3))
+@internal(
+    infer=lambda x: _real(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(4 / 3), may_raise=True
+)
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
     _write_eigen(out, x, lambda x: [np.linalg.eigvalsh(hermitian(x))])
 
 
-@internal(infer=lambda x: _complex(_eigh(x)), flops=_cubic(25))
+@internal(infer=lambda x: _complex(_eigh(x)), flops=_cubic(25), may_raise=True)
 def eig(out: Array, x: Array) -> None:
     """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
     f[..., n, n] -> c[..., n + n n].
@@ -410,7 +414,9 @@ def eig(out: Array, x: Array) -> None:
     _write_eigen(out, x, np.linalg.eig, complex(np.nan, np.nan))
 
 
-@internal(infer=lambda x: _complex(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(10))
+@internal(
+    infer=lambda x: _complex(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(10), may_raise=True
+)
 def eigvals(out: Array, x: Array) -> None:
     """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
     _write_eigen(out, x, lambda x: [np.linalg.eigvals(x)], complex(np.nan, np.nan))
@@ -444,7 +450,7 @@ def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
         write(out, *np.linalg.qr(x, mode))
 
 
-@internal(infer=_svd, flops=_svd_flops)
+@internal(infer=_svd, flops=_svd_flops, may_raise=True)
 def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
     """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
 
@@ -455,14 +461,14 @@ def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
         write(out, *np.linalg.svd(x, full_matrices))
 
 
-@internal(infer=_singular_values, flops=_svdvals_flops)
+@internal(infer=_singular_values, flops=_svdvals_flops, may_raise=True)
 def svdvals(out: Array, x: Array) -> None:
     """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
     with _refusing(_NO_CONVERGENCE):
         np.copyto(out, np.linalg.svdvals(x))
 
 
-@internal(infer=_pinv, flops=_svd_flops)
+@internal(infer=_pinv, flops=_svd_flops, may_raise=True)
 def pinv(out: Array, x: Array, rtol: Array) -> None:
     """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
 

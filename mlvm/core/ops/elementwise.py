@@ -76,7 +76,7 @@ def subtract(out: Array, x: Array, y: Array) -> None:
     np.subtract(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=broadcast)
+@pointwise(infer=broadcast, is_holomorphic=True)
 def multiply(out: Array, x: Array, y: Array) -> None:
     """x * y, elementwise, with broadcasting.
 
@@ -89,7 +89,7 @@ def multiply(out: Array, x: Array, y: Array) -> None:
         np.multiply(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=elementwise("inexact"), public=False)
+@pointwise(infer=elementwise("inexact"), public=False, is_holomorphic=True)
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
     """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the
     product and after the sum."""
@@ -108,7 +108,7 @@ def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
         np.add(part, z, flat_out[block], dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def divide(out: Array, x: Array, y: Array) -> None:
     """x / y, elementwise, with broadcasting. Of integers and bools it is f32.
 
@@ -152,7 +152,7 @@ def remainder(out: Array, x: Array, y: Array) -> None:
     np.remainder(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def reciprocal(out: Array, x: Array) -> None:
     """1 / x.
 
@@ -162,7 +162,7 @@ def reciprocal(out: Array, x: Array) -> None:
     np.divide(1, x, out, dtype=out.dtype)
 
 
-@pointwise(infer=broadcast, precision="f32")
+@pointwise(infer=broadcast, precision="f32", is_holomorphic=True, may_raise=True)
 def pow(out: Array, x: Array, y: Array) -> None:
     """x to the power y, elementwise. An integer to a negative integer power raises
     `OperandValueError`.
@@ -238,7 +238,7 @@ def sign(out: Array, x: Array) -> None:
     np.sign(x, out)
 
 
-@pointwise(infer=broadcast, precision="f32")
+@pointwise(infer=broadcast, precision="f32", is_holomorphic=True)
 def square(out: Array, x: Array) -> None:
     """x * x.
 
@@ -354,7 +354,7 @@ def nextafter(out: Array, x: Array, y: Array) -> None:
 # --- elementary functions: of integers and bools they are f32 ------------------------
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def exp(out: Array, x: Array) -> None:
     """e to the power x.
 
@@ -364,7 +364,7 @@ def exp(out: Array, x: Array) -> None:
     np.exp(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0.
 
@@ -383,7 +383,7 @@ def expm1(out: Array, x: Array) -> None:
         np.copyto(out.imag, np.where(real > 0, np.nan, 0), where=infinite)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def log(out: Array, x: Array) -> None:
     """The natural logarithm; -inf at 0, nan below. Of complex numbers that with an imaginary part
     from -pi to pi.
@@ -394,7 +394,7 @@ def log(out: Array, x: Array) -> None:
     np.log(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def log1p(out: Array, x: Array) -> None:
     """log(1 + x), accurate near 0.
 
@@ -404,7 +404,7 @@ def log1p(out: Array, x: Array) -> None:
     np.log1p(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def log2(out: Array, x: Array) -> None:
     """The logarithm of base 2.
 
@@ -414,7 +414,7 @@ def log2(out: Array, x: Array) -> None:
     np.log2(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def log10(out: Array, x: Array) -> None:
     """The logarithm of base 10.
 
@@ -435,7 +435,7 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
     np.logaddexp(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def sqrt(out: Array, x: Array) -> None:
     """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0. The
     gradient at 0 is 0, so that a norm has one there; that of x ** 0.5 is infinite.
@@ -446,7 +446,7 @@ def sqrt(out: Array, x: Array) -> None:
     np.sqrt(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def rsqrt(out: Array, x: Array) -> None:
     """1 / sqrt(x).
 
@@ -457,7 +457,7 @@ def rsqrt(out: Array, x: Array) -> None:
     np.reciprocal(out, out)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def sin(out: Array, x: Array) -> None:
     """The sine of x radians.
 
@@ -467,7 +467,7 @@ def sin(out: Array, x: Array) -> None:
     np.sin(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def cos(out: Array, x: Array) -> None:
     """The cosine of x radians.
 
@@ -477,7 +477,7 @@ def cos(out: Array, x: Array) -> None:
     np.cos(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def tan(out: Array, x: Array) -> None:
     """The tangent of x radians.
 
@@ -487,7 +487,7 @@ def tan(out: Array, x: Array) -> None:
     np.tan(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def asin(out: Array, x: Array) -> None:
     """The arcsine; nan for a real x outside of [-1, 1].
 
@@ -497,7 +497,7 @@ def asin(out: Array, x: Array) -> None:
     np.arcsin(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def acos(out: Array, x: Array) -> None:
     """The arccosine; nan for a real x outside of [-1, 1].
 
@@ -507,7 +507,7 @@ def acos(out: Array, x: Array) -> None:
     np.arccos(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def atan(out: Array, x: Array) -> None:
     """The arctangent.
 
@@ -538,7 +538,7 @@ def hypot(out: Array, x: Array, y: Array) -> None:
     np.hypot(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def sinh(out: Array, x: Array) -> None:
     """The hyperbolic sine.
 
@@ -548,7 +548,7 @@ def sinh(out: Array, x: Array) -> None:
     np.sinh(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact, precision="f32")
+@pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def cosh(out: Array, x: Array) -> None:
     """The hyperbolic cosine.
 
@@ -558,7 +558,7 @@ def cosh(out: Array, x: Array) -> None:
     np.cosh(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def tanh(out: Array, x: Array) -> None:
     """The hyperbolic tangent.
 
@@ -574,7 +574,7 @@ def tanh(out: Array, x: Array) -> None:
         np.copyto(out.imag, np.copysign(0, imag), where=limit)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def asinh(out: Array, x: Array) -> None:
     """The inverse hyperbolic sine.
 
@@ -584,7 +584,7 @@ def asinh(out: Array, x: Array) -> None:
     np.arcsinh(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def acosh(out: Array, x: Array) -> None:
     """The inverse hyperbolic cosine; nan for a real x < 1.
 
@@ -594,7 +594,7 @@ def acosh(out: Array, x: Array) -> None:
     np.arccosh(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, is_holomorphic=True)
 def atanh(out: Array, x: Array) -> None:
     """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1].
 

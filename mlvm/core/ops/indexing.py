@@ -186,7 +186,7 @@ _BY: Final = {"multiply": np.multiply, "minimum": np.minimum, "maximum": np.maxi
 # --- by indices ----------------------------------------------------------------------
 
 
-@movement(infer=_take, copies_only=True)
+@movement(infer=_take, copies_only=True, may_raise=True)
 def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis.
 
@@ -196,7 +196,7 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     np.take(x, _positions(indices, x.shape[axis]), axis, out, "clip")
 
 
-@op(infer=_weighted_take, flops=_weighted_take_flops, public=False)
+@op(infer=_weighted_take, flops=_weighted_take_flops, public=False, may_raise=True)
 def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
     """Weighted sums of rows of x: [N, M, C] with [B, P, K] twice -> [N, P, C].
 
@@ -212,7 +212,7 @@ def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
         out += np.where(weight == 0, x.dtype.type(0), term)
 
 
-@movement(infer=_scatter_add, public=False)
+@movement(infer=_scatter_add, public=False, may_raise=True)
 def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length: int) -> None:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`.
 
@@ -225,7 +225,7 @@ def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
-@movement(infer=_index_add, in_place=1, public=False)
+@movement(infer=_index_add, in_place=1, public=False, may_raise=True)
 def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int) -> None:
     """x, with the updates added where `take` with these indices would read them.
 
@@ -237,7 +237,7 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
-@movement(infer=_index_reduce, in_place=1, public=False)
+@movement(infer=_index_reduce, in_place=1, public=False, is_holomorphic=True, may_raise=True)
 def index_reduce(
     out: Array,
     x: Array,
@@ -254,7 +254,7 @@ def index_reduce(
     _BY[by].at(out.reshape(-1), flat, updates.reshape(-1))
 
 
-@movement(infer=_index_set, in_place=1, copies_only=True, public=False)
+@movement(infer=_index_set, in_place=1, copies_only=True, public=False, may_raise=True)
 def index_set(
     out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
 ) -> None:
@@ -274,7 +274,7 @@ def index_set(
     rows[:, places] = spread.reshape(len(rows), len(places), rows.shape[2])
 
 
-@movement(infer=_flat_indices, public=False)
+@movement(infer=_flat_indices, public=False, may_raise=True)
 def flat_indices(out: Array, *indices: Array, lengths: tuple[int, ...]) -> None:
     """The row-major positions, i64, of elements in axes of these lengths.
 
@@ -286,7 +286,7 @@ def flat_indices(out: Array, *indices: Array, lengths: tuple[int, ...]) -> None:
         out += each
 
 
-@movement(infer=_take_along_axis, copies_only=True)
+@movement(infer=_take_along_axis, copies_only=True, may_raise=True)
 def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example.
 
@@ -296,7 +296,7 @@ def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     np.take(x, _along(indices, x.shape, axis), None, out, "clip")
 
 
-@movement(infer=_scatter_add_along_axis, public=False)
+@movement(infer=_scatter_add_along_axis, public=False, may_raise=True)
 def scatter_add_along_axis(
     out: Array, updates: Array, indices: Array, *, axis: int, length: int
 ) -> None:
@@ -311,7 +311,7 @@ def scatter_add_along_axis(
     _add_at(out, updates, places)
 
 
-@movement(infer=_one_hot)
+@movement(infer=_one_hot, may_raise=True)
 def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32") -> None:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
@@ -322,7 +322,7 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
     out.reshape(places.size, num_classes)[np.arange(places.size), places] = 1
 
 
-@movement(infer=_dynamic_update, in_place=1, copies_only=True)
+@movement(infer=_dynamic_update, in_place=1, copies_only=True, may_raise=True)
 def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
     """x, with its rows from `start` on along `axis` replaced by those of `update`.
 
@@ -406,7 +406,7 @@ def boolean_index(x: Array, mask: Array) -> Array:
     return x[mask.copy()]
 
 
-@movement(infer=_mask_scatter, copies_only=True, public=False)
+@movement(infer=_mask_scatter, copies_only=True, public=False, may_raise=True)
 def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, ...]) -> None:
     """Zeros of `shape`, with the updates, in order, where the mask is True.
 
@@ -421,7 +421,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     out[mask] = updates
 
 
-@movement(infer=_mask_set, in_place=1, copies_only=True, public=False)
+@movement(infer=_mask_set, in_place=1, copies_only=True, public=False, may_raise=True)
 def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
     """x, with values, in order, where `boolean_index` with this mask would read it.
 

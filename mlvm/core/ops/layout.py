@@ -60,7 +60,7 @@ def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
     np.copyto(out, x.transpose(axes))
 
 
-@movement(infer=_broadcast_to, elementwise=True, copies_only=True)
+@movement(infer=_broadcast_to, elementwise=True, copies_only=True, is_cheap=True)
 def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     """x repeated along new leading axes and along axes of length 1, up to `shape`."""
     np.copyto(out, x)

@@ -55,7 +55,7 @@ _PIECE: Final = 1 << 18  # products of a sum that is made at once
 # --- ops -----------------------------------------------------------------------------
 
 
-@op(infer=_matmul, flops=_matmul_flops, precision="half")
+@op(infer=_matmul, flops=_matmul_flops, precision="half", is_holomorphic=True, heads=True)
 def matmul(
     out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
 ) -> None:
@@ -79,7 +79,7 @@ def matmul(
     _contract(out, _swapped(x, transpose_x), _swapped(y, transpose_y))
 
 
-@op(infer=_batch_contract, flops=_matmul_flops, public=False)
+@op(infer=_batch_contract, flops=_matmul_flops, public=False, is_holomorphic=True)
 def batch_contract(
     out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
 ) -> None:

@@ -42,7 +42,7 @@ def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
 # --- activations ---------------------------------------------------------------------
 
 
-@op(infer=_activation, elementwise=True)
+@op(infer=_activation, elementwise=True, is_cheap=True)
 def relu(out: Array, x: Array) -> None:
     """max(x, 0).
 
@@ -52,7 +52,7 @@ def relu(out: Array, x: Array) -> None:
     np.maximum(x, 0, out=out)
 
 
-@op(infer=_activation, links=True, slope="gelu_slope")
+@op(infer=_activation, links=True, slope="gelu_slope", is_cheap=True)
 def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
     arXiv 1606.08415).
@@ -222,7 +222,7 @@ def _cross_entropy(logits: TensorType, labels: TensorType) -> TensorType:
     return labels.with_dtype(logits.dtype)
 
 
-@op(infer=_cross_entropy, precision="f32")
+@op(infer=_cross_entropy, precision="f32", may_raise=True)
 def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
@@ -236,7 +236,11 @@ def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     out -= chosen.reshape(out.shape)
 
 
-@op(infer=lambda g, logits, labels: _vjp(g, _cross_entropy(logits, labels), logits), public=False)
+@op(
+    infer=lambda g, logits, labels: _vjp(g, _cross_entropy(logits, labels), logits),
+    public=False,
+    may_raise=True,
+)
 def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array) -> None:
     """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
     picked = _picked(logits, labels)

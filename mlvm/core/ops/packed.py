@@ -85,7 +85,9 @@ def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
     out[...] = padded.reshape(rows, side, panels, PANEL).transpose(2, 0, 3, 1)
 
 
-@internal(infer=_packed_matmul, flops=lambda x, panels, columns, **how: 2 * x.size * columns)
+@internal(
+    infer=_packed_matmul, flops=lambda x, panels, columns, **how: 2 * x.size * columns, heads=True
+)
 def packed_matmul(
     out: Array, x: Array, panels: Array, *, columns: int, transpose_x: bool = False
 ) -> None:

@@ -168,7 +168,7 @@ def dequantize(out: Array, x: Array, scale: Array) -> None:
     _write_dequantized(out, x, scale)
 
 
-@movement(infer=_dequantize_rows, takes_storage=True)
+@movement(infer=_dequantize_rows, takes_storage=True, may_raise=True)
 def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
     """`take(dequantize(x, scale), indices, axis=0)`, of which no other rows are made: how an
     embedding of few bits is read. Negative indices count from the end.
@@ -212,7 +212,7 @@ def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
         out[..., block] = np.matmul(x, weights.T)
 
 
-@op(infer=_integer_matmul, flops=_flops)
+@op(infer=_integer_matmul, flops=_flops, heads=True)
 def integer_matmul(out: Array, x: Array, y: Array) -> None:
     """x @ y.T of bytes, in i32: exact, but modulo 2^32 where sums are longer than 32,768 products.
 
@@ -226,7 +226,7 @@ def integer_matmul(out: Array, x: Array, y: Array) -> None:
     np.matmul(x.astype(np.int32), y.astype(np.int32).T, out=out)
 
 
-@op(infer=_integer_conv2d, flops=_integer_conv2d_flops, public=False)
+@op(infer=_integer_conv2d, flops=_integer_conv2d_flops, public=False, heads=True)
 def integer_conv2d(
     out: Array,
     x: Array,

@@ -136,7 +136,7 @@ def _bernoulli(key: TensorType, p: TensorType, shape: tuple[int, ...]) -> Tensor
     return drawn
 
 
-@internal(infer=_bernoulli)
+@internal(infer=_bernoulli, may_raise=True)
 def bernoulli(out: Array, key: Array, p: Array, *, shape: tuple[int, ...]) -> None:
     """True with probability p, which broadcasts to `shape`. Needs 0 <= p <= 1."""
     bad = p[~((p >= 0) & (p <= 1))]
@@ -191,7 +191,7 @@ def _gamma(key: TensorType, a: TensorType, shape: tuple[int, ...], dtype: str) -
     return _draw_float(key, shape, dtype)
 
 
-@internal(infer=_gamma)
+@internal(infer=_gamma, may_raise=True)
 def gamma(out: Array, key: Array, a: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
     """Values of the gamma distribution of shape `a`, which broadcasts to `shape`, and scale 1.
     Needs finite a > 0."""
@@ -205,7 +205,7 @@ def _poisson(key: TensorType, rate: TensorType, shape: tuple[int, ...], dtype: s
     return _draw_integer(key, shape, dtype)
 
 
-@internal(infer=_poisson)
+@internal(infer=_poisson, may_raise=True)
 def poisson(
     out: Array, key: Array, rate: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
@@ -223,7 +223,7 @@ def _binomial(
     return _draw_integer(key, shape, dtype)
 
 
-@internal(infer=_binomial)
+@internal(infer=_binomial, may_raise=True)
 def binomial(
     out: Array, key: Array, n: Array, p: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
@@ -246,7 +246,7 @@ def _multinomial(
     return _draw_integer(key, (*shape, p.shape[-1]), dtype)
 
 
-@internal(infer=_multinomial)
+@internal(infer=_multinomial, may_raise=True)
 def multinomial(
     out: Array, key: Array, n: Array, p: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:

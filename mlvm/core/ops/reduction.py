@@ -116,7 +116,7 @@ def mean(
     np.divide(total, _count(x, axis), out, casting="same_kind")
 
 
-@reduction(infer=_accumulate, precision="f32")
+@reduction(infer=_accumulate, precision="f32", is_holomorphic=True)
 def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:

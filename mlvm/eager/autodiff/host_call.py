@@ -14,6 +14,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import misfit
+from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
@@ -29,8 +30,7 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 
 Vjp: TypeAlias = Callable[..., Tensor]
 
-_PROGRAMS_LIMIT: Final = 4096
-_programs: Final[dict[Any, Program]] = {}
+_programs: Final = Memo[Any, Program](4096, "eager.autodiff.host_call")
 
 
 def call_host(
@@ -92,15 +92,14 @@ def result_types(
 def _program(name: str, nparams: int, attributes: Attributes) -> Program:
     """Return the one-op program of that call; equal calls share it."""
     key = name, nparams, tuple([(k, _key(name, value)) for k, value in attributes.items()])
-    program = _programs.get(key)
-    if program is not None:
-        return program
-    if name.endswith(".out") and name[:-4] in OPS:
-        raise ArgumentError(f"it writes to an operand; use ml.{name[:-4]} with out=").at(name, ())
-    if len(_programs) >= _PROGRAMS_LIMIT:
-        _programs.clear()
-    values = _attributes(attributes)
-    return _programs.setdefault(key, Program.of_op(name, nparams, values, STAR))
+
+    def make() -> Program:
+        if name.endswith(".out") and name[:-4] in OPS:
+            text = f"it writes to an operand; use ml.{name[:-4]} with out="
+            raise ArgumentError(text).at(name, ())
+        return Program.of_op(name, nparams, _attributes(attributes), STAR)
+
+    return _programs.get(key, make)
 
 
 def _attributes(attributes: Attributes) -> dict[str, Any]:

@@ -16,8 +16,8 @@ one tensor, the engine allocates one cotangent, and adds each to it in place.
 
 The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. So a rule gives g times the
 conjugate of the derivative, and an operand that is real gets the real part. Rules of holomorphic
-ops are written for real numbers: the engine conjugates them (`HOLOMORPHIC`). Rules that only add
-and move elements hold for both; the others say what they do.
+ops are written for real numbers: the engine conjugates them (`Op.is_holomorphic`). Rules that only
+add and move elements hold for both; the others say what they do.
 
 A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
 promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
@@ -1017,11 +1017,3 @@ VJPS: Final[dict[str, Rules]] = {
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),
     **_none("gamma poisson binomial multinomial"),
 }
-
-_HOLOMORPHIC: Final = (
-    "multiply multiply_add divide reciprocal pow square exp expm1 log log1p log2 log10 sqrt rsqrt "
-    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract "
-    "index_reduce"
-)
-HOLOMORPHIC: Final = frozenset(_HOLOMORPHIC.split())
-"""Ops whose rules take no conjugates, although they multiply by values."""

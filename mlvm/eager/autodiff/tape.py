@@ -23,7 +23,7 @@ from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.autodiff.rows import Rule, Sparse, dense
-from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
+from mlvm.eager.autodiff.rules import VJPS
 from mlvm.eager.functions.random import with_keys
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
@@ -474,7 +474,7 @@ def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ..
         rule = VJPS[call.op.name].get(name) or refusal(call, types, name)
         bare, values = bound_rule(call, types, rule, position)
         saves += [value for value in values if value not in saves]
-        if out.dtype.kind == "complex" and call.op.name in HOLOMORPHIC:
+        if out.dtype.kind == "complex" and call.op.is_holomorphic:
             bare = partial(_conjugated, bare)
         needs = tuple([saves.index(value) for value in values])
         vjps.append(OperandVjp(types[position], bare, needs))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, CheckFailed, DTypeError, brief
+from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
 from mlvm.core.types import bool_
 from mlvm.eager.recording.recorder import current_capture
@@ -55,6 +54,6 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         launch_for_values(_program(message), current_arena().vm, (condition,))
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _program(message: str) -> Program:
     return Program.of_op(CHECK, 1, {"message": message}, 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.memo import memoized
 from mlvm.core.rules import Axis, broadcast_shapes, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
@@ -511,13 +511,12 @@ def sum_to(x: Tensor, type: TensorType) -> Tensor:
     if x.type is type:
         return x
     is_open = x.type.is_open or type.is_open
-    axes = (_broadcast_axes.__wrapped__ if is_open else _broadcast_axes)(x.shape, type.shape)
+    axes = (_broadcast_axes if is_open else _known_axes)(x.shape, type.shape)
     if axes:
         x = op.sum(x, axis=axes)
     return x if x.type is type else reshape(x, type.shape)
 
 
-@lru_cache(maxsize=4096)
 def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
     """Return the axes that broadcasting from `original` to `shape` added or stretched."""
     extra = len(shape) - len(original)
@@ -525,5 +524,7 @@ def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
         i for i, n in enumerate(shape) if i < extra or (original[i - extra] == 1 and n != 1)
     )
 
+
+_known_axes = memoized(4096)(_broadcast_axes)
 
 vars(op)["reduce_where"] = reduce_where

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from inspect import Parameter, Signature, getattr_static, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
 
+from mlvm.core.memo import memoized
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.functions.indexing import Places
 from mlvm.eager.tensor import wrapper
@@ -264,7 +265,7 @@ def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
     are those that it has."""
     names = list(names)
 
-    @lru_cache(maxsize=1024)  # libraries ask for the same names again and again
+    @memoized(1024)  # libraries ask for the same names again and again
     def text(name: str) -> str:
         hint = hints()[module].get(name)
         if hint is None:

@@ -14,10 +14,10 @@ closed then, unless that member ends within a second.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Final, overload
 
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
+from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
 from mlvm.core.types import DType
 from mlvm.eager.functions import creation, random, shapes
@@ -490,13 +490,13 @@ def _bound(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]
 _OPS: Final = Member("", 0, 1).ops
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _one_op(rank: int, size: int, name: str, attributes: tuple[tuple[str, Any], ...]) -> OneOp:
     """Return the one-op program of a collective for a member of that rank."""
     return OneOp(Member("", rank, size).ops[name], dict(attributes))
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -> Program:
     return Program.of_op(name, nparams, dict(attributes), 0)
 

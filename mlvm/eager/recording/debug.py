@@ -16,8 +16,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.arena.arena import Allocation
+from mlvm.core import memo
 from mlvm.core.errors import EncodingError, MachineError, NotFinite, UnknownFunction, brief
 from mlvm.core.machine.callee import OUT, Fused, Value, is_tensor
+from mlvm.core.memo import CacheInfo
 from mlvm.core.memory import Memory
 from mlvm.core.observe import observed
 from mlvm.core.op import OPS, Attributes
@@ -30,9 +32,10 @@ from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import calls_in, is_straight
+from mlvm.show.report import table
 from mlvm.step.saved import LoadedStep, SavedStep
 
-__all__ = ["nans"]
+__all__ = ["caches", "nans"]
 
 watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 """The VMs inside `nans`, each with its rehearsing VM if it is not of this process."""
@@ -85,6 +88,22 @@ class nans(ContextDecorator):
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._entered.pop().__exit__(*error)
+
+
+def caches() -> None:
+    """Print the caches of this process that have been used: for each name the number of caches, and
+    the sums of their entries, limits, hits and misses.
+
+    A full cache evicts its least recently used entry. Lookups at each eager call are not counted as
+    hits.
+
+        >>> ml.debug.caches()  # doctest: +ELLIPSIS
+        number ... size ... limit ... hits ... misses  name
+        ...
+    """
+    rows = [[*[f"{n:,}" for n in numbers], name] for name, *numbers in memo.caches()]
+    head = [*CacheInfo._fields[1:], "name"]
+    print("\n".join(table([head, *rows], right=len(head) - 1)))
 
 
 def is_watched(vm: VMProtocol) -> bool:

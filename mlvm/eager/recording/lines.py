@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Final
 
 from mlvm.core import errors
+from mlvm.core.memo import memoized
 from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.positions import Reword, current_reword
 
@@ -64,7 +64,7 @@ def user_line() -> Line | None:
     return line
 
 
-@lru_cache(maxsize=4096)
+@memoized(4096)
 def _line(text: str, layer: str | None) -> Line:
     line = Line(text)
     line.layer = layer

@@ -14,6 +14,7 @@ import numpy as np
 from mlvm.arena.arena import STALE, Arena, scope
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
+from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, PLAIN, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
@@ -78,9 +79,9 @@ class OneOp(CallFields):
         return f"<OneOp {self.op.name} {dict(self.attributes)}>"
 
 
-_BY_SPELLING: dict[Any, OneOp] = {}
-
-_BY_MEANING: dict[Any, OneOp] = {}
+_by_spelling: Final = Memo[Any, OneOp](_REMEMBERED, "eager.tensor.apply spellings")
+_spellings: Final = _by_spelling.entries
+_by_meaning: Final = Memo[Any, OneOp](_REMEMBERED, "eager.tensor.apply calls")
 
 
 def _key(value: Any) -> Any:
@@ -111,7 +112,7 @@ def one_op(name: str, **attributes: Any) -> OneOp:
     op does not take them."""
     spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
     try:
-        return _BY_SPELLING[spelling]
+        return _spellings[spelling]
     except KeyError:
         pass
     except TypeError:  # a list is not hashable, but `bind` may take it
@@ -124,12 +125,9 @@ def one_op(name: str, **attributes: Any) -> OneOp:
     if bound is not values:
         spelling = None
     meaning = (name, *map(_key, bound.values()))
-    if len(_BY_MEANING) >= _REMEMBERED:
-        _BY_MEANING.clear()
-        _BY_SPELLING.clear()
-    call = _BY_MEANING.setdefault(meaning, OneOp(OPS[name], bound))
+    call = _by_meaning.get(meaning, lambda: OneOp(OPS[name], bound))
     if spelling is not None:
-        _BY_SPELLING[spelling] = call
+        _by_spelling[spelling] = call
     return call
 
 

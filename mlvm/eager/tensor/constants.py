@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import DTypeError, OperandValueError, brief
+from mlvm.core.memo import Memo
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, TensorType, c64, promote
@@ -17,8 +18,6 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.native.extension import EXTENSION
 
 Scalar: TypeAlias = bool | int | float | complex
-
-_CONSTANTS_LIMIT: Final = 4096
 
 _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
     bool: ("bool", "unsigned", "signed", "float", "complex"),
@@ -47,8 +46,8 @@ class Constants:
 
     def __init__(self, vm: VMProtocol) -> None:
         self.arena = Arena(vm, "constants")
-        self.tensors: dict[Any, Tensor] = {}
-        self.seen: set[Any] = set()
+        self.tensors: Memo[Any, Tensor] = Memo(4096, "eager.tensor.constants")
+        self.seen: Memo[Any, None] = Memo(4096, "eager.tensor.constants seen once")
 
 
 def prepare_constants(vm: VMProtocol) -> Constants:
@@ -71,15 +70,13 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if type(value) is Number:
         return _constant_of_call(value, dtype, pool)
     key = dtype, value.__class__, repr(value) if isinstance(value, (float, complex)) else value
-    tensor = pool.tensors.get(key)
+    tensor = pool.tensors.entries.get(key)
     if tensor is not None:
         return tensor
     if EXTENSION is not None:
         made: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if made is not None and key not in pool.seen:  # a number that may never come again
-            if len(pool.seen) >= _CONSTANTS_LIMIT:
-                pool.seen.clear()
-            pool.seen.add(key)
+        if made is not None and key not in pool.seen.entries:  # it may never come again
+            pool.seen[key] = None
             return made
         tensor = made
     if tensor is None:
@@ -89,8 +86,6 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
                 tensor = from_array(array)
         finally:
             pause(before)
-    if len(pool.tensors) >= _CONSTANTS_LIMIT:
-        pool.tensors.clear()
     pool.tensors[key] = tensor
     return tensor
 

@@ -11,16 +11,14 @@ import linecache
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from opcode import opmap
 from types import CodeType, FrameType
 from typing import Any, Final
 
 from mlvm.core.locks import new_lock
+from mlvm.core.memo import Memo, memoized
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 
-_SITES_LIMIT: Final = 4096
-_UNPACKED_LIMIT: Final = 256
 _VIEWS: Final = frozenset(
     ("T", "mT", "real", "imag", "reshape", "ravel", "permute_dims", "transpose", "swapaxes"),
 ).union(
@@ -33,10 +31,12 @@ _INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda
 _parsing: Final = new_lock()
 """Held while a source is parsed: in CPython 3.11 two threads at once disturb each other."""
 
-_sites: Final[dict[tuple[int, int], tuple[CodeType, str | None]]] = {}
+_sites: Final = Memo[tuple[int, int], tuple[CodeType, str | None]](4096, "eager.tensor.parts sites")
 """By a code's id and the place of an instruction: the code, and what its update loses, or None."""
 
-_unpacked: Final[dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]]] = {}
+_unpacked: Final = Memo[int, tuple[weakref.ref[Any], weakref.ref[Any]]](
+    256, "eager.tensor.parts unpacked"
+)
 """The latest rows that `a, b = x` has unpacked, by their ids, each with the owner of x's bytes."""
 
 
@@ -47,14 +47,12 @@ def unpacks(frame: FrameType) -> bool:
 
 def note_unpacked(row: Any, whole: Any) -> None:
     """Note a row of a tensor that is unpacked."""
-    if len(_unpacked) >= _UNPACKED_LIMIT:
-        _unpacked.clear()
     _unpacked[id(row)] = weakref.ref(row), weakref.ref(whole.root)
 
 
 def _is_row_of_another(x: Any) -> bool:
     """Return whether x is an unpacked row of a tensor that somebody refers to."""
-    row, reference = _unpacked.get(id(x), (None, None))
+    row, reference = _unpacked.entries.get(id(x), (None, None))
     whole = reference() if row is not None and reference is not None and row() is x else None
     return whole is not None and sys.getrefcount(whole) > len(whole.views()) + 2  # those here
 
@@ -63,13 +61,8 @@ def warn_of_part(frame: FrameType, x: Any) -> None:
     """Warn if the update of x at the frame's instruction is lost: x is an argument that nobody else
     refers to, a row of a tensor that somebody refers to, or a part of one that is read later."""
     code, place = frame.f_code, frame.f_lasti
-    found = _sites.get((id(code), place))
-    if found is None:
-        if len(_sites) >= _SITES_LIMIT:
-            _sites.clear()
-        found = _sites[id(code), place] = code, _lost(frame, type(x))
-    text = found[1]
-    if text is None and _unpacked and _is_row_of_another(x):
+    _, text = _sites.get((id(code), place), lambda: (code, _lost(frame, type(x))))
+    if text is None and len(_unpacked) and _is_row_of_another(x):
         text = "a row that was unpacked"
     if text is not None:
         warn_at(
@@ -100,7 +93,7 @@ def _lost(frame: FrameType, tensor: type) -> str | None:
     return None
 
 
-@lru_cache(maxsize=64)
+@memoized(64)
 def _body_of(code: CodeType, source: str) -> ast.AST:
     """Return the node of a function or module, an empty one if the source is not known."""
     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 import sys
-from functools import lru_cache
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any, Final
+
+from mlvm.core.memo import memoized
 
 _LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
 
@@ -26,7 +27,7 @@ class Public:
         return resolve_name, (self.path,)
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def public_name(x: Any) -> Any:
     """Return a reference to a function or class by its public name, if it has one; else itself."""
     home, name = str(x.__module__), x.__qualname__

@@ -3,7 +3,7 @@
 In: a trace of the function for one element of the batch; arguments that are batched, with the batch
     along axis 0, or the same for all elements (`Batched`).
 Out: the results for all elements, by eager code: one call an op, with the rule of
-    `mlvm.eager.autodiff.rules_batching`.
+    `mlvm.step.batch_rules`.
 Invariant: an unbatched value is computed once.
 Control flow by a batched value masks: both branches run, and `where` selects. A loop runs until the
     last element is done, and keeps the state of those done before. `live` has the elements that
@@ -20,18 +20,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
-from mlvm.core.errors import ArgumentError, CaptureError, GradientError, OperandValueError, brief
+from mlvm.core.errors import (
+    ArgumentError,
+    CaptureError,
+    GradientError,
+    OperandValueError,
+    PositionRefused,
+    brief,
+)
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.host_call import run
-from mlvm.eager.autodiff.rules_batching import (
-    BATCHING,
-    REFUSING,
-    Batched,
-    align,
-    as_batch,
-    elementwise,
-    one_by_one,
-)
 from mlvm.eager.control import blocks, branches, functions, loops, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
@@ -39,10 +37,11 @@ from mlvm.eager.control.state import as_condition
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import full, zeros
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.functions.shapes import moveaxis, reshape
-from mlvm.eager.recording.lines import standing_for
+from mlvm.eager.functions.indexing import getitem
+from mlvm.eager.functions.shapes import broadcast_to, moveaxis, permute_dims, reshape
+from mlvm.eager.recording.lines import standing_for, traced_line
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, alias_of, apply
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import bound, overriding
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
@@ -50,6 +49,15 @@ from mlvm.eager.transform.custom import CustomRule
 from mlvm.eager.transform.trace import OUTSIDE, Body, ScanBody, Types, interpret, trace_function
 from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
+from mlvm.step.batch_rules import (
+    BATCHING,
+    Batched,
+    BatchedCall,
+    BatchEmitter,
+    elementwise,
+    in_lane,
+    one_by_one,
+)
 from mlvm.step.flow import Call, Procedure
 
 Values: TypeAlias = list[Batched]
@@ -94,7 +102,8 @@ class BatchingInterpreter:
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
-        self.n = n
+        self.n, self._batch = n, BatchEmitter(n, _EMITTER)
+        self.as_batch: Callable[[Batched], Tensor] = self._batch.as_batch
         self.axis_name = axis_name
         self.live: Tensor | None = None
         self.is_dry = False
@@ -117,10 +126,6 @@ class BatchingInterpreter:
     def stop_gradient(self, x: Batched) -> Batched:
         return x if self.is_dry else Batched(stop_gradient(x.x), x.is_batched)
 
-    def as_batch(self, v: Batched) -> Tensor:
-        """Return the value with a batch axis."""
-        return as_batch(v, self.n)
-
     def op(self, call: OneOp, xs: Sequence[Batched]) -> Batched:
         name = call.op.name
         batched = any(v.is_batched for v in xs)
@@ -130,22 +135,24 @@ class BatchingInterpreter:
             return Batched(_NOTHING, batched)
         if not batched:
             return Batched(apply(call, *[v.x for v in xs]), False)
-        if self.live is not None and name in REFUSING:
+        if self.live is not None and call.op.may_raise:
             xs = self._with_live_values(xs)
         rule = BATCHING.get(name, elementwise if call.op.elementwise else None)
         if rule is None:
             raise no_rule(name)
         if rule is one_by_one and blocks.is_recorded():
             return Batched(self._map_rows(call, xs), True)
+        batched_call = BatchedCall(call.op, call.attributes, self.n, _EMITTER)
+        context: AbstractContextManager[object] = suppress(OperandValueError)
         if blocks.is_recorded():
             element_types = [v.x.type.with_shape(v.shape) for v in xs]
             named = standing_for(name, element_types, has_lanes=_has_lanes(call, xs))
-            with named if name in REFUSING else nullcontext():
-                return Batched(rule(call, self.n, *xs), True)
-        with suppress(OperandValueError):
-            return Batched(rule(call, self.n, *xs), True)
+            context = named if call.op.may_raise else nullcontext()
+        with context:
+            result = rule(batched_call, *xs)
+            return Batched(_one_by_one(call, self.n, xs) if result is None else result, True)
         # its error names the operands of one element
-        return Batched(one_by_one(call, self.n, *xs, in_lanes=_has_lanes(call, xs)), True)
+        return Batched(_lane_by_lane(call, self.n, xs), True)
 
     def _collective(self, call: OneOp, v: Batched) -> Batched:
         """Apply a collective along the batch axis; its result is the same for all elements."""
@@ -214,7 +221,7 @@ class BatchingInterpreter:
 
     def _select(self, mask: Tensor, v: Batched, other: Batched) -> Batched:
         """Select the first value where the mask is true, else the second."""
-        return Batched(op.where(align(Batched(mask, True), v.ndim), v.x, other.x), True)
+        return Batched(op.where(self._batch.align(Batched(mask, True), v.ndim), v.x, other.x), True)
 
     # --- control flow -----------------------------------------------------------------
 
@@ -469,7 +476,7 @@ class BatchingInterpreter:
             [condition] = xs
             holds = condition.x
             if self.live is not None:
-                idle = align(Batched(op.logical_not(self.live), True), condition.ndim)
+                idle = self._batch.align(Batched(op.logical_not(self.live), True), condition.ndim)
                 holds = op.logical_or(self.as_batch(condition), idle)
             check(holds, call.attributes["message"])
             return []
@@ -546,6 +553,51 @@ class BatchingInterpreter:
         both = zip(self.records[p - 1], self.records[q - 1], strict=True)
         total = [records.summed(x, y, self._sum) if x.dtype is i64 else x + y for x, y in both]
         return int(self._push(total))
+
+
+class _Emitter:
+    """Emitter of batching rules that makes eager calls, which a capture records."""
+
+    is_exact = False
+    reshape = staticmethod(reshape)
+    permute_dims = staticmethod(permute_dims)
+    broadcast_to = staticmethod(broadcast_to)
+    constant = staticmethod(constant)
+
+    def op(self, name: str, /, *xs: Tensor, **attributes: Any) -> Tensor:
+        return apply(one_op(name, **attributes), *xs)
+
+
+_EMITTER: Final = _Emitter()
+
+
+def _one_by_one(call: OneOp, n: int, xs: Sequence[Batched], *, in_lanes: bool = False) -> Tensor:
+    """Apply the op to one element after the other, such as for random numbers by key.
+
+    With `in_lanes`, an error names the element.
+    """
+    elements = []
+    for i in range(n):
+        operands = [getitem(v.x, i) if v.is_batched else v.x for v in xs]
+        try:
+            elements.append(apply(call, *operands))
+        except PositionRefused as error:
+            if in_lanes:
+                line = traced_line.get()
+                if line is not None and line.call is not None:  # an inner `vmap` of this one
+                    error.op, error.operands = line.call
+                in_lane(error, [i], 0 if line is None else line.naxes)
+            raise
+    if not elements:
+        like = call.infer(tuple([v.x.type.with_shape(v.shape) for v in xs]))
+        assert like is not None  # no op with a rule is dynamic
+        return zeros((0, *like.shape), dtype=like.dtype)
+    return op.concat(*[reshape(x, (1, *x.shape)) for x in elements], axis=0)
+
+
+def _lane_by_lane(call: OneOp, n: int, xs: Sequence[Batched]) -> Tensor:
+    """Apply the op to one element after the other, since a rule has raised: one raises here."""
+    return _one_by_one(call, n, xs, in_lanes=_has_lanes(call, xs))
 
 
 def _has_lanes(call: OneOp, xs: Sequence[Batched]) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 from mlvm.core.errors import ArgumentError, AxisRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.rules_batching import Batched
 from mlvm.eager.functions.creation import arange, asarray
 from mlvm.eager.functions.shapes import moveaxis
 from mlvm.eager.tensor.apply import alias_of
@@ -27,6 +26,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.batching import BatchingInterpreter, named_axis
 from mlvm.eager.transform.trace import interpret, trace_function
 from mlvm.eager.tree import Node, Tree, anywhere, flatten, named_leaves, partners, unflatten
+from mlvm.step.batch_rules import Batched
 
 Axes: TypeAlias = Any
 """An axis, None, or a tree of these, which may end above the leaves of its tree."""

@@ -77,13 +77,7 @@ def _expressions() -> dict[str, dict[str, str]]:
 
 
 _EXPRESSIONS: Final = _expressions()
-_PREDICATES: Final = frozenset(
-    {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
-)
-"""Of operands that promote; the result is a bool."""
-
 _IS: Final = ("isnan", "isinf", "isfinite")
-_MOVES: Final = frozenset({"copy", "broadcast_to", "where"})
 
 LANES: Final = 16
 _VECTORS: Final = frozenset({"exp", "log", "tanh", "sigmoid", "gelu", "gelu_slope"})
@@ -158,7 +152,7 @@ def expression(
         of = _computed(out) if lanes == 1 else "lanes"
         return _rounded(f"gelu_{kind}{suffix}_{of}({', '.join(values)})", out)
     worked = out
-    if name in _PREDICATES:
+    if out is bool_ and len(operands) == 2:  # a comparison, of operands that promote
         worked = operands[0] if operands[0] is operands[1] else promote(*operands)
     text = _EXPRESSIONS[worked.kind].get(name)
     if text is None or (name == "nextafter" and out.is_half):
@@ -392,9 +386,9 @@ def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[
 
 def _one(name: str, device: Facts, types: Types, /, **attributes: object) -> Calls:
     """The kernel of a single op."""
-    if name not in _MOVES and not all(device.has(x.dtype) for x in types):
+    if not OPS[name].copies_only and not all(device.has(x.dtype) for x in types):
         return None
-    if name in _MOVES:
+    if OPS[name].copies_only:
         condition = 1 if name == "where" else -1
         moved = {x.dtype for i, x in enumerate(types) if i != condition}
         if len(moved) == 1:  # as integers of that size
@@ -430,7 +424,8 @@ def _pow(device: Facts, types: Types) -> Calls:
 ELEMENTWISE: Final = frozenset(
     {
         *itertools.chain(*_EXPRESSIONS.values()),
-        *("astype", "signbit", "gelu", "gelu_slope", *_IS, *_MOVES),
+        *("astype", "signbit", "gelu", "gelu_slope", *_IS),
+        *("copy", "broadcast_to", "where"),
     }
 )
 """Ops that have an expression, for some dtypes at least."""

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import OutOfMemory
+from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.types import ALIGNMENT, Array, TensorType
@@ -76,7 +77,7 @@ class Queue:
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
         self.memory = memory
         self._host = host
-        self._plans: dict[Any, Plan] = {}
+        self._plans: Memo[Any, Plan] = Memo(_MOST_PLANS, "machines.gpu plans")
         self._scratch: Any = None
 
     def kernels(self) -> dict[str, Kernel]:
@@ -90,13 +91,12 @@ class Queue:
         self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
     ) -> Plan:
         """The plan of that key, which says the types, too."""
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
+
+        def make() -> Plan:
             new = steps([TensorType.of(x) for x in arrays])
-            plan = self._plans[key] = Plan(new, *_laid_out(new))
-        return plan
+            return Plan(new, *_laid_out(new))
+
+        return self._plans.get(key, make)
 
     def compile(self, plans: Sequence[Plan]) -> None:
         """Compile what these need, as far as it can be done together."""

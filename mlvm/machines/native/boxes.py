@@ -126,6 +126,9 @@ class Boxes:
     ) -> None:
         """Add tiles over elements of `size` bytes along axes that do not merge any further: for the
         `named` kernel, or else copied."""
+        if self.itemsize > 8 and (named or not integers["reads"]):  # there is no kernel
+            self._parts.append(None)
+            return
         count = math.prod(axis.length for axis in axes)
         if size not in (1, 2, 4, 8):
             kernel, work = "box_rows", count * (2 + size / 10)

@@ -16,6 +16,7 @@ from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails
 from mlvm.core.machine.run import Call, miscounted
+from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, Attributes, canonical
 from mlvm.core.program.program import STAR
 from mlvm.core.types import MAX_NDIM, Array, TensorType
@@ -59,7 +60,7 @@ class CFunction(UserFunction):
         self.library = library
         self.owner = owner
         # By the id of the attributes, which an entry keeps alive.
-        self._callers: dict[int, tuple[Host, Caller]] = {}
+        self._callers = Memo[int, tuple[Host, Caller]](_MOST_CALLERS, "machines.native.host")
 
     def bind(self, attributes: Attributes) -> Attributes:
         """Return the attributes, unchanged. Raises `ArgumentError` for one that JSON cannot
@@ -79,13 +80,12 @@ class CFunction(UserFunction):
 
     def _entry(self, attributes: Attributes) -> tuple[Host, Caller]:
         attributes = attributes or NO_ATTRIBUTES
-        entry = self._callers.get(id(attributes))
-        if entry is None:
+
+        def make() -> tuple[Host, Caller]:
             host = self._host(attributes)
-            if len(self._callers) >= _MOST_CALLERS:
-                self._callers.clear()
-            entry = self._callers[id(attributes)] = host, Caller(host)
-        return entry
+            return host, Caller(host)
+
+        return self._callers.get(id(attributes), make)
 
     def _host(self, attributes: Attributes) -> Host:
         announced = UserFunction(self.name, self.nparams, self.nresults)  # not self: no cycle

@@ -15,7 +15,8 @@ import numpy as np
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine.callee import Fused, Kernels
-from mlvm.core.machine.fused import HEADS, MOST_LAYOUTS, Chain, Link
+from mlvm.core.machine.fused import MOST_LAYOUTS, Chain, Link
+from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
@@ -23,10 +24,10 @@ from mlvm.core.ops.half import is_half
 from mlvm.core.types import Array, DType, TensorType, f32, f64
 from mlvm.machines.native import planners
 from mlvm.machines.native._native import KernelCall, Pool
-from mlvm.machines.native.planner import PLANNERS, Planner, Types, unwrapped
+from mlvm.machines.native.planner import HALVES, PLANNERS, Planner, Types, unwrapped
 from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
-from mlvm.machines.native.planners.halves import PRODUCTS, ROWS, SUMS, halves_call
+from mlvm.machines.native.planners.halves import halves_call
 from mlvm.machines.native.planners.indexing import boolean_index
 from mlvm.machines.native.planners.linalg import headed_call
 from mlvm.machines.native.planners.quantized import integer_headed_call
@@ -35,21 +36,6 @@ for _room in pkgutil.iter_modules(planners.__path__):
     importlib.import_module(f"{planners.__name__}.{_room.name}")
 
 _MOST_CALLS: Final = 2048
-_MOVES: Final = frozenset(
-    [
-        *("concat", "copy", "dynamic_update", "flip", "full", "index_set", "mask_scatter"),
-        *("mask_set", "pack_panels", "permute_dims", "reshape", "roll", "slice", "take"),
-    ]
-)
-"""Ops that only move elements, so that their kernels take any size, complex ones too."""
-
-_HEADED: Final = {
-    name: integer_headed_call if name.startswith("integer") else headed_call for name in HEADS
-}
-"""Planners of chains that begin with such a product."""
-
-_OF_HALVES: Final = frozenset(["packed_matmul", "recurrence"]) | PRODUCTS | ROWS | SUMS
-"""Ops whose kernels read halves, beside moves and elementwise ops."""
 
 
 class NativeKernel:
@@ -69,17 +55,13 @@ class NativeKernel:
         self.op = op
         self._planner = planner
         self._pool = pool
-        self._calls: dict[Any, KernelCall | None] = {}
+        self._calls: Memo[Any, KernelCall | None] = Memo(_MOST_CALLS, "machines.native calls")
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call for a result and operands of these types; None if the reference kernel
         runs."""
         key = tuple(types), repr(attributes) if attributes else ""
-        if key not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            self._calls[key] = self.plan(types, attributes)
-        return self._calls[key]
+        return self._calls.get(key, lambda: self.plan(types, attributes))
 
     def plan(
         self, types: Types, attributes: Attributes, *, are_inferred: bool = False
@@ -90,21 +72,21 @@ class NativeKernel:
         """
         if not self._fit(types, attributes, are_inferred):
             return None
-        if self.op.name in ROWS | SUMS and any(map(is_half, types)):
+        halves = HALVES.get(self.op.name) if any(map(is_half, types)) else None
+        if halves in ("rows", "sum"):
             return halves_call(self.op.name, types, attributes)
         call = self._planner(types, attributes)
-        if call is None and self.op.name in PRODUCTS and any(map(is_half, types)):
+        if call is None and halves == "product":
             call = halves_call(self.op.name, types, attributes)
         return call
 
     def _fit(self, types: Types, attributes: Attributes, are_inferred: bool) -> bool:
-        """Return True if the types suit the op: a raw VM does not check them. Only moves take
-        complex elements, which a kernel would read as others of their size."""
-        moves = self.op.name in _MOVES or self.op.links  # these have row functions by dtype
+        """Return True if the types suit the op: a raw VM does not check them. Only kernels
+        that move elements take complex ones, which others would read as real ones of their size."""
+        moves = self.op.copies_only or self.op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
-        takes = self.op.copies_only or self.op.links or self.op.name in _OF_HALVES
-        if any(map(is_half, types)) and not takes:
+        if any(map(is_half, types)) and not (moves or self.op.name in HALVES):
             return False
         try:
             return are_inferred or self.op.infer(types[1:], attributes) is types[0]
@@ -176,7 +158,7 @@ class NativeFused:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._plans: WeakKeyDictionary[Chain, dict[Any, KernelCall | Parts]] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Chain, Memo[Any, KernelCall | Parts]] = WeakKeyDictionary()
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """Return the call of attributes["chain"] for parameters of these types; None if it has
@@ -195,16 +177,19 @@ class NativeFused:
         """Plan the call, which is not cached: lengths of the types may be open."""
         links = attributes["chain"].links
         is_native = all(isinstance(attributes["chain"].kernel(x.op), NativeKernel) for x in links)
-        return _HEADED.get(links[0].op.name, chain_call)(links, types) if is_native else None
+        head = links[0].op
+        if not is_native or not head.heads:
+            return chain_call(links, types) if is_native else None
+        plan = integer_headed_call if head.name.startswith("integer") else headed_call
+        return plan(links, types)
 
     def plan_for(self, chain: Chain, types: Types) -> KernelCall | Parts:
         """Return the call of a chain for parameters of these types, or its parts."""
-        key, plans = tuple(types), self._plans.setdefault(chain, {})
-        if key not in plans:
-            if len(plans) >= MOST_LAYOUTS:
-                plans.clear()
-            plans[key] = self.plan(types, {"chain": chain}) or Parts(chain, types)
-        return plans[key]
+        plans = self._plans.get(chain)
+        if plans is None:
+            plans = self._plans.setdefault(chain, Memo(MOST_LAYOUTS, "machines.native chains"))
+        made = partial(self.plan, types, {"chain": chain})
+        return plans.get(tuple(types), lambda: made() or Parts(chain, types))
 
 
 class _Part(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.lengths import Length
@@ -25,9 +25,13 @@ from mlvm.machines.native._native import KernelCall
 
 Types: TypeAlias = Sequence[TensorType]
 Planner: TypeAlias = Callable[[Types, Attributes], KernelCall | None]
+Plan: TypeAlias = Callable[[str, Types, Attributes], KernelCall | None]
+Halves: TypeAlias = Literal["rows", "sum", "product", "own"]
 
 PLANNERS: Final[dict[str, Planner]] = {}
 """By op name."""
+HALVES: Final[dict[str, Halves]] = {}
+"""How the kernels of ops read halves, by op name, as `planner` declares it."""
 
 
 @cache
@@ -43,15 +47,21 @@ def has_kernel(kernel: str) -> bool:
     return kernel in _integers(_native.simd())
 
 
-def planner(
-    *names: str,
-) -> Callable[[Callable[[str, Types, Attributes], KernelCall | None]], Planner]:
-    """Make the decorated function the planner of these ops."""
+def planner(*names: str, halves: Halves | None = None) -> Callable[[Plan], Plan]:
+    """Make the decorated function the planner of these ops.
 
-    def declare(plan: Callable[[str, Types, Attributes], KernelCall | None]) -> Planner:
+    halves: how their kernels read halves. "own": the planner itself plans them. The others are
+        calls of f32's kernels (`planners/halves.py`): "rows", whose units are rows; "sum", which
+        reads bf16 itself; "product", whose operands are widened whole, since large ones are better
+        widened by separate calls. None: only elementwise ops and moves read halves.
+    """
+
+    def declare(plan: Plan) -> Plan:
         for name in names:
             PLANNERS[OPS[name].name] = partial(plan, name)
-        return PLANNERS[name]
+            if halves is not None:
+                HALVES[name] = halves
+        return plan
 
     return declare
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded
 from mlvm.core.machine.verify import uses_of
+from mlvm.core.memo import memoized
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import check_array
@@ -38,7 +38,7 @@ _FEW_TENSORS: Final = 1024  # handles after which a session drops those that wer
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
-@lru_cache(maxsize=256)
+@memoized(256)
 def launch_struct(nhandles: int) -> struct.Struct:
     """Return the layout of a `launch`: the program's number, and the handles of its arguments."""
     return struct.Struct(f"<{1 + nhandles}Q")

@@ -22,7 +22,6 @@ from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
 from mlvm.machines.native.planner import PLANNERS, unwrapped
 
 _ALIGNMENT = 64
-_TAKE_ANY_VALUE = frozenset(["sum", "mean", "max", "min", "sort", "argsort", "top_indices"])
 
 
 class Temporary(NamedTuple):
@@ -152,7 +151,7 @@ class _Lowering:
         name, dtype = kernel.op.name, out.type.dtype
         if call is not None:
             self._add(call, operands)
-        elif out.type.size == 0 and name in _TAKE_ANY_VALUE:
+        elif out.type.size == 0 and not kernel.op.may_raise:
             return
         elif name == "sum" and xs[0].type.size == 0:
             self._add(PLANNERS["zeros"]([out.type], {}), [out])

@@ -538,3 +538,15 @@ def test_an_error_of_a_lane_has_no_code() -> None:
     with pytest.raises(IndexError, match="index 7") as caught:
         ml.batch(lambda both: ml.take(*both))((ml.ones((2, 3)), ml.asarray([[0], [7]])))
     assert max(map(len, caught.value.__notes__)) < 300
+
+
+def test_an_op_that_may_raise_runs_only_for_the_elements_that_take_its_branch() -> None:
+    w, powers = ml.asarray([2, 3]), ml.asarray([-1, 2])
+
+    def f(x: ml.Tensor) -> ml.Tensor:
+        taken: ml.Tensor = ml.cond(x > 0, lambda: x + ml.sum(w**powers), lambda: x)
+        return taken
+
+    assert [y.item() for y in ml.batch(f)([ml.asarray(-1), ml.asarray(-2)])] == [-1, -2]
+    inputs = [ml.asarray(-1), ml.asarray(2)]
+    refuses(OperandValueError, "no negative integer power", ml.batch(f), inputs)

@@ -181,8 +181,8 @@ def test_an_interrupted_run_is_repeated(
     w, x = [0.0, 1.0, 2.0, 3.0], np.full((count, 4), 2.0, np.float32)
     with ml.use(ml.VM()):
         expected = bits(settling(ml.asarray(w))(ml.asarray(x)))
-    step_lanes._parts.cache_clear()
-    step_lanes._written.cache_clear()
+    step_lanes._parts.clear()
+    step_lanes._written.clear()
     original, interrupts = getattr(owner, name), iter([*[False] * (calls - 1), True])
 
     def interrupted(*args: Any, **options: Any) -> Any:

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 import numpy as np
 
 from mlvm.core.errors import CaptureError
+from mlvm.core.memo import memoized
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.checker import CELL, MISSING, Guard, GuardChecker, content_of_slot
 from mlvm.eager.capture.guards.code import (
@@ -588,7 +589,7 @@ def reads_environment(value: Any) -> bool:
     return type(fn) is types.FunctionType and _reads_environment(fn, 3)
 
 
-@functools.lru_cache(maxsize=1024)
+@memoized(1024)
 def _reads_environment(fn: types.FunctionType, depth: int) -> bool:
     named, variables = names_in(fn.__code__), fn.__globals__
     if not _ENVIRONMENT.isdisjoint((*named.globals, *named.fields)):

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from mlvm.core.memo import memoized
 from mlvm.eager.nn.module import Module
 from mlvm.eager.optim.optimizer import Group, Optimizer
 from mlvm.eager.tree import Node
@@ -234,7 +235,7 @@ def reads_special_only(module: str) -> bool:
     return module.partition(".")[0] in _READING_SPECIAL_ONLY and is_library(module)
 
 
-@functools.lru_cache(maxsize=1024)
+@memoized(1024)
 def stateful_names(module: str) -> tuple[str, ...]:
     """Return the names of objects that may change in a module of the standard library, as
     `environ`, and of abstract classes, with which others may be registered."""

@@ -8,22 +8,10 @@ from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import bf16, f32
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.native.planner import PLANNERS, Types, kernel_call
+from mlvm.machines.native.planner import HALVES, PLANNERS, Types, kernel_call
 from mlvm.machines.native.planners.elementwise import conversion
 from mlvm.machines.native.planners.rows import part_of_rows
 
-SUMS: Final = frozenset(["mean", "sum"])
-"""Their kernels read bf16 themselves."""
-ROWS: Final = frozenset(
-    [
-        *("layer_norm", "layer_norm_normalize", "layer_norm_scale_vjp", "layer_norm_vjp"),
-        *("log_softmax", "logsumexp", "softmax"),
-        *("softmax_cross_entropy", "softmax_cross_entropy_vjp"),
-    ]
-)
-"""Ops whose unit is a row."""
-PRODUCTS: Final = frozenset(["batch_contract", "matmul"])
-"""Ops whose operands are widened whole; large ones are better widened by separate calls."""
 _WHOLE: Final = frozenset(["scale", "bias"])
 _MOST_WIDENED: Final = 1 << 16  # elements, for a product
 _PIECE: Final = 1024  # elements of an operand, roughly, that are widened before they are used
@@ -37,17 +25,17 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
         return None
     [half] = floats
     wide = [type.with_dtype(f32) if type.dtype is half else type for type in types]
-    if op in SUMS:
+    is_sum, product = HALVES[op] == "sum", HALVES[op] == "product"
+    if is_sum:
         if types[1].dtype is not bf16:
             return None
         wide[1] = types[1]
     child = PLANNERS[op](wide, attributes)
     if child is None or "_of_columns" in child.kernel:
         return None
-    product = op in PRODUCTS
     if product and (not child.units or sum(type.size for type in types) > _MOST_WIDENED):
         return None
-    part, later = 1, product or op in SUMS
+    part, later = 1, product or is_sum
     if op == "layer_norm_scale_vjp":
         part, later = part_of_rows(types[2]), True
     lengths = [type.size // child.units for type in types]

@@ -6,8 +6,8 @@ Every call has at least one unit, which checks the indices.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
+from mlvm.core.memo import memoized
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType
@@ -161,7 +161,7 @@ def masked(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return _masked("masked", len(types), mask.size, updates.shape[0], width)
 
 
-@lru_cache(256)
+@memoized(256)
 def boolean_index(count: int, width: int) -> KernelCall | None:
     """Plan a call that copies the rows of `width` bytes where a mask of `count` elements is True.
     Its parameters are a result of that many rows, x, and a mask that nothing changes meanwhile."""

@@ -133,7 +133,7 @@ def scratch_behind(child_scratch: int, chain: Chain | None) -> int:
     return child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
 
 
-@planner("matmul")
+@planner("matmul", halves="product")
 def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, x, y = types
     if out.dtype in (i64, u64) and x.dtype is y.dtype is out.dtype:
@@ -144,7 +144,7 @@ def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return float_product and call(float_product, rounding(out, types))
 
 
-@planner("packed_matmul")
+@planner("packed_matmul", halves="own")
 def packed_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     product = _packed(types[1], types[2], attributes)
     return product and call(product, rounding(types[0], types))
@@ -178,7 +178,7 @@ def _product(dtype: str, x: TensorType, y: TensorType, attributes: Attributes) -
     return Product(dtype, *_matrices(x, y, attributes), axes)
 
 
-@planner("batch_contract")
+@planner("batch_contract", halves="product")
 def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     _, x, y = types
     dtype = factor_dtype(x, y, attributes)

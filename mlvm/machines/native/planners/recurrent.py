@@ -17,7 +17,7 @@ _WORTH_A_BARRIER: Final = 6000  # nanoseconds of a step, after which threads wai
 _FEW_ROWS: Final = 4  # for which a kernel of bf16 is read as it is, and not widened
 
 
-@planner("recurrence")
+@planner("recurrence", halves="own")
 def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, projected, _, kernel, *_ = types
     _, rows, width = projected.shape

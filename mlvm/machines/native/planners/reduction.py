@@ -115,7 +115,8 @@ def _bytes(dtype: DType) -> DType:
     return u8 if dtype is bool_ else dtype
 
 
-@planner("sum", "mean", "prod")
+@planner("prod")
+@planner("sum", "mean", halves="sum")
 def sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     kernel, size = _sum_kernel("prod" if op == "prod" else "sum", types), types[0].dtype.itemsize
     divisor = types[1].size // max(1, types[0].size) if op == "mean" else 1

@@ -16,7 +16,7 @@ from mlvm.machines.native.planners.reduction import collapsed
 _WIDTH: Final = 128  # of a block of columns
 
 
-@planner("softmax", "log_softmax", "logsumexp")
+@planner("softmax", "log_softmax", "logsumexp", halves="rows")
 def softmax(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     """Plan along the last axis, or along any in blocks of columns; `logsumexp` along several,
     too."""
@@ -39,7 +39,7 @@ def softmax(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return kernel_call(kernel, 2, outer * blocks, work, integers, scratch=scratch)
 
 
-@planner("softmax_cross_entropy", "softmax_cross_entropy_vjp")
+@planner("softmax_cross_entropy", "softmax_cross_entropy_vjp", halves="rows")
 def cross_entropy(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     *_, logits, labels = types
     if not logits.size:
@@ -54,7 +54,7 @@ _NS: Final = {"layer_norm": 0.4, "layer_norm_normalize": 0.35, "layer_norm_vjp":
 """Nanoseconds for four bytes."""
 
 
-@planner(*_NS)
+@planner(*_NS, halves="rows")
 def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[0]
     if not x.size:
@@ -69,7 +69,7 @@ _PARTS: Final = 32  # of the rows, at most, so that two, three or five threads s
 _PART: Final = 8192  # elements at least, in a part
 
 
-@planner("layer_norm_scale_vjp")
+@planner("layer_norm_scale_vjp", halves="rows")
 def layer_norm_scale_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[2]
     if not x.size:

@@ -1,4 +1,40 @@
-/* The short way of an eager call: see dispatch.c. */
+/* The short way of an eager call: see dispatch.c.
+ *
+ * C functions that repeat Python. The function in Python is the definition; most C functions leave all cases
+ * but the common one to it. tests/machines/native/test_definitions.py checks that both exist and agree.
+ *
+ *     language/dispatch.c    apply                 -> mlvm/eager/tensor/apply.py: apply_in_python
+ *     language/dispatch.c    apply_into            -> mlvm/eager/tensor/update.py: apply_into_in_python
+ *     language/dispatch.c    record                -> mlvm/eager/autodiff/tape.py: Tape.record
+ *     language/dispatch.c    take                  -> mlvm/arena/arena.py: Arena.alloc
+ *     language/dispatch.c    allocation_finalize   -> mlvm/arena/fields.py: _AllocationSlots.__del__
+ *     language/dispatch.c    region_views          -> mlvm/arena/fields.py: _RegionSlots.views
+ *     language/dispatch.c    present_arena         -> mlvm/eager/tensor/context.py: current_arena
+ *     language/dispatch.c    post                  -> mlvm/machines/remote/client.py: RemoteVM.launch
+ *     language/views.c       alias                 -> mlvm/eager/tensor/apply.py: alias_in_python
+ *     language/views.c       view_as_python        -> mlvm/eager/tensor/tensor.py: untracked
+ *     language/views.c       subscript             -> mlvm/eager/functions/indexing.py: getitem
+ *     language/views.c       assign_subscript      -> mlvm/eager/functions/indexing.py: setitem
+ *     language/views.c       scalar                -> mlvm/eager/tensor/tensor.py: Tensor.item
+ *     language/views.c       number                -> mlvm/eager/tensor/constants.py: constant
+ *     language/views.c       filled                -> mlvm/eager/functions/creation.py: _filled
+ *     language/views.c       copied                -> mlvm/eager/tensor/tensor.py: from_array
+ *     language/views.c       listed                -> mlvm/eager/tensor/operands.py: tensor_of
+ *     language/views.c       next_key              -> mlvm/eager/functions/random.py: _draw
+ *     language/templates.c   call_composed         -> mlvm/eager/tensor/templates.py: _call
+ *     language/templates.c   next_key_of           -> mlvm/eager/tensor/templates.py: _next_key_of
+ *     language/guards.c      checklist_holds       -> mlvm/eager/capture/guards/checker.py: GuardChecker._holds
+ *     language/guards.c      pattern_match         -> mlvm/eager/capture/guards/signature.py: Signatures.of
+ *     language/guards.c      exclusive             -> mlvm/eager/capture/cache.py: CacheEntry.make_exclusive
+ *     language/replay.c      replay_run            -> mlvm/eager/capture/launch.py: Launch.run
+ *     language/posts.c       outbox_add            -> mlvm/machines/remote/outbox.py: PythonOutbox.add
+ *     language/posts.c       outbox_take           -> mlvm/machines/remote/outbox.py: PythonOutbox.take
+ *     language/posts.c       run_launches          -> mlvm/core/vm.py: VM.launch
+ *     plan/loop.c            run_machine           -> mlvm/core/machine/run.py: run
+ *     machine/lanes.c        lanes_run             -> mlvm/machines/lanes.py: Lanes.run
+ *     machine/records.c      records_begin         -> mlvm/machines/residuals.py: Stack.begin
+ *     machine/records.c      records_end           -> mlvm/machines/residuals.py: Stack.end
+ */
 #ifndef MLVM_DISPATCH_H
 #define MLVM_DISPATCH_H
 

@@ -1,0 +1,103 @@
+"""Caches with a limit: of more entries than it, the least recently used is evicted.
+
+`@memoized(limit)` caches the results of a function. `Memo(limit, name)` is a mapping, for values
+that are looked up in one place and made in another. Both may be used by several threads, and count
+hits and misses: `caches` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import _lru_cache_wrapper, lru_cache
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
+
+from mlvm.core.locks import new_lock
+
+K = TypeVar("K")
+V = TypeVar("V")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MISSING: Final[Any] = object()
+_lock: Final = new_lock()
+_functions: Final[list[_lru_cache_wrapper[Any]]] = []
+_memos: Final[WeakSet[Memo[Any, Any]]] = WeakSet()
+
+
+class Memo(Generic[K, V]):
+    """Cache of at most `limit` entries.
+
+    name: of all caches of this kind, for the list of caches.
+    entries: the dict itself. A hot path may read it: this counts no hit, and does not make the
+        entry a recent one.
+    """
+
+    __slots__ = ("__weakref__", "entries", "hits", "limit", "misses", "name")
+
+    def __init__(self, limit: int, name: str) -> None:
+        self.limit, self.name = limit, name
+        self.hits = self.misses = 0
+        self.entries: dict[K, V] = {}  # the least recently used first
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of the key, which `make` returns if there is none."""
+        with _lock:
+            value: V = self.entries.pop(key, _MISSING)
+            if value is not _MISSING:
+                self.entries[key] = value
+                self.hits += 1
+                return value
+            self.misses += 1
+        value = make()
+        with _lock:
+            self[key] = value = self.entries.get(key, value)  # another thread's, if it was earlier
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        with _lock:
+            if not self.entries:
+                _memos.add(self)
+            self.entries[key] = value
+            while len(self.entries) > self.limit:
+                self.entries.pop(next(iter(self.entries)), None)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def clear(self) -> None:
+        self.entries.clear()
+
+
+def memoized(limit: int) -> Callable[[F], F]:
+    """Return a decorator that caches the results of a function by its arguments."""
+
+    def decorate(function: F) -> F:
+        cached: Any = lru_cache(limit)(function)
+        _functions.append(cached)
+        return cached  # type: ignore[no-any-return]
+
+    return decorate
+
+
+class CacheInfo(NamedTuple):
+    """State of all caches of one name: `size` and `limit` are the sums over `number` caches."""
+
+    name: str
+    number: int
+    size: int
+    limit: int
+    hits: int
+    misses: int
+
+
+def caches() -> list[CacheInfo]:
+    """Return the state of each cache that has been used, by name."""
+    rows = [(each.name, len(each), each.limit, each.hits, each.misses) for each in list(_memos)]
+    for function in _functions:
+        hits, misses, limit, size = function.cache_info()
+        name = f"{function.__module__}.{function.__qualname__}".removeprefix("mlvm.")
+        rows += [(name, size, limit or 0, hits, misses)] if misses else []
+    sums: dict[str, tuple[int, ...]] = {}
+    for name, *numbers in rows:
+        sums[name] = tuple(map(sum, zip(sums.get(name, (0,) * 5), (1, *numbers), strict=True)))
+    return [CacheInfo(name, *numbers) for name, numbers in sorted(sums.items())]
