@@ -6,18 +6,23 @@ are already placed and live at the same time: best fit, as in XLA's heap simulat
 `plan` tries several orders and keeps the smallest result. Among them are the decreasing size of
 TensorFlow Lite Micro's `greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient
 Memory Management for Deep Neural Net Inference" (arXiv 2001.03288).
+
+If no order reaches the lower bound, `mlvm.arena.search` searches for a plan that does, and then for
+smaller plans than the best one. The number of search nodes is limited, so the result does not
+depend on the time.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlvm.core.errors import ArenaError
+from mlvm.arena.search import FOUND, Search
+from mlvm.core.errors import ArenaError, brief
 from mlvm.core.types import ALIGNMENT
 
 _LARGEST: Final = 2**62
@@ -29,6 +34,13 @@ _PLACEMENTS: Final = 20_000
 """Limits of the search after the orders: of placements of all blocks, and of placed blocks."""
 
 _IMPROVED: Final = ", improved"
+_SEARCHED: Final = "search"
+
+NODES: Final = 2**21
+"""Limit of search nodes at effort 1, times the blocks of a node. The time of a node is about in
+proportion to its blocks."""
+
+MOST_EFFORT: Final = 2**32
 
 Ints = NDArray[np.int64]
 
@@ -79,22 +91,63 @@ class Plan(NamedTuple):
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"
 
 
-def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT, enough: int = 0) -> Plan:
+class Planned(NamedTuple):
+    """A plan, and the number of search nodes that it needed."""
+
+    plan: Plan
+    nodes: int
+
+
+def plan(
+    blocks: Sequence[Block], *, alignment: int = ALIGNMENT, enough: int = 0, effort: int = 1
+) -> Plan:
     """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
 
     A plan of at most `enough` bytes that is above its lower bound by at most 1/64 is not improved.
+    The limit of search nodes is in proportion to `effort`.
 
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
-    that ends before it starts, an alignment below 1, or a value that is not an integer.
+    that ends before it starts, an alignment or an effort below 1, or a value that is not an
+    integer.
     """
+    return _planned(blocks, alignment, effort, lambda bound: min(enough, bound + bound // 64)).plan
+
+
+def plan_within(
+    blocks: Sequence[Block], capacity: int | None, *, alignment: int = ALIGNMENT, effort: int = 1
+) -> Planned:
+    """Plan offsets as `plan` does, until the plan has at most `capacity` bytes; the smallest plan
+    for None. The plan may be larger if there is none within the effort.
+
+    Raises `ArenaError` as `plan` does.
+    """
+    return _planned(blocks, alignment, effort, lambda bound: capacity or 0, goal=capacity)
+
+
+def _planned(
+    blocks: Sequence[Block],
+    alignment: int,
+    effort: int,
+    enough: Callable[[int], int],
+    goal: int | None = None,
+) -> Planned:
+    """Plan. `enough` returns the size of a plan that is not improved, of the lower bound; `goal` is
+    the size to search for, if it is not the lower bound."""
+    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
+        raise ArenaError(
+            f"plan: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
+        )
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
     needed = np.flatnonzero((size > 0) & (start < end))  # the others fit anywhere
-    enough = max(bound, min(enough, bound + bound // 64))
-    order, placed = _best(size[needed], start[needed], end[needed], bound, enough)
+    least = max(bound, enough(bound))
+    nodes = effort * NODES // max(len(needed), 1)
+    order, placed, visited = _best(
+        size[needed], start[needed], end[needed], bound, least, max(bound, goal or 0), nodes
+    )
     offsets = np.zeros_like(size)
     offsets[needed] = placed
-    return Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order)
+    return Planned(Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order), visited)
 
 
 def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
@@ -156,25 +209,51 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
     return int(np.cumsum(change).max(initial=0))
 
 
-def _best(size: Ints, start: Ints, end: Ints, bound: int, enough: int) -> tuple[str, Ints]:
-    """Return the name of the best order, and the offsets that it gives.
+def _best(
+    size: Ints, start: Ints, end: Ints, bound: int, enough: int, goal: int, nodes: int
+) -> tuple[str, Ints, int]:
+    """Return the name of the best order, the offsets that it gives, and the search nodes visited.
 
-    If none is small enough, each order is improved, the best one first: the blocks that end highest
-    are moved to the front, and all blocks are placed again. This repeats until an order
-    recurs, or a limit is reached.
+    If no order gives at most `enough` bytes, half of the nodes search for offsets within `goal`
+    bytes. If they find none, the orders are improved, and the other half searches for the
+    smallest height.
     """
-    tried: list[tuple[int, str, Ints, Ints]] = []
+    tried: list[_Tried] = []
     for name, sequence in _orders(size, start, end):
         offsets = _place(sequence, size, start, end)
-        tried.append((_height(offsets, size), name, sequence, offsets))
-        if tried[-1][0] == bound:
-            return name, offsets
-    tried.sort(key=lambda each: each[0])
-    height, best, _, placed_best = tried[0]
+        tried.append(_Tried(_height(offsets, size), name, sequence, offsets))
+        if tried[-1].height == bound:
+            return name, offsets, 0
+    tried.sort(key=lambda each: each.height)
+    best = tried[0]
+    if best.height <= enough:
+        return best.name, best.offsets, 0
+    search = Search(size, start, end, best.offsets)
+    if search.fit(goal, nodes // 2) != FOUND:
+        best = _improved(tried, size, start, end, enough)
+        search.offsets, unit = best.offsets, int(np.gcd.reduce(size))
+        _narrow(search, goal // unit + 1, unit, nodes - nodes // 2)
+    name = _SEARCHED if search.height < best.height else best.name
+    return name, search.offsets if name == _SEARCHED else best.offsets, search.nodes
+
+
+class _Tried(NamedTuple):
+    """An order that was tried: its name, the blocks in it, their offsets, and the height."""
+
+    height: int
+    name: str
+    sequence: Ints
+    offsets: Ints
+
+
+def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enough: int) -> _Tried:
+    """Improve each order, the best one first: the blocks that end highest are moved to the front,
+    and all blocks are placed again. This repeats until an order recurs, or a limit is reached."""
+    best = tried[0]
     retries = min(_RETRIES, _PLACEMENTS // len(size))
     tried_orders: set[bytes] = set()
     for _, name, sequence, offsets in tried:
-        while retries and height > enough:
+        while retries and best.height > enough:
             highest = (offsets + size)[sequence] == _height(offsets, size)
             sequence = np.concatenate([sequence[highest], sequence[~highest]])
             if sequence.tobytes() in tried_orders:
@@ -182,9 +261,22 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int, enough: int) -> tuple[
             tried_orders.add(sequence.tobytes())
             retries -= 1
             offsets = _place(sequence, size, start, end)
-            if _height(offsets, size) < height:
-                height, best, placed_best = _height(offsets, size), f"{name}{_IMPROVED}", offsets
-    return best, placed_best
+            height = _height(offsets, size)
+            if height < best.height:
+                best = _Tried(height, f"{name}{_IMPROVED}", sequence, offsets)
+    return best
+
+
+def _narrow(search: Search, low: int, unit: int, nodes: int) -> None:
+    """Search for the smallest height between `low` and the search's, in units, by bisection."""
+    high = search.height // unit
+    steps = max((high - low).bit_length(), 1)
+    while low < high:
+        half = (low + high) // 2
+        if search.fit(half * unit, nodes // steps) == FOUND:
+            high = search.height // unit
+        else:
+            low = half + 1
 
 
 def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:

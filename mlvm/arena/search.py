@@ -219,16 +219,15 @@ class _Node:
     """A node: the blocks that may be the lowest in `section`, which is in a valley.
 
     at: the index of the next candidate; after the last one, no block is at the floor.
-    raised: the floors before the current choice, by section.
+    raised: how many changes of floors precede the node's choice.
     """
 
     __slots__ = (
         "at", "candidates", "key", "left", "part", "placed", "raised", "right", "section",
     )  # fmt: skip
 
-    def __init__(self, part: _Open, key: int) -> None:
-        self.part, self.key, self.at, self.placed = part, key, 0, -1
-        self.raised: list[tuple[int, int]] = []
+    def __init__(self, part: _Open, key: int, raised: int) -> None:
+        self.part, self.key, self.at, self.placed, self.raised = part, key, 0, -1, raised
         self.section = self.left = self.right = -1
         self.candidates: list[int] = []
 
@@ -243,6 +242,11 @@ def _searched(
     hashes, rank, shift = hash_.tolist(), rank_.tolist(), 64 - bits
     floor, top = [0] * sections, [0] * sections
     placed, nodes = [False] * count, list[_Node]()
+    raised: list[tuple[int, int, list[int]]] = []
+
+    def raise_floor(low: int, high: int, height: int) -> None:
+        raised.append((low, high, floor[low:high]))
+        floor[low:high] = [height] * (high - low)
 
     def lowest(i: int) -> int:
         return max(floor[first[i] : last[i] + 1])
@@ -259,24 +263,34 @@ def _searched(
                     return None
         return stack
 
-    def choose_section(node: _Node, stack: list[tuple[int, int]]) -> None:
-        low, high, *_ = node.part
-        candidates = [0] * sections
-        for offset, i in stack if fewest else ():
-            for x in range(first[i], last[i] + 1):
-                candidates[x] += floor[x] == offset
-        left, best = low, None
-        while left < high:
+    def valleys(part: _Open) -> Iterator[tuple[int, int, int]]:
+        """Yield the first and last section of each valley, and the height of its lower side."""
+        left = part.low
+        while left < part.high:
             right = left
-            while right + 1 < high and floor[right + 1] == floor[left]:
+            while right + 1 < part.high and floor[right + 1] == floor[left]:
                 right += 1
-            higher_before = left == low or floor[left - 1] > floor[left]
-            if higher_before and (right + 1 == high or floor[right + 1] > floor[left]):
-                for x in range(left, right + 1):
-                    if best is None or (candidates[x], -top[x]) < best:
-                        best = candidates[x], -top[x]
-                        node.section, node.left, node.right = x, left, right
+            sides = [*floor[left - 1 : left]] if left > part.low else []
+            sides += floor[right + 1 : right + 2] if right + 1 < part.high else []
+            up = min(sides, default=_MASK) - floor[left]
+            if up > 0:
+                yield left, right, up
             left = right + 1
+
+    def fill_valleys(part: _Open, stack: Sequence[tuple[int, int]]) -> list[int]:
+        """Fill valleys without blocks that may be at the floor to the lower side, until there are
+        none. This changes no lowest offset. Return the number of such blocks in each section."""
+        while True:
+            has_changed, candidates = False, [0] * sections
+            for offset, i in stack:
+                for x in range(first[i], last[i] + 1):
+                    candidates[x] += floor[x] == offset
+            for left, right, up in valleys(part):
+                if not any(candidates[left : right + 1]):
+                    has_changed = True
+                    raise_floor(left, right + 1, floor[left] + up)
+            if not has_changed:
+                return candidates
 
     def open_node(part: _Open) -> bool:
         """Open a node for a part; return False if the part is known to have no solution."""
@@ -288,8 +302,14 @@ def _searched(
         key &= _MASK
         if int(failed[key >> shift]) == key:
             return False
-        node = _Node(part, key)
-        choose_section(node, stack)
+        candidates = fill_valleys(part, stack)
+        node = _Node(part, key, len(raised))
+        best: tuple[int, int] | None = None
+        for left, right, _ in valleys(part):
+            for x in range(left, right + 1):
+                rule = candidates[x] if fewest else 0, -top[x]
+                if best is None or rule < best:
+                    best, node.section, node.left, node.right = rule, x, left, right
         node.candidates = sorted(
             [
                 i
@@ -328,14 +348,12 @@ def _searched(
             floor_after = next_floor(node)
             if floor_after is None or floor_after > capacity:
                 return False
-            node.raised.append((node.section, height))
-            floor[node.section] = floor_after
+            raise_floor(node.section, node.section + 1, floor_after)
             return True
         i = node.placed = node.candidates[at]
         placed[i] = True
         offsets[i] = height
-        node.raised += [(x, floor[x]) for x in range(first[i], last[i] + 1)]
-        floor[first[i] : last[i] + 1] = [height + size[i]] * (last[i] + 1 - first[i])
+        raise_floor(first[i], last[i] + 1, height + size[i])
         return True
 
     def divide(origin: int) -> tuple[bool, _Open | None]:
@@ -361,9 +379,9 @@ def _searched(
         return True, todo
 
     def undo(node: _Node) -> None:
-        for x, height in node.raised[::-1]:
-            floor[x] = height
-        node.raised = []
+        while len(raised) > node.raised:
+            low, high, floors = raised.pop()
+            floor[low:high] = floors
         if node.placed >= 0:
             placed[node.placed] = False
         node.placed = -1

@@ -131,34 +131,72 @@ static int stack_up(Search *search, int64_t from, int64_t to, int64_t items, int
     return 1;
 }
 
-/* Choose the section of a node, in a valley: the one with the least slack, or with the fewest
- * candidates. */
-static void choose_section(Search *search, Node *node)
+/* Return the last section of the part with the same floor as `left` and the sections between. */
+static int64_t end_of_level(const Search *search, const Part *part, int64_t left)
+{
+    int64_t right = left;
+    while (right + 1 < part->high && search->floor[right + 1] == search->floor[left])
+        right++;
+    return right;
+}
+
+/* Return how much higher the floor beside a level is: the lower one of both sides, 0 if the level is
+ * no valley. */
+static int64_t depth(const Search *search, const Part *part, int64_t left, int64_t right)
+{
+    int64_t before = left > part->low ? search->floor[left - 1] - search->floor[left] : INT64_MAX;
+    int64_t after = right + 1 < part->high ? search->floor[right + 1] - search->floor[left] : INT64_MAX;
+    int64_t least = before < after ? before : after;
+    return least > 0 ? least : 0;
+}
+
+/* Count the blocks that may be at the floor of each section, and fill valleys without such blocks to
+ * the lower side, until there are none. This changes no lowest offset. */
+static void fill_valleys(Search *search, const Part *part)
 {
     const Buffers *buffers = search->buffers;
-    const Part *part = &node->part;
-    const int64_t *floor = search->floor, *top = search->top;
     int64_t *count = search->candidates;
-    memset(count + part->low, 0, sizeof *count * (size_t)(part->high - part->low));
-    for (int64_t k = 0; buffers->fewest && k < part->count; k++) {
-        int64_t i = POOL(search, part->items + k);
-        for (int64_t x = buffers->first[i]; x <= buffers->last[i]; x++)
-            count[x] += floor[x] == search->low[i];
+    for (int has_changed = 1; has_changed && !search->has_failed;) {
+        has_changed = 0;
+        memset(count + part->low, 0, sizeof *count * (size_t)(part->high - part->low));
+        for (int64_t k = 0; k < part->count; k++) {
+            int64_t i = POOL(search, part->items + k);
+            for (int64_t x = buffers->first[i]; x <= buffers->last[i]; x++)
+                count[x] += search->floor[x] == search->low[i];
+        }
+        for (int64_t left = part->low, right; left < part->high; left = right + 1) {
+            right = end_of_level(search, part, left);
+            int64_t up = depth(search, part, left, right), candidates = 0;
+            for (int64_t x = left; x <= right; x++)
+                candidates += count[x];
+            if (!up || candidates)
+                continue;
+            has_changed = 1;
+            for (int64_t x = left; x <= right; x++)
+                raise_floor(search, x, search->floor[x] + up);
+        }
     }
+}
+
+/* Choose the section of a node, in a valley: the one with the fewest candidates, or with the least
+ * slack. */
+static void choose_section(Search *search, Node *node)
+{
+    const Part *part = &node->part;
+    const int64_t *count = search->candidates, *top = search->top;
+    int fewest = search->buffers->fewest;
     node->section = -1;
     for (int64_t left = part->low, right; left < part->high; left = right + 1) {
-        for (right = left; right + 1 < part->high && floor[right + 1] == floor[left];)
-            right++;
-        if ((left > part->low && floor[left - 1] < floor[left]) ||
-            (right + 1 < part->high && floor[right + 1] < floor[left]))
+        right = end_of_level(search, part, left);
+        if (!depth(search, part, left, right))
             continue;
         for (int64_t x = left; x <= right; x++) {
-            int64_t best = node->section;
-            if (best < 0 || count[x] < count[best] || (count[x] == count[best] && top[x] > top[best])) {
-                node->section = x;
-                node->left = left;
-                node->right = right;
-            }
+            int64_t best = node->section, fewer = best < 0 || !fewest ? 0 : count[best] - count[x];
+            if (best >= 0 && (fewer < 0 || (fewer == 0 && top[x] <= top[best])))
+                continue;
+            node->section = x;
+            node->left = left;
+            node->right = right;
         }
     }
 }
@@ -175,6 +213,9 @@ static int open_node(Search *search, Part part)
         key += buffers->hash[i] * (uint64_t)(search->low[i] + 1);
     }
     if (buffers->failed[key >> buffers->shift] == key)
+        return 0;
+    fill_valleys(search, &part);
+    if (search->has_failed)
         return 0;
     Node node = {.part = part, .placed = -1, .key = key, .candidates = search->pool.count};
     node.raises = search->raises.count;
