@@ -70,7 +70,7 @@ CEILING = {
     "mlvm/machines/gpu": 3_500,
     "mlvm/machines/standalone": 2_000,
     "mlvm/machines/remote": 4_000,
-    "mlvm/arena": 1_500,
+    "mlvm/arena": 2_000,
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,
     "mlvm/step": 4_000,

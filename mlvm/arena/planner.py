@@ -268,12 +268,12 @@ def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enoug
 
 
 def _narrow(search: Search, low: int, unit: int, nodes: int) -> None:
-    """Search for the smallest height between `low` and the search's, in units, by bisection."""
-    high = search.height // unit
-    steps = max((high - low).bit_length(), 1)
-    while low < high:
+    """Search for the smallest height between `low` and the search's, in units, by bisection. Each
+    step may visit half of the nodes that are left."""
+    high, last = search.height // unit, search.nodes + nodes
+    while low < high and search.nodes < last:
         half = (low + high) // 2
-        if search.fit(half * unit, nodes // steps) == FOUND:
+        if search.fit(half * unit, (last - search.nodes + 1) // 2) == FOUND:
             high = search.height // unit
         else:
             low = half + 1

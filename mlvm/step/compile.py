@@ -187,15 +187,16 @@ def compile_flow(
     recompute: bool = True,
     policy: FusionPolicy = REFERENCE,
     hoist: Hoist | None = None,
+    effort: int = 1,
 ) -> Planned:
     """Compile the step to a program with its plan.
 
     With `fuse` calls may run as chains that suit a machine's `policy`, with `recompute` cheap ones
     may run again. Of the allowed programs the one with the smallest plan is chosen, so neither
     option makes a plan larger. With `hoist` values that depend on states alone are computed by a
-    separate program, the hoisted part.
+    separate program, the hoisted part. The planner may search for smaller plans as `effort` allows.
     """
-    options = _Options(fuse, recompute, policy)
+    options = _Options(fuse, recompute, policy, effort)
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
     if policy.halves:
         flow = Flow(in_halves(flow), flow.results)
@@ -230,6 +231,7 @@ class _Options(NamedTuple):
     fuse: bool
     recompute: bool
     policy: FusionPolicy
+    effort: int
 
 
 class _Level(NamedTuple):
@@ -280,7 +282,7 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
                 call = replace(call, outs=[*call.outs, Use(workspace, TensorType(u8, (nbytes,)))])
             inside[call] = _Inside(levels, outer, workspace)
         calls.append(call)
-    schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options))
+    schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options), options.effort)
     offsets = dict(zip(schedule.roots, smallest.offsets, strict=True))
     places = {each: offsets[root] for each, root in schedule.root.items()}
     types: dict[Placed, TensorType] = {
@@ -595,7 +597,7 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
 def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     """Return schedules of the step, the fastest first. The last is the step as it was recorded:
     its calls one by one, each once."""
-    fuse, recompute, policy = options
+    fuse, recompute, policy, _ = options
     calls, live_out = flow.calls, flow.live_out()
     units = UnitTable()
 
@@ -642,7 +644,7 @@ def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Sc
     return best
 
 
-def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
+def _smallest(schedules: Sequence[Schedule], effort: int) -> tuple[Schedule, Plan]:
     """Return the first schedule with the smallest plan, and that plan. It is not improved where the
     others need as much."""
     best: tuple[float, int, Plan] | None = None
@@ -650,7 +652,7 @@ def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
     order = sorted(range(len(needs)), key=needs.__getitem__)
     for i, enough in zip(order, [*sorted(needs)[1:], 2 * max(needs)], strict=True):
         if best is None or (needs[i], i) < best[:2]:
-            planned = plan(schedules[i].blocks, enough=enough)
+            planned = plan(schedules[i].blocks, enough=enough, effort=effort)
             best = min(best or (math.inf, i, planned), (planned.nbytes, i, planned))
     assert best is not None  # there is a last schedule
     _, i, smallest = best

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from mlvm.arena.arena import Allocation, Arena, scope
-from mlvm.arena.planner import Plan
+from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     ArgumentError,
@@ -118,12 +118,14 @@ class Captured(Generic[P, R]):
         lengths: Mapping[str, Any] | Literal[False] | None = None,
         at_most: Mapping[str, int] | None = None,
         check: int | None = None,
+        effort: int = 1,
     ) -> None:
         self._fn = fn
         self.fuse = fuse
         self.recompute = recompute
         self.hoist = hoist
         self.check = check
+        self.effort = effort
         self._unchecked = 0  # calls since the last one that was compared
         self._replace = check_replace(replace)
         self._options = {
@@ -134,6 +136,7 @@ class Captured(Generic[P, R]):
             "lengths": lengths,
             "at_most": at_most,
             "check": check,
+            "effort": effort,
         }
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
@@ -622,6 +625,7 @@ class Captured(Generic[P, R]):
             fuse=self.fuse and not is_plain,
             recompute=self.recompute and not is_plain,
             policy=policy_of(call.record.vm),
+            effort=self.effort,
         )
         return compiler, _hoist(call) if self.hoist and not is_plain else None
 
@@ -709,6 +713,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
+    effort: int = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
@@ -720,6 +725,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = ...,
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
+    effort: int = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -733,6 +739,7 @@ def capture(
     lengths: Mapping[str, Any] | Literal[False] | None = None,
     at_most: Mapping[str, int] | None = None,
     check: int | None = None,
+    effort: int = 1,
 ) -> Any:
     """Compile `fn` into one program at its first call; later calls replay the program. It may be
     a whole step, with gradients and an optimizer's update.
@@ -775,6 +782,10 @@ def capture(
     that changed. Use `check=1` first when results look old: it finds any read that no guard
     compares, for the time of a trace. Without it, calls cost nothing more.
 
+    With `effort=n`, the planner of scratch memory may visit n times as many nodes of its search for
+    a smaller plan, which needs up to n times its time. It stops when `plan.nbytes` is
+    `plan.lower_bound`.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -785,8 +796,9 @@ def capture(
     VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
     trace that is kept in any place but the result or such a field.
     Raises `GradientError` inside a differentiated function, `ArgumentError` for an option that
-    is no bool and a `replace` that is no such mapping, `ShapeError` for a length above its bound
-    and two sizes of one name, and any error of the function.
+    is no bool, an `effort` that is no int from 1 to 2**32 and a `replace` that is no such mapping,
+    `ShapeError` for a length above its bound and two sizes of one name, and any error of the
+    function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -794,16 +806,21 @@ def capture(
 
     Refuses:
         ml.capture(hoist="no")  # ArgumentError
+        ml.capture(effort=0)  # ArgumentError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
         ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check}
+    options |= {"lengths": lengths, "at_most": at_most, "check": check, "effort": effort}
     if check is not None and (type(check) is not int or check < 1):
         raise ArgumentError(
             f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
+        )
+    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
+        raise ArgumentError(
+            f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     if fn is None:
         return partial(capture, **options)
