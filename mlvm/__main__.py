@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | build | disasm | memory | show | onnx | launch |
-mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | build | disasm | memory | plan | show | onnx |
+launch | mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
+from mlvm.show import buffers
 from mlvm.show.memory import plan_of, show_plan, show_script
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
@@ -153,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
+
+    buffers.add_command(commands)
 
     add = commands.add_parser(
         "show",
@@ -589,6 +592,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "check": check,
     "build": build,
     "memory": memory,
+    "plan": buffers.plan_buffers,
     "show": show,
     "onnx": run_onnx,
     "launch": launch_members,
