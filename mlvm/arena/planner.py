@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from mlvm.arena.search import FOUND, Search
 from mlvm.core.errors import ArenaError, brief
 from mlvm.core.types import ALIGNMENT
+from mlvm.machines.native.extension import EXTENSION
 
 _LARGEST: Final = 2**62
 _PLAIN: Final = 2**48
@@ -313,6 +314,9 @@ def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     small, the lowest is taken; a block that fits into none goes on top.
     """
     offsets = np.zeros_like(size)
+    if EXTENSION is not None:
+        EXTENSION.place_best_fit(len(size), sequence, size, start, end, offsets)
+        return offsets
     placed = np.empty((4, len(size)), np.int64)  # bottom, top, start and end, sorted by bottom
     blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
     for k, (i, nbytes, begin, until) in enumerate(blocks):

@@ -4,6 +4,7 @@
  * Out:      an offset for each buffer, or the proof that there are none, or the limit of nodes.
  * Must hold: the search is that of `_searched` in mlvm/arena/search.py, node by node: both return the
  *           same offsets, and the docstring of that file explains the algorithm.
+ *           `place_best_fit` is `_place` in mlvm/arena/planner.py, likewise.
  * Callers:  machine/offsets.c.
  */
 #include "offsets.h"
@@ -399,4 +400,34 @@ int search_offsets(Buffers *buffers)
     free(numbers);
     free(flags);
     return status;
+}
+
+int place_best_fit(int64_t count, const int64_t *sequence, const int64_t *size, const int64_t *start,
+                   const int64_t *end, int64_t *offset)
+{
+    int64_t *sorted = malloc(sizeof *sorted * (size_t)(count + 1)); /* placed, by offset */
+    if (!sorted)
+        return -1;
+    for (int64_t k = 0; k < count; k++) {
+        int64_t i = sequence[k], floor = 0, best = INT64_MAX, at = 0;
+        for (int64_t q = 0; q < k; q++) {
+            int64_t j = sorted[q];
+            if (start[j] >= end[i] || end[j] <= start[i])
+                continue;
+            int64_t gap = offset[j] - floor, top = offset[j] + size[j];
+            if (gap >= size[i] && gap < best) {
+                best = gap;
+                offset[i] = floor;
+            }
+            floor = top > floor ? top : floor;
+        }
+        if (best == INT64_MAX)
+            offset[i] = floor;
+        while (at < k && offset[sorted[at]] < offset[i])
+            at++;
+        memmove(sorted + at + 1, sorted + at, sizeof *sorted * (size_t)(k - at));
+        sorted[at] = i;
+    }
+    free(sorted);
+    return 0;
 }
