@@ -15,7 +15,7 @@ depend on the time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,9 +37,8 @@ _PLACEMENTS: Final = 20_000
 _IMPROVED: Final = ", improved"
 _SEARCHED: Final = "search"
 
-NODES: Final = 2**21
-"""Limit of search nodes at effort 1, times the blocks of a node. The time of a node is about in
-proportion to its blocks."""
+WORK: Final = 2**18
+"""Limit of the search at effort 1: its nodes, times the blocks that are searched."""
 
 MOST_EFFORT: Final = 2**32
 
@@ -104,14 +103,14 @@ def plan(
 ) -> Plan:
     """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
 
-    A plan of at most `enough` bytes that is above its lower bound by at most 1/64 is not improved.
-    The limit of search nodes is in proportion to `effort`.
+    If the search for a plan of the lower bound fails, a plan of at most `enough` bytes that is above
+    it by at most 1/64 is not improved. The limit of search nodes is in proportion to `effort`.
 
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
     that ends before it starts, an alignment or an effort below 1, or a value that is not an
     integer.
     """
-    return _planned(blocks, alignment, effort, lambda bound: min(enough, bound + bound // 64)).plan
+    return _planned(blocks, alignment, effort, enough, None).plan
 
 
 def plan_within(
@@ -122,18 +121,13 @@ def plan_within(
 
     Raises `ArenaError` as `plan` does.
     """
-    return _planned(blocks, alignment, effort, lambda bound: capacity or 0, goal=capacity)
+    return _planned(blocks, alignment, effort, 0, capacity)
 
 
 def _planned(
-    blocks: Sequence[Block],
-    alignment: int,
-    effort: int,
-    enough: Callable[[int], int],
-    goal: int | None = None,
+    blocks: Sequence[Block], alignment: int, effort: int, enough: int, goal: int | None
 ) -> Planned:
-    """Plan. `enough` returns the size of a plan that is not improved, of the lower bound; `goal` is
-    the size to search for, if it is not the lower bound."""
+    """Plan as `plan` does, or with a `goal` as `plan_within` does."""
     if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
         raise ArenaError(
             f"plan: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
@@ -141,10 +135,9 @@ def _planned(
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
     needed = np.flatnonzero((size > 0) & (start < end))  # the others fit anywhere
-    least = max(bound, enough(bound))
-    nodes = effort * NODES // max(len(needed), 1)
+    least = max(bound, min(enough, bound + bound // 64))
     order, placed, visited = _best(
-        size[needed], start[needed], end[needed], bound, least, max(bound, goal or 0), nodes
+        size[needed], start[needed], end[needed], bound, least, goal, effort * WORK
     )
     offsets = np.zeros_like(size)
     offsets[needed] = placed
@@ -211,31 +204,32 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 
 
 def _best(
-    size: Ints, start: Ints, end: Ints, bound: int, enough: int, goal: int, nodes: int
+    size: Ints, start: Ints, end: Ints, bound: int, enough: int, goal: int | None, work: int
 ) -> tuple[str, Ints, int]:
     """Return the name of the best order, the offsets that it gives, and the search nodes visited.
 
-    If no order gives at most `enough` bytes, half of the nodes search for offsets within `goal`
-    bytes. If they find none, the orders are improved, and the other half searches for the
-    smallest height.
+    If no order gives at most `goal` bytes, a search tries to. Without a goal, half of the work is
+    for a search within the lower bound. If that fails, and the plan has more than `enough` bytes,
+    the orders are improved, and the other half is for the smallest height that can be found.
     """
     tried: list[_Tried] = []
     for name, sequence in _orders(size, start, end):
         offsets = _place(sequence, size, start, end)
         tried.append(_Tried(_height(offsets, size), name, sequence, offsets))
-        if tried[-1].height == bound:
+        if tried[-1].height <= max(bound, goal or 0):
             return name, offsets, 0
     tried.sort(key=lambda each: each.height)
     best = tried[0]
-    if best.height <= enough:
-        return best.name, best.offsets, 0
     search = Search(size, start, end, best.offsets)
-    if search.fit(goal, nodes // 2) != FOUND:
+    status = search.fit(bound, work // 2) if goal is None else search.fit(max(bound, goal), work)
+    if status != FOUND and best.height > enough:
         best = _improved(tried, size, start, end, enough)
         search.offsets, unit = best.offsets, int(np.gcd.reduce(size))
-        _narrow(search, goal // unit + 1, unit, nodes - nodes // 2)
-    name = _SEARCHED if search.height < best.height else best.name
-    return name, search.offsets if name == _SEARCHED else best.offsets, search.nodes
+        if goal is None:
+            _narrow(search, bound // unit + 1, unit, work - work // 2)
+    if search.height < best.height:
+        return _SEARCHED, search.offsets, search.nodes
+    return best.name, best.offsets, search.nodes
 
 
 class _Tried(NamedTuple):
@@ -268,13 +262,13 @@ def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enoug
     return best
 
 
-def _narrow(search: Search, low: int, unit: int, nodes: int) -> None:
+def _narrow(search: Search, low: int, unit: int, work: int) -> None:
     """Search for the smallest height between `low` and the search's, in units, by bisection. Each
-    step may visit half of the nodes that are left."""
-    high, last = search.height // unit, search.nodes + nodes
-    while low < high and search.nodes < last:
+    step may do half of the work that is left."""
+    high, last = search.height // unit, search.work + work
+    while low < high and search.work < last:
         half = (low + high) // 2
-        if search.fit(half * unit, (last - search.nodes + 1) // 2) == FOUND:
+        if search.fit(half * unit, (last - search.work + 1) // 2) == FOUND:
             high = search.height // unit
         else:
             low = half + 1

@@ -95,11 +95,12 @@ class Search:
     offsets: the best known offset of each block.
     height: of the storage with these.
     nodes: the number of nodes visited so far.
+    work: the same, each node times the blocks of its part.
     """
 
     def __init__(self, size: Ints, start: Ints, end: Ints, offsets: Ints) -> None:
         """Prepare a search. `offsets` are valid offsets."""
-        self.offsets, self.nodes, self._size = offsets.copy(), 0, size
+        self.offsets, self.nodes, self.work, self._size = offsets.copy(), 0, 0, size
         sections = sections_of(start, end)
         order = np.argsort(sections.part, kind="stable")
         bounds = np.flatnonzero(np.diff(sections.part[order])) + 1
@@ -113,15 +114,19 @@ class Search:
     def height(self) -> int:
         return int((self.offsets + self._size).max(initial=0))
 
-    def fit(self, capacity: int, nodes: int) -> int:
-        """Search for offsets below the capacity, within that number of nodes for each part that is
-        higher. Return FOUND, NONE or LIMIT. The offsets of parts that are found are kept."""
+    def fit(self, capacity: int, work: int) -> int:
+        """Search for offsets below the capacity, in the parts that are higher. Return FOUND, NONE
+        or LIMIT. The offsets of parts that are found are kept. `work` is the limit of nodes, times
+        the blocks of the part that is searched: so is about the time."""
+        left = work
         for part in self._parts:
             ends = self.offsets[part.blocks] + part.size
             if ends.max() <= capacity:
                 continue
-            status, offsets, visited = part.fit(capacity, nodes)
+            status, offsets, visited = part.fit(capacity, left // len(ends))
+            left -= visited * len(ends)
             self.nodes += visited
+            self.work += visited * len(ends)
             if status != FOUND:
                 return status
             self.offsets[part.blocks] = offsets

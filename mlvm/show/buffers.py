@@ -19,7 +19,7 @@ from mlvm.machines.files import require_writable, write_file
 from mlvm.machines.remote.command import Commands, whole_number
 from mlvm.show.picture import timeline
 
-EFFORT: Final = 100
+EFFORT: Final = 500
 """The effort of the command, if it is not given: it plans one set of buffers, not many."""
 
 _COLUMNS: Final = ("id", "lower", "upper", "size")
@@ -69,7 +69,7 @@ def add_command(commands: Commands) -> None:
     least = "bytes that are enough, such as 1048576 or 64M; without it, as few as possible"
     add("--capacity", type=whole_number, metavar="N", help=least)
     add("--out", type=Path, metavar="CSV", help="write the buffers with a column `offset`")
-    effort = f"multiple of the search nodes of a captured step, at most (default: {EFFORT})"
+    effort = f"multiple of the search that a captured step may do (default: {EFFORT})"
     add("--effort", type=_effort, default=EFFORT, metavar="N", help=effort)
     add("--plot", type=Path, metavar="SVG", help="draw the buffers over time and offset")
 
