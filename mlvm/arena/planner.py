@@ -103,8 +103,9 @@ def plan(
 ) -> Plan:
     """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
 
-    If the search for a plan of the lower bound fails, a plan of at most `enough` bytes that is above
-    it by at most 1/64 is not improved. The limit of search nodes is in proportion to `effort`.
+    If the search for a plan of the lower bound fails, a plan of at most `enough` bytes that is
+    above it by at most 1/64 is not improved. The limit of search nodes is in proportion to
+    `effort`.
 
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
     that ends before it starts, an alignment or an effort below 1, or a value that is not an
