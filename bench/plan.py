@@ -87,7 +87,7 @@ def rectangles(*, pinwheels: bool, count: int = 100) -> Iterator[Input]:
 def instance(file: Path) -> Iterator[Input]:
     """Read the buffers of a CSV file."""
     from mlvm.arena.planner import lower_bound
-    from mlvm.show.buffers import read_buffers
+    from mlvm.show.plan_command import read_buffers
 
     blocks = [*read_buffers(file).blocks]
     named = re.search(r"\.(\d+)\.csv$", file.name)

@@ -54,7 +54,7 @@ from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
-from mlvm.show import buffers
+from mlvm.show import plan_command
 from mlvm.show.memory import plan_of, show_plan, show_script
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
-    buffers.add_command(commands)
+    plan_command.add_command(commands)
 
     add = commands.add_parser(
         "show",
@@ -592,7 +592,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "check": check,
     "build": build,
     "memory": memory,
-    "plan": buffers.plan_buffers,
+    "plan": plan_command.plan_buffers,
     "show": show,
     "onnx": run_onnx,
     "launch": launch_members,

@@ -220,7 +220,7 @@ class _Open(NamedTuple):
     next: _Open | None
 
 
-class _Node:
+class _Choice:
     """A node: the blocks that may be the lowest in `section`, which is in a valley.
 
     at: the index of the next candidate; after the last one, no block is at the floor.
@@ -246,7 +246,7 @@ def _searched(
     size, first, last, twin = size_.tolist(), first_.tolist(), last_.tolist(), twin_.tolist()
     hashes, rank, shift = hash_.tolist(), rank_.tolist(), 64 - bits
     floor, top = [0] * sections, [0] * sections
-    placed, nodes = [False] * count, list[_Node]()
+    placed, nodes = [False] * count, list[_Choice]()
     raised: list[tuple[int, int, list[int]]] = []
 
     def raise_floor(low: int, high: int, height: int) -> None:
@@ -308,7 +308,7 @@ def _searched(
         if int(failed[key >> shift]) == key:
             return False
         candidates = fill_valleys(part, stack)
-        node = _Node(part, key, len(raised))
+        node = _Choice(part, key, len(raised))
         best: tuple[int, int] | None = None
         for left, right, _ in valleys(part):
             for x in range(left, right + 1):
@@ -326,7 +326,7 @@ def _searched(
         nodes.append(node)
         return True
 
-    def next_floor(node: _Node) -> int | None:
+    def next_floor(node: _Choice) -> int | None:
         """Return the lowest offset in the node's section, if no block is at its floor: each one is
         above the floors of its sections, or on another block, which is not in this section."""
         lows = []
@@ -345,7 +345,7 @@ def _searched(
                 ]
         return min(lows, default=None)
 
-    def choose(node: _Node) -> bool:
+    def choose(node: _Choice) -> bool:
         """Make the next choice of a node; return False if it leads nowhere."""
         at, height = node.at, floor[node.section]
         node.at += 1
@@ -383,7 +383,7 @@ def _searched(
             high = left
         return True, todo
 
-    def undo(node: _Node) -> None:
+    def undo(node: _Choice) -> None:
         while len(raised) > node.raised:
             low, high, floors = raised.pop()
             floor[low:high] = floors

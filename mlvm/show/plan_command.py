@@ -33,7 +33,7 @@ class BuffersError(MlvmError, ValueError):
     the line."""
 
 
-class Buffers(NamedTuple):
+class BufferTable(NamedTuple):
     """Buffers of a CSV file.
 
     columns: the names of the columns, in the order of the file.
@@ -114,7 +114,7 @@ def plan_buffers(options: argparse.Namespace) -> None:
     )
 
 
-def read_buffers(file: Path) -> Buffers:
+def read_buffers(file: Path) -> BufferTable:
     """Read a CSV file with the columns id, lower, upper and size, in any order. Other columns are
     kept.
 
@@ -128,7 +128,7 @@ def read_buffers(file: Path) -> Buffers:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BuffersError(f"{file}: line {line}: not UTF-8 text") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     columns: list[str] = []
     rows: list[dict[str, str]] = []
     blocks: list[Block] = []
@@ -165,7 +165,7 @@ def read_buffers(file: Path) -> Buffers:
         raise BuffersError(f"{file}: line {reader.line_num}: {error}") from None
     if not columns:
         raise BuffersError(f"{file}: expected a line with the columns {', '.join(_COLUMNS)}")
-    return Buffers(columns, rows, blocks)
+    return BufferTable(columns, rows, blocks)
 
 
 def _columns(names: list[str], where: str) -> list[str]:
@@ -201,7 +201,7 @@ def _block(row: Mapping[str, str], where: str) -> Block:
     return Block(size, lower, upper)
 
 
-def recorded(buffers: Buffers, plan: Plan) -> Recording:
+def recorded(buffers: BufferTable, plan: Plan) -> Recording:
     """Return a plan as a recording, for a picture. Only moments at which a buffer starts or ends
     count."""
     times = {time for block in buffers.blocks for time in (block.start, block.end)}
