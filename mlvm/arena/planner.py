@@ -91,7 +91,7 @@ class Plan(NamedTuple):
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"
 
 
-class Planned(NamedTuple):
+class SearchedPlan(NamedTuple):
     """A plan, and the number of search nodes that it needed."""
 
     plan: Plan
@@ -116,7 +116,7 @@ def plan(
 
 def plan_within(
     blocks: Sequence[Block], capacity: int | None, *, alignment: int = ALIGNMENT, effort: int = 1
-) -> Planned:
+) -> SearchedPlan:
     """Plan offsets as `plan` does, until the plan has at most `capacity` bytes; the smallest plan
     for None. The plan may be larger if there is none within the effort.
 
@@ -127,7 +127,7 @@ def plan_within(
 
 def _planned(
     blocks: Sequence[Block], alignment: int, effort: int, enough: int, goal: int | None
-) -> Planned:
+) -> SearchedPlan:
     """Plan as `plan` does, or with a `goal` as `plan_within` does."""
     if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
         raise ArenaError(
@@ -142,7 +142,8 @@ def _planned(
     )
     offsets = np.zeros_like(size)
     offsets[needed] = placed
-    return Planned(Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order), visited)
+    planned = Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order)
+    return SearchedPlan(planned, visited)
 
 
 def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
@@ -222,11 +223,14 @@ def _best(
     tried.sort(key=lambda each: each.height)
     best = tried[0]
     search = Search(size, start, end, best.offsets)
+    for each in tried:
+        search.keep_lower(each.offsets)
     status = search.fit(bound, work // 2) if goal is None else search.fit(max(bound, goal), work)
     if status != FOUND and best.height > enough:
         best = _improved(tried, size, start, end, enough)
-        search.offsets, unit = best.offsets, int(np.gcd.reduce(size))
+        search.keep_lower(best.offsets)
         if goal is None:
+            unit = int(np.gcd.reduce(size))
             _narrow(search, bound // unit + 1, unit, work - work // 2)
     if search.height < best.height:
         return _SEARCHED, search.offsets, search.nodes

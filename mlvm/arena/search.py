@@ -114,6 +114,13 @@ class Search:
     def height(self) -> int:
         return int((self.offsets + self._size).max(initial=0))
 
+    def keep_lower(self, offsets: Ints) -> None:
+        """Keep these offsets of the parts that are lower with them."""
+        for part in self._parts:
+            ends = offsets[part.blocks] + part.size
+            if ends.max() < (self.offsets[part.blocks] + part.size).max():
+                self.offsets[part.blocks] = offsets[part.blocks]
+
     def fit(self, capacity: int, work: int) -> int:
         """Search for offsets below the capacity, in the parts that are higher. Return FOUND, NONE
         or LIMIT. The offsets of parts that are found are kept. `work` is the limit of nodes, times
@@ -183,6 +190,8 @@ class _Part:
 
     def fit(self, capacity: int, nodes: int) -> tuple[int, Ints, int]:
         """Search for offsets below the capacity. Return the status, offsets, and nodes visited."""
+        if nodes < len(self.size):  # each block needs a node
+            return LIMIT, self.size, 0
         bits = min(max(nodes.bit_length(), _BITS), _MOST_BITS)
         failed = np.zeros(1 << bits, np.uint64)
         offsets = np.zeros_like(self.size)

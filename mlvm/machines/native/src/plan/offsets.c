@@ -104,9 +104,8 @@ static void undo(Search *search, Node *node)
     search->parts.count = node->parts;
 }
 
-/* Sort buffers by their lowest offsets, and stack them in each section in this order, which gives the
- * smallest top of the section if each buffer is as high there as in other sections. Returns whether
- * all tops are within the capacity. */
+/* Sort buffers by their lowest offsets, and stack those of each section in this order: no placement ends
+ * lower in the section. Returns whether all stacks are within the capacity. */
 static int stack_up(Search *search, int64_t from, int64_t to, int64_t items, int64_t count)
 {
     const Buffers *buffers = search->buffers;
@@ -114,10 +113,11 @@ static int stack_up(Search *search, int64_t from, int64_t to, int64_t items, int
     for (int64_t k = 0; k < count; k++) {
         int64_t i = sorted[k], at = k;
         low[i] = lowest(search, i);
-        for (;
-             at && (low[sorted[at - 1]] > low[i] || (low[sorted[at - 1]] == low[i] && sorted[at - 1] > i));
-             at--)
+        while (at &&
+               (low[sorted[at - 1]] > low[i] || (low[sorted[at - 1]] == low[i] && sorted[at - 1] > i))) {
             sorted[at] = sorted[at - 1];
+            at--;
+        }
         sorted[at] = i;
     }
     memset(top + from, 0, sizeof *top * (size_t)(to - from));
