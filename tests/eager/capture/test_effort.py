@@ -50,7 +50,8 @@ def test_the_planner_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(planner, "_best", noted)
 
     def fn(x: ml.Tensor) -> ml.Tensor:
-        return ml.fori_loop(0, 3, lambda _, y: ml.tanh(y @ y), x)
+        y: ml.Tensor = ml.fori_loop(0, 3, lambda _, y: ml.tanh(y @ y), x)
+        return y
 
     ml.capture(fn, effort=5)(ml.ones((3, 3)))
     assert len(allowed) >= 2
