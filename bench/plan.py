@@ -3,7 +3,7 @@ plan is therefore known, and the CSV files of `--instances DIR`, such as those o
 
 `optimal` is the share of inputs whose plan has the smallest size: that of the rectangle; of a file
 the capacity that its name states, as in A.1048576.csv, or else its lower bound. `ratio` is the mean
-of sizes by these. `nodes` and `ms` are means. Contenders: `mlvm` at the effort of a captured step,
+of sizes by these, where there is a plan. `nodes` and `ms` are means. Contenders: `mlvm` at the effort of a captured step,
 `mlvm-500` at that of `python -m mlvm plan`, `orders`, which does not search, and with
 `--minimalloc PATH` that program, which is given the capacity.
 """
@@ -135,9 +135,10 @@ def measured(solve: Solve, inputs: Callable[[], Iterator[Input]]) -> Mapping[str
         seconds.append(time.perf_counter() - start)
         ratios.append(max(nbytes / each.smallest, 1.0))
         nodes.append(visited)
+    placed = [ratio for ratio in ratios if ratio < float("inf")]
     return {
         "optimal": float(np.mean([ratio == 1 for ratio in ratios])),
-        "ratio": float(np.mean(ratios)),
+        **({"ratio": float(np.mean(placed))} if placed else {}),
         "nodes": float(np.mean(nodes)),
         "ms": 1e3 * float(np.mean(seconds)),
     }

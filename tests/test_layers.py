@@ -92,7 +92,7 @@ CEILING = {
     "mlvm": 500,
     "models": 3_500,
     "bench": 5_500,
-    "tests": 63_000,
+    "tests": 63_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
