@@ -3,9 +3,9 @@ plan is therefore known, and the CSV files of `--instances DIR`, such as those o
 
 `optimal` is the share of inputs whose plan has the smallest size: that of the rectangle; of a file
 the capacity that its name states, as in A.1048576.csv, or else its lower bound. `ratio` is the mean
-of sizes by these, where there is a plan. `nodes` and `ms` are means. Contenders: `mlvm` at the effort of a captured step,
-`mlvm-500` at that of `python -m mlvm plan`, `orders`, which does not search, and with
-`--minimalloc PATH` that program, which is given the capacity.
+of sizes by these, where there is a plan. `nodes` and `ms` are means. Contenders: `mlvm` at the
+effort of a captured step, `mlvm-500` at that of `python -m mlvm plan`, `orders`, which does not
+search, and with `--minimalloc PATH` that program, which is given the capacity.
 """
 
 from __future__ import annotations
