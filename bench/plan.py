@@ -89,7 +89,7 @@ def instance(file: Path) -> Iterator[Input]:
     from mlvm.arena.planner import lower_bound
     from mlvm.show.plan_command import read_buffers
 
-    blocks = [*read_buffers(file).blocks]
+    blocks = [*read_buffers(file.name, file.read_bytes()).blocks]
     named = re.search(r"\.(\d+)\.csv$", file.name)
     yield Input(blocks, int(named[1]) if named else lower_bound(blocks, alignment=1))
 

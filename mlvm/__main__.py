@@ -592,7 +592,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "check": check,
     "build": build,
     "memory": memory,
-    "plan": plan_command.plan_buffers,
+    "plan": lambda options: plan_command.plan_buffers(options, read_bytes(options.file)),
     "show": show,
     "onnx": run_onnx,
     "launch": launch_members,

@@ -854,6 +854,7 @@ def test_damaged_buffers_are_one_line(
     "command, message",
     ("nosuch.csv", "error: nosuch.csv: No such file or directory"),
     (".", "error: .: Is a directory"),
+    ("/dev/zero", "error: /dev/zero: no regular file, and more than 256 MiB"),
     ("buffers.csv --out no/x.csv", "error: no/x.csv: No such file or directory"),
     ("buffers.csv --plot no/x.svg", "error: no/x.svg: No such file or directory"),
 )

@@ -81,13 +81,14 @@ def _effort(text: str) -> int:
     return effort
 
 
-def plan_buffers(options: argparse.Namespace) -> None:
-    """Plan offsets for the buffers of a CSV file, print a line, and write what is asked for.
+def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
+    """Plan offsets for the buffers of a CSV file with this content, print a line, and write what is
+    asked for.
 
     Raises `BuffersError`, also if the buffers do not fit, and `OSError`.
     """
     file, capacity = Path(options.file), options.capacity
-    buffers = read_buffers(file)
+    buffers = read_buffers(options.file, data)
     for path in (options.out, options.plot):
         if path is not None:
             require_writable(path)
@@ -114,15 +115,14 @@ def plan_buffers(options: argparse.Namespace) -> None:
     )
 
 
-def read_buffers(file: Path) -> BufferTable:
-    """Read a CSV file with the columns id, lower, upper and size, in any order. Other columns are
+def read_buffers(file: str, data: bytes) -> BufferTable:
+    """Read the content of a CSV file with the columns id, lower, upper and size, in any order. Other columns are
     kept.
 
     Raises `BuffersError` with the line for a file that is no such table: missing or repeated
     columns, missing fields, numbers that are no integers, a size below 1, a buffer that ends before
-    it starts, numbers beyond 2**62, an id that is empty or repeated. Raises `OSError`.
+    it starts, numbers beyond 2**62, an id that is empty or repeated.
     """
-    data = file.read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
