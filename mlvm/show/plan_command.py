@@ -116,8 +116,8 @@ def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
 
 
 def read_buffers(file: str, data: bytes) -> BufferTable:
-    """Read the content of a CSV file with the columns id, lower, upper and size, in any order. Other columns are
-    kept.
+    """Read the content of a CSV file with the columns id, lower, upper and size, in any order.
+    Other columns are kept.
 
     Raises `BuffersError` with the line for a file that is no such table: missing or repeated
     columns, missing fields, numbers that are no integers, a size below 1, a buffer that ends before
