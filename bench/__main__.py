@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.environment import describe, environment
 from bench.harness import SIMD, BenchError, Record, Suite, outcomes, ratios, run, say, table
+from bench.plan import INSTANCES, MINIMALLOC
 
 SUITES = {
     "batches": "bench.batches",
@@ -36,6 +37,7 @@ SUITES = {
     "mixer": "bench.mixer",
     "onnx": "bench.onnx",
     "peak": "bench.peak",
+    "plan": "bench.plan",
     "products": "bench.products",
     "queue": "bench.queue",
     "remote": "bench.remote",
@@ -63,12 +65,23 @@ def main() -> int:
         help="keep all but onnxruntime, which cannot be told, to these instructions",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
+    text = "plan: also the buffers of each CSV file there"
+    parser.add_argument("--instances", type=Path, metavar="DIR", help=text)
+    text = "plan: compare with this binary of minimalloc"
+    parser.add_argument("--minimalloc", type=Path, metavar="PATH", help=text)
     options = parser.parse_args()
+    if options.instances and not options.instances.is_dir():
+        parser.error(f"--instances: there is no folder {options.instances}")
+    if options.minimalloc and not os.access(options.minimalloc, os.X_OK):
+        parser.error(f"--minimalloc: {options.minimalloc} is no program")
     if options.json and not options.json.resolve().parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
 
     if options.simd:
         os.environ[SIMD] = options.simd  # before suites are imported: targets depend on it
+    for name, path in ((INSTANCES, options.instances), (MINIMALLOC, options.minimalloc)):
+        if path:
+            os.environ[name] = str(path.resolve())
     names = SUITES if options.benchmark == "all" else [options.benchmark]
     suites: list[Suite] = [importlib.import_module(SUITES[name]).SUITE for name in names]
     report: dict[str, Any] = {

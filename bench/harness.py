@@ -383,7 +383,7 @@ def summarize(
 
 def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
     """Return each contender's number over each of ours, where both have the case and the metric,
-    and ours is not 0."""
+    ours is not 0, and a rate of theirs is not 0."""
     numbers = {(r.case, r.metric, r.contender): suite.compared(r) for r in records}
     return [
         Ratio(
@@ -398,6 +398,7 @@ def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
         for r in records
         for ours in suite.ours
         if ours != r.contender and (our_number := numbers.get((r.case, r.metric, ours)))
+        if suite.compared(r) or r.metric not in suite.rates
     ]
 
 

@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | build | disasm | memory | show | onnx | launch |
-mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | build | disasm | memory | plan | show | onnx |
+launch | mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ from mlvm.machines.remote import command as remote
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
+from mlvm.show import plan_command
 from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_step
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
@@ -161,6 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     budget += "and draw these by memory and time"
     add("--budget", type=_size, metavar="SIZE", help=budget)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
+
+    plan_command.add_command(commands)
 
     add = commands.add_parser(
         "show",
@@ -629,6 +632,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "check": check,
     "build": build,
     "memory": memory,
+    "plan": lambda options: plan_command.plan_buffers(options, read_bytes(options.file)),
     "show": show,
     "onnx": run_onnx,
     "launch": launch_members,

@@ -19,6 +19,7 @@ import pytest
 
 import mlvm
 import mlvm.eager as ml
+from bench.plan import rectangle
 from mlvm.__main__ import BadInput, main, read_argument
 from mlvm.core.op import OPS, Op
 from mlvm.core.program.assembly import assemble, disassemble
@@ -139,7 +140,7 @@ def test_bad_usage_is_status_2(argv: list[str], capsys: Capsys) -> None:
 def test_help_names_every_command(capsys: Capsys) -> None:
     assert refuses(SystemExit, "", main, ["--help"]).code == 0
     text = capsys.readouterr().out
-    for command in ("run", "check", "disasm", "memory", "show", "ops", "info"):
+    for command in ("run", "check", "disasm", "memory", "plan", "show", "ops", "info"):
         assert f"  {command} " in text
 
 
@@ -763,6 +764,125 @@ def test_mutations_of_npy_arguments(folder: Path) -> None:
     file = folder / "x.npy"
     parts = parts_of_npy(file.read_bytes())
     assert_well_refused(parts, lambda _: read_argument(0, "x.npy"), BadInput, file=file)
+
+
+# --- plan --------------------------------------------------------------------------------
+
+BUFFERS = """size, id, note, upper, lower
+64, a, "one, two", 3, 0
+
+32, b, , 6, 2
+64, c, , 6, 3
+"""
+
+
+def test_plan_adds_offsets_to_the_buffers_of_a_file(folder: Path, capsys: Capsys) -> None:
+    Path("buffers.csv").write_text(BUFFERS, "utf-8-sig")
+    line = "total 96 bytes, lower bound 96, ratio 1.0000, nodes 0\n"
+    assert command_line("plan buffers.csv --capacity 96 --out placed.csv --plot plan.svg") == 0
+    assert capsys.readouterr().out == line
+    placed = [row.split(",") for row in Path("placed.csv").read_text().splitlines()]
+    assert placed[0] == ["size", "id", "note", "upper", "lower", "offset"]
+    offsets = {row[1].strip(): int(row[-1]) for row in placed[1:]}
+    assert offsets["a"] == offsets["c"]
+    assert sorted(offsets.values()) in ([0, 0, 64], [0, 32, 32])
+    parse(Path("plan.svg").read_text("utf-8"))
+    Path("placed.csv").rename("again.csv")
+    for capacity in ("", "--capacity 1M", "--effort 1"):
+        assert command_line(f"plan again.csv {capacity} --out placed.csv") == 0
+        assert capsys.readouterr().out == line
+        assert Path("placed.csv").read_text() == Path("again.csv").read_text()
+
+
+def test_plan_searches_as_long_as_told(folder: Path, capsys: Capsys) -> None:
+    """A rectangle that was cut into pieces is put together with enough effort alone."""
+    blocks, smallest = rectangle(4, 300, pinwheels=True)
+    rows = [f"{i},{each.start},{each.end},{each.nbytes}" for i, each in enumerate(blocks)]
+    Path("pieces.csv").write_text("\n".join(["id,lower,upper,size", *rows]))
+    error = fails(capsys, f"plan pieces.csv --capacity {smallest} --effort 1 --out placed.csv")
+    assert re.search(r"no plan within 16,384 bytes by [\d,]+ search nodes; the smallest", error)
+    assert error.rstrip().endswith(
+        "the lower bound is 16,384. Allow more nodes, as with --effort 10"
+    )
+    assert not Path("placed.csv").exists()
+    assert command_line(f"plan pieces.csv --capacity {smallest}") == 0
+    assert "total 16,384 bytes, lower bound 16,384, ratio 1.0000" in capsys.readouterr().out
+
+
+@cases(
+    "content, message",
+    ("", "expected a line with the columns id, lower, upper, size"),
+    (
+        "id,lower,upper\n",
+        "line 1: expected the columns id, lower, upper, size, got no size in 'id,",
+    ),
+    ("id,lower,upper,size,id\n", "line 1: expected columns that differ, got 'id' twice"),
+    ("HEAD\na,1,2\n", "line 2: expected 4 fields, id, lower, upper, size, got 3"),
+    ("HEAD\na,1,2,3,4\n", "line 2: expected 4 fields, id, lower, upper, size, got 5"),
+    ("HEAD\na,1,2,3\nb,1,x,3\n", "line 3: expected upper as an integer, got 'x'"),
+    ("HEAD\na,1,2,1.5\n", "line 2: expected size as an integer, got '1.5'"),
+    ("HEAD\na,,2,3\n", "line 2: expected lower as an integer, got ''"),
+    ("HEAD\na,1,2,0\n", "line 2: expected a size of 1 byte or more, got 0"),
+    ("HEAD\na,1,2,-8\n", "line 2: expected a size of 1 byte or more, got -8"),
+    (
+        "HEAD\na,1,2,9223372036854775809\n",
+        "line 2: size is 9223372036854775809; the limit is 2**62",
+    ),
+    ("HEAD\na,1,99999999999999999999,1\n", "line 2: upper is 99999999999999999999; the limit is"),
+    (f"HEAD\na,1,2,{'9' * 5000}\n", "line 2: expected size as an integer, got '9999"),
+    (f"HEAD\na,1,2,{2**62}\nb,1,2,1\n", "line 3: the sizes together exceed the limit of 2**62"),
+    ("HEAD\na,3,2,1\n", "line 2: expected upper >= lower, got lower 3, upper 2"),
+    ("HEAD\na,1,2,1\n\na,1,2,1\n", "line 4: expected ids that differ, got 'a' as in line 2"),
+    ("HEAD\n,1,2,1\n", "line 2: expected an id, got an empty field"),
+    ('HEAD\n"a,1,2,1\n', "line 2: unexpected end of data"),
+    ("HEAD\na\xff,1,2,1\n", "line 2: not UTF-8 text"),
+    (f"HEAD\n{'a' * 200_000},1,2,1\n", "line 2: field larger than field limit"),
+    ("HEAD\na,1,3,8\nb,2,4,9\n", "the capacity is 16 bytes, but 17 are in use at once"),
+)
+def test_damaged_buffers_are_one_line(
+    content: str, message: str, folder: Path, capsys: Capsys
+) -> None:
+    text = content.replace("HEAD", "id,lower,upper,size")
+    Path("buffers.csv").write_bytes(text.encode("latin-1"))
+    error = fails(capsys, "plan buffers.csv --capacity 16 --out placed.csv")
+    assert error.startswith("error: buffers.csv: ")
+    assert message in error
+    assert not Path("placed.csv").exists()
+
+
+@cases(
+    "command, message",
+    ("nosuch.csv", "error: nosuch.csv: No such file or directory"),
+    (".", "error: .: Is a directory"),
+    ("/dev/zero", "error: /dev/zero: no regular file, and more than 256 MiB"),
+    ("buffers.csv --out no/x.csv", "error: no/x.csv: No such file or directory"),
+    ("buffers.csv --plot no/x.svg", "error: no/x.svg: No such file or directory"),
+)
+def test_what_plan_cannot_read_or_write(
+    command: str, message: str, folder: Path, capsys: Capsys
+) -> None:
+    Path("buffers.csv").write_text(BUFFERS)
+    assert fails(capsys, f"plan {command}").startswith(message)
+
+
+@cases(
+    "option, message",
+    ("--capacity 64X", "--capacity: expected a whole number above 0, got '64X'"),
+    ("--capacity -5", "--capacity: expected a whole number above 0, got '-5'"),
+    ("--capacity 0", "--capacity: expected a whole number above 0, got '0'"),
+    ("--effort 0", "--effort: expected a whole number above 0, got '0'"),
+    ("--effort 8G", "--effort: expected at most 4294967296, got 8G"),
+)
+def test_bad_options_of_plan(option: str, message: str, capsys: Capsys) -> None:
+    assert refuses(SystemExit, "", command_line, f"plan buffers.csv {option}").code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_mutated_buffers_never_end_in_a_traceback(folder: Path) -> None:
+    generator = random.Random(0)
+    for _ in range(with_long(100, 1000)):
+        Path("buffers.csv").write_bytes(mutated(BUFFERS.encode(), generator))
+        assert command_line("plan buffers.csv --effort 1") in (0, 1)
 
 
 # --- as a process --------------------------------------------------------------------------

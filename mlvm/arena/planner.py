@@ -6,6 +6,10 @@ are already placed and live at the same time: best fit, as in XLA's heap simulat
 `plan` tries several orders and keeps the smallest result. Among them are the decreasing size of
 TensorFlow Lite Micro's `greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient
 Memory Management for Deep Neural Net Inference" (arXiv 2001.03288).
+
+If no order reaches the lower bound, `mlvm.arena.search` searches for a plan that does, and then for
+smaller plans than the best one. The number of search nodes is limited, so the result does not
+depend on the time.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlvm.core.errors import ArenaError, ArgumentError
+from mlvm.arena.search import FOUND, Search
+from mlvm.core.errors import ArenaError, ArgumentError, brief
 from mlvm.core.types import ALIGNMENT
+from mlvm.machines.native.extension import EXTENSION
 
 _LARGEST: Final = 2**62
 _PLAIN: Final = 2**48
@@ -29,6 +35,12 @@ _PLACEMENTS: Final = 20_000
 """Limits of the search after the orders: of placements of all blocks, and of placed blocks."""
 
 _IMPROVED: Final = ", improved"
+_SEARCHED: Final = "search"
+
+WORK: Final = 2**18
+"""Limit of the search at effort 1: its nodes, times the blocks that are searched."""
+
+MOST_EFFORT: Final = 2**32
 
 Ints = NDArray[np.int64]
 
@@ -135,22 +147,59 @@ class Plan(NamedTuple):
         return f"<Plan of {len(self.offsets):,} blocks: {self}>"
 
 
-def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT, enough: int = 0) -> Plan:
+class SearchedPlan(NamedTuple):
+    """A plan, and the number of search nodes that it needed."""
+
+    plan: Plan
+    nodes: int
+
+
+def plan(
+    blocks: Sequence[Block], *, alignment: int = ALIGNMENT, enough: int = 0, effort: int = 1
+) -> Plan:
     """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
 
-    A plan of at most `enough` bytes that is above its lower bound by at most 1/64 is not improved.
+    If the search for a plan of the lower bound fails, a plan of at most `enough` bytes that is
+    above it by at most 1/64 is not improved. The limit of search nodes is in proportion to
+    `effort`.
 
     The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
-    that ends before it starts, an alignment below 1, or a value that is not an integer.
+    that ends before it starts, an alignment or an effort below 1, or a value that is not an
+    integer.
     """
+    return _planned(blocks, alignment, effort, enough, None).plan
+
+
+def plan_within(
+    blocks: Sequence[Block], capacity: int | None, *, alignment: int = ALIGNMENT, effort: int = 1
+) -> SearchedPlan:
+    """Plan offsets as `plan` does, until the plan has at most `capacity` bytes; the smallest plan
+    for None. The plan may be larger if there is none within the effort.
+
+    Raises `ArenaError` as `plan` does.
+    """
+    return _planned(blocks, alignment, effort, 0, capacity)
+
+
+def _planned(
+    blocks: Sequence[Block], alignment: int, effort: int, enough: int, goal: int | None
+) -> SearchedPlan:
+    """Plan as `plan` does, or with a `goal` as `plan_within` does."""
+    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
+        raise ArenaError(
+            f"plan: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
+        )
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
     needed = np.flatnonzero((size > 0) & (start < end))  # the others fit anywhere
-    enough = max(bound, min(enough, bound + bound // 64))
-    order, placed = _best(size[needed], start[needed], end[needed], bound, enough)
+    least = max(bound, min(enough, bound + bound // 64))
+    order, placed, visited = _best(
+        size[needed], start[needed], end[needed], bound, least, goal, effort * WORK
+    )
     offsets = np.zeros_like(size)
     offsets[needed] = placed
-    return Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order)
+    planned = Plan(tuple(offsets.tolist()), _height(offsets, size), bound, order)
+    return SearchedPlan(planned, visited)
 
 
 def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
@@ -212,25 +261,55 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
     return int(np.cumsum(change).max(initial=0))
 
 
-def _best(size: Ints, start: Ints, end: Ints, bound: int, enough: int) -> tuple[str, Ints]:
-    """Return the name of the best order, and the offsets that it gives.
+def _best(
+    size: Ints, start: Ints, end: Ints, bound: int, enough: int, goal: int | None, work: int
+) -> tuple[str, Ints, int]:
+    """Return the name of the best order, the offsets that it gives, and the search nodes visited.
 
-    If none is small enough, each order is improved, the best one first: the blocks that end highest
-    are moved to the front, and all blocks are placed again. This repeats until an order
-    recurs, or a limit is reached.
+    If no order gives at most `goal` bytes, a search tries to. Without a goal, half of the work is
+    for a search within the lower bound. If that fails, and the plan has more than `enough` bytes,
+    the orders are improved, and the other half is for the smallest height that can be found.
     """
-    tried: list[tuple[int, str, Ints, Ints]] = []
+    tried: list[_Tried] = []
     for name, sequence in _orders(size, start, end):
         offsets = _place(sequence, size, start, end)
-        tried.append((_height(offsets, size), name, sequence, offsets))
-        if tried[-1][0] == bound:
-            return name, offsets
-    tried.sort(key=lambda each: each[0])
-    height, best, _, placed_best = tried[0]
+        tried.append(_Tried(_height(offsets, size), name, sequence, offsets))
+        if tried[-1].height <= max(bound, goal or 0):
+            return name, offsets, 0
+    tried.sort(key=lambda each: each.height)
+    best = tried[0]
+    search = Search(size, start, end, best.offsets)
+    for each in tried:
+        search.keep_lower(each.offsets)
+    status = search.fit(bound, work // 2) if goal is None else search.fit(max(bound, goal), work)
+    if status != FOUND and best.height > enough:
+        best = _improved(tried, size, start, end, enough)
+        search.keep_lower(best.offsets)
+        if goal is None:
+            unit = int(np.gcd.reduce(size))
+            _narrow(search, bound // unit + 1, unit, work - work // 2)
+    if search.height < best.height:
+        return _SEARCHED, search.offsets, search.nodes
+    return best.name, best.offsets, search.nodes
+
+
+class _Tried(NamedTuple):
+    """An order that was tried: its name, the blocks in it, their offsets, and the height."""
+
+    height: int
+    name: str
+    sequence: Ints
+    offsets: Ints
+
+
+def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enough: int) -> _Tried:
+    """Improve each order, the best one first: the blocks that end highest are moved to the front,
+    and all blocks are placed again. This repeats until an order recurs, or a limit is reached."""
+    best = tried[0]
     retries = min(_RETRIES, _PLACEMENTS // len(size))
     tried_orders: set[bytes] = set()
     for _, name, sequence, offsets in tried:
-        while retries and height > enough:
+        while retries and best.height > enough:
             highest = (offsets + size)[sequence] == _height(offsets, size)
             sequence = np.concatenate([sequence[highest], sequence[~highest]])
             if sequence.tobytes() in tried_orders:
@@ -238,9 +317,22 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int, enough: int) -> tuple[
             tried_orders.add(sequence.tobytes())
             retries -= 1
             offsets = _place(sequence, size, start, end)
-            if _height(offsets, size) < height:
-                height, best, placed_best = _height(offsets, size), f"{name}{_IMPROVED}", offsets
-    return best, placed_best
+            height = _height(offsets, size)
+            if height < best.height:
+                best = _Tried(height, f"{name}{_IMPROVED}", sequence, offsets)
+    return best
+
+
+def _narrow(search: Search, low: int, unit: int, work: int) -> None:
+    """Search for the smallest height between `low` and the search's, in units, by bisection. Each
+    step may do half of the work that is left."""
+    high, last = search.height // unit, search.work + work
+    while low < high and search.work < last:
+        half = (low + high) // 2
+        if search.fit(half * unit, (last - search.work + 1) // 2) == FOUND:
+            high = search.height // unit
+        else:
+            low = half + 1
 
 
 def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
@@ -277,6 +369,9 @@ def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     small, the lowest is taken; a block that fits into none goes on top.
     """
     offsets = np.zeros_like(size)
+    if EXTENSION is not None:
+        EXTENSION.place_best_fit(len(size), sequence, size, start, end, offsets)
+        return offsets
     placed = np.empty((4, len(size)), np.int64)  # bottom, top, start and end, sorted by bottom
     blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
     for k, (i, nbytes, begin, until) in enumerate(blocks):

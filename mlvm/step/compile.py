@@ -193,22 +193,23 @@ def compile_flow(
     policy: FusionPolicy = REFERENCE,
     hoist: Hoist | None = None,
     budget: int | None = None,
+    effort: int = 1,
 ) -> Planned:
     """Compile the step to a program with its plan.
 
     With `fuse` calls may run as chains that suit a machine's `policy`, with `recompute` cheap ones
     may run again. Of the allowed programs the one with the smallest plan is chosen, so neither
     option makes a plan larger. With `hoist` values that depend on states alone are computed by a
-    separate program, the hoisted part.
+    separate program, the hoisted part. The planner may search for smaller plans as `effort` allows.
 
     With a `budget` in bytes, the plan with its hoisted values is at most that: values are computed
     again instead of being saved, and hoisted ones in the step, where that takes the least time by
     the estimate of `mlvm.step.budget`. Raises `BudgetError` if no program is found that fits.
     """
-    options = _Options(fuse, recompute, policy)
+    options = _Options(fuse, recompute, policy, effort)
     best = _variant(flow, hoist, options)
     if budget is not None and best.nbytes > budget:
-        best = _within(_with_unhoisted(best, flow, options), budget)
+        best = _within(_with_unhoisted(best, flow, options), budget, effort)
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)
@@ -221,10 +222,10 @@ def curve_of(
 ) -> list[tuple[int, float]]:
     """Return bytes that the step can do with and the seconds of the estimate, for each program that
     a larger one is slower than. The first needs most."""
-    options = _Options(fuse=True, recompute=True, policy=policy)
+    options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
     found: list[tuple[int, float]] = []
-    for offer in _offers(variants):
+    for offer in _offers(variants, options.effort):
         if not found or offer.least < found[-1][0]:
             nbytes = offer.planned().nbytes
             if not found or nbytes < found[-1][0]:
@@ -279,6 +280,7 @@ class _Offer(NamedTuple):
     seconds: float
     schedule: Schedule
     variant: _Variant
+    effort: int
 
     @property
     def least(self) -> int:
@@ -292,23 +294,23 @@ class _Offer(NamedTuple):
         level, hoisted = self.variant
         if self.schedule is level.schedule:
             return self.variant
-        found = plan(self.schedule.blocks)._replace(unfused=level.plan.unfused)
+        found = plan(self.schedule.blocks, effort=self.effort)._replace(unfused=level.plan.unfused)
         return _Variant(_placed_level(level, self.schedule, found), hoisted)
 
 
-def _offers(variants: Sequence[_Variant]) -> list[_Offer]:
+def _offers(variants: Sequence[_Variant], effort: int) -> list[_Offer]:
     """Return programs of the step that need less and less memory, the fastest first."""
     offers = [
-        _Offer(each.seconds, each.schedule, variant)
+        _Offer(each.seconds, each.schedule, variant, effort)
         for variant in variants
         for each in candidates(variant.level.schedule, variant.level.live_out)
     ]
     return sorted(offers, key=lambda each: each.seconds)
 
 
-def _within(variants: Sequence[_Variant], budget: int) -> _Variant:
+def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     """Return the fastest program that needs at most so many bytes. Raises `BudgetError`."""
-    offers = _offers(variants)
+    offers = _offers(variants, effort)
     for offer in offers:
         if offer.least <= budget and (found := offer.planned()).nbytes <= budget:
             return found
@@ -339,6 +341,7 @@ class _Options(NamedTuple):
     fuse: bool
     recompute: bool
     policy: FusionPolicy
+    effort: int
 
 
 class _Level(NamedTuple):
@@ -391,7 +394,7 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
                 call = replace(call, outs=[*call.outs, Use(workspace, TensorType(u8, (nbytes,)))])
             inside[call] = _Inside(levels, outer, workspace)
         calls.append(call)
-    schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options))
+    schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options), options.effort)
     live_out = Flow(calls, flow.results).live_out()
     level = _Level(schedule, smallest, {}, {}, result, inside, live_out)
     return _placed_level(level, schedule, smallest)
@@ -713,7 +716,7 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
 def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     """Return schedules of the step, the fastest first. The last is the step as it was recorded:
     its calls one by one, each once."""
-    fuse, recompute, policy = options
+    fuse, recompute, policy, _ = options
     calls, live_out = flow.calls, flow.live_out()
     units = UnitTable()
 
@@ -760,7 +763,7 @@ def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Sc
     return best
 
 
-def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
+def _smallest(schedules: Sequence[Schedule], effort: int) -> tuple[Schedule, Plan]:
     """Return the first schedule with the smallest plan, and that plan. It is not improved where the
     others need as much."""
     best: tuple[float, int, Plan] | None = None
@@ -768,7 +771,7 @@ def _smallest(schedules: Sequence[Schedule]) -> tuple[Schedule, Plan]:
     order = sorted(range(len(needs)), key=needs.__getitem__)
     for i, enough in zip(order, [*sorted(needs)[1:], 2 * max(needs)], strict=True):
         if best is None or (needs[i], i) < best[:2]:
-            planned = plan(schedules[i].blocks, enough=enough)
+            planned = plan(schedules[i].blocks, enough=enough, effort=effort)
             best = min(best or (math.inf, i, planned), (planned.nbytes, i, planned))
     assert best is not None  # there is a last schedule
     _, i, smallest = best

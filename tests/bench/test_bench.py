@@ -133,7 +133,11 @@ def test_without_native_kernels_a_contender_of_threads_is_skipped(
     (
         {"rates": frozenset({"cost"})}, {"ours": 6.0, "theirs": 4.0}, {("ours", "theirs"): 1.5},
     ),
-    ids=["nothing beside a cost of 0", "all beside each of ours", "the larger rate is better"],
+    ({"rates": frozenset({"cost"})}, {"ours": 6.0, "theirs": 0.0}, {}),
+    ids=[
+        "nothing beside a cost of 0", "all beside each of ours", "the larger rate is better",
+        "nothing beside a rate of 0",
+    ],
 )  # fmt: skip
 def test_ratios(options: Any, medians: Any, expected: Any) -> None:
     result = ratios(dataclasses.replace(SUITE, **options), records_of(**medians))

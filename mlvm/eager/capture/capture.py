@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from mlvm.arena.arena import Allocation, Arena, scope
-from mlvm.arena.planner import Plan
+from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     ArgumentError,
@@ -118,12 +118,14 @@ class Captured(Generic[P, R]):
         at_most: Mapping[str, int] | None = None,
         check: int | None = None,
         memory: int | str | None = None,
+        effort: int = 1,
     ) -> None:
         self._fn = fn
         self.fuse = fuse
         self.recompute = recompute
         self.hoist = hoist
         self.check = check
+        self.effort = effort
         self._unchecked = 0  # calls since the last one that was compared
         self._replace = check_replace(replace)
         self._options = {
@@ -135,6 +137,7 @@ class Captured(Generic[P, R]):
             "at_most": at_most,
             "check": check,
             "memory": memory,
+            "effort": effort,
         }
         self.budget = None if memory is None else parse_size(memory, "capture(memory=)")
         self._spec = LengthSpec(fn, lengths, at_most)
@@ -627,6 +630,7 @@ class Captured(Generic[P, R]):
             recompute=self.recompute and not is_plain,
             policy=policy_of(call.record.vm),
             budget=self.budget,
+            effort=self.effort,
         )
         return compiler, hoist_of(call) if self.hoist and not is_plain else None
 
@@ -715,6 +719,7 @@ def capture(
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
+    effort: int = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
@@ -727,6 +732,7 @@ def capture(
     at_most: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
+    effort: int = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -741,6 +747,7 @@ def capture(
     at_most: Mapping[str, int] | None = None,
     check: int | None = None,
     memory: int | str | None = None,
+    effort: int = 1,
 ) -> Any:
     """Compile `fn` into one program at its first call; later calls replay the program. It may be
     a whole step, with gradients and an optimizer's update.
@@ -790,6 +797,10 @@ def capture(
     lengths it holds at the bounds. Code inside loops and branches is not changed. See
     docs/budgets.md.
 
+    With `effort=n`, the planner of scratch memory may visit n times as many nodes of its search for
+    a smaller plan, which needs up to n times its time. It stops when `plan.nbytes` is
+    `plan.lower_bound`.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -800,9 +811,10 @@ def capture(
     VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
     trace that is kept in any place but the result or such a field.
     Raises `GradientError` inside a differentiated function, `ArgumentError` for an option that
-    is no bool, a `replace` that is no such mapping and a `memory` that is no size, `BudgetError`
-    before anything runs if no program is found that needs so little memory, `ShapeError` for a
-    length above its bound and two sizes of one name, and any error of the function.
+    is no bool, a `replace` that is no such mapping, a `memory` that is no size and an `effort` that
+    is no int from 1 to 2**32, `BudgetError` before anything runs if no program is found that needs
+    so little memory, `ShapeError` for a length above its bound and two sizes of one name, and any
+    error of the function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -812,6 +824,7 @@ def capture(
         ml.capture(hoist="no")  # ArgumentError
         ml.capture(memory="64 blocks")  # ArgumentError
         ml.capture(lambda x: ml.sum(ml.sort(x)), memory=1)(v)  # BudgetError
+        ml.capture(effort=0)  # ArgumentError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
         ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
@@ -824,9 +837,13 @@ def capture(
         )
     if memory is not None:
         parse_size(memory, "capture(memory=)")
+    if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
+        raise ArgumentError(
+            f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
+        )
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
     options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
-    options["memory"] = memory
+    options |= {"memory": memory, "effort": effort}
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):

@@ -73,7 +73,7 @@ def _add_serve(commands: Commands) -> None:
     add("--key", metavar="PEM", help="the certificate's key")
     text = "without TLS also where other hosts can reach it: the network is trusted"
     add("--insecure", action="store_true", help=text)
-    add("--threads", type=_count, default=1, metavar="N", help="threads of each VM")
+    add("--threads", type=whole_number, default=1, metavar="N", help="threads of each VM")
     text = "kernels and loop in C, or those in Python and numpy; the former if they are there"
     add("--native", action=argparse.BooleanOptionalAction, default=None, help=text)
     text = "a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated"
@@ -97,11 +97,12 @@ def _add_serve(commands: Commands) -> None:
         whole = isinstance(default, int)
         shown = size_text(default) if "bytes" in each.name else f"{default:,.0f}"
         name, text = each.name.replace("_", "-"), f"{each.metadata['help']}; {shown} if not given"
-        takes = {"type": _count, "metavar": "N"} if whole else _SECONDS
+        takes = {"type": whole_number, "metavar": "N"} if whole else _SECONDS
         limits.add_argument(f"--{name}", **takes, default=default, help=text)
 
 
-def _count(text: str) -> int:
+def whole_number(text: str) -> int:
+    """Read a whole number above 0, such as 3 or 64M, for `add_argument`."""
     unit = text[-1:].lower()
     digits = text[:-1] if unit in UNITS else text
     if not digits.isascii() or not digits.isdigit() or not int(digits):
@@ -113,7 +114,7 @@ def _count(text: str) -> int:
 
 
 def _processes(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    return 0 if text == "0" else whole_number(text)
 
 
 def _seconds(text: str) -> float:

@@ -181,6 +181,6 @@ def test_every_limit_is_an_option(capsys: Capsys) -> None:
     for name in Limits.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in text
     assert "--library SO a shared library with functions in C" in " ".join(text.split())
-    assert command._count("64M") == 64 << 20
-    assert command._count("3") == 3
+    assert command.whole_number("64M") == 64 << 20
+    assert command.whole_number("3") == 3
     assert size_text(1 << 31) == "2G"

@@ -10,12 +10,13 @@
 #include "machine/host.h"
 #include "machine/lanes.h"
 #include "machine/loop.h"
+#include "machine/offsets.h"
 #include "machine/records.h"
 #include "machine/value.h"
 
 static int (*const parts[])(PyObject *) = {
-    call_init,     value_init, host_init,      loop_init,   records_init, lanes_init,   posts_init,
-    dispatch_init, views_init, templates_init, guards_init, replay_init,  formulas_init};
+    call_init,     value_init, host_init,      loop_init,   records_init, lanes_init,    posts_init,
+    dispatch_init, views_init, templates_init, guards_init, replay_init,  formulas_init, offsets_init};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_native",

@@ -1,0 +1,77 @@
+/* Search for offsets of buffers, for Python.
+ *
+ * In:       packed arrays of 64-bit integers; see offsets.h of `plan`.
+ * Out:      the status and the number of visited nodes; offsets and failed states are written in place.
+ * Must hold: arrays have the announced lengths, and a thread searches with arrays of its own.
+ * Callers:  `mlvm/arena/search.py` and `planner.py`.
+ */
+#include "offsets.h"
+
+#include "../plan/offsets.h"
+
+static PyObject *py_search_offsets(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Buffers buffers = {0};
+    PyObject *array[8];
+    char *address[8];
+    long long count, sections, capacity, nodes;
+    int bits;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOLLLLip", &array[0], &array[1], &array[2], &array[3], &array[4],
+                          &array[5], &array[6], &array[7], &count, &sections, &capacity, &nodes, &bits,
+                          &buffers.fewest))
+        return NULL;
+    for (int i = 0; i < 8; i++)
+        if (address_of(array[i], &address[i], NULL))
+            return NULL;
+    buffers.size = (const int64_t *)address[0];
+    buffers.first = (const int64_t *)address[1];
+    buffers.last = (const int64_t *)address[2];
+    buffers.twin = (const int64_t *)address[3];
+    buffers.hash = (const uint64_t *)address[4];
+    buffers.rank = (const int64_t *)address[5];
+    buffers.failed = (uint64_t *)address[6];
+    buffers.offset = (int64_t *)address[7];
+    buffers.count = count;
+    buffers.sections = sections;
+    buffers.capacity = capacity;
+    buffers.nodes = nodes;
+    buffers.shift = 64 - bits;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = search_offsets(&buffers);
+    Py_END_ALLOW_THREADS;
+    if (status == OFFSETS_NO_MEMORY)
+        return PyErr_NoMemory();
+    return Py_BuildValue("iL", status, nodes - (long long)buffers.nodes);
+}
+
+static PyObject *py_place_best_fit(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *array[5];
+    char *address[5];
+    long long count;
+    if (!PyArg_ParseTuple(args, "LOOOOO", &count, &array[0], &array[1], &array[2], &array[3], &array[4]))
+        return NULL;
+    for (int i = 0; i < 5; i++)
+        if (address_of(array[i], &address[i], NULL))
+            return NULL;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS;
+    failed = place_best_fit(count, (const int64_t *)address[0], (const int64_t *)address[1],
+                            (const int64_t *)address[2], (const int64_t *)address[3],
+                            (int64_t *)address[4]);
+    Py_END_ALLOW_THREADS;
+    return failed ? PyErr_NoMemory() : Py_NewRef(Py_None);
+}
+
+static PyMethodDef functions[] = {
+    {"search_offsets", py_search_offsets, METH_VARARGS, "Search for offsets; see mlvm/arena/search.py."},
+    {"place_best_fit", py_place_best_fit, METH_VARARGS, "Place blocks; see mlvm/arena/planner.py."},
+    {NULL, NULL, 0, NULL}};
+
+int offsets_init(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,10 @@
+/* Search for offsets of buffers, for Python. */
+#ifndef MLVM_SEARCH_OF_OFFSETS_H
+#define MLVM_SEARCH_OF_OFFSETS_H
+
+#include "../limited_api.h"
+
+/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+int offsets_init(PyObject *module);
+
+#endif

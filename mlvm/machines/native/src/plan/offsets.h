@@ -1,0 +1,36 @@
+/* Search for offsets of buffers with fixed lifetimes below a capacity. */
+#ifndef MLVM_OFFSETS_H
+#define MLVM_OFFSETS_H
+
+#include <stdint.h>
+
+enum { OFFSETS_FOUND, OFFSETS_NONE, OFFSETS_LIMIT, OFFSETS_NO_MEMORY };
+
+/* Buffers, and the state that outlives a search.
+ *
+ * size, first, last: bytes, and the first and last section of each buffer.
+ * twin: the buffer before with the same size and sections, or -1.
+ * rank: order in which buffers are tried.
+ * hash: random numbers of the buffers.
+ * failed: hash table of states without a solution; its size is 2^(64 - shift).
+ * fewest: whether the next section is that with the fewest candidates, not that with the least slack.
+ * nodes: the number of nodes that the search may still visit.
+ * offset: result. */
+typedef struct {
+    int64_t count, sections, capacity;
+    const int64_t *size, *first, *last, *twin, *rank;
+    const uint64_t *hash;
+    uint64_t *failed;
+    int shift, fewest;
+    int64_t nodes, *offset;
+} Buffers;
+
+/* Search. Returns one of the results above. */
+int search_offsets(Buffers *buffers);
+
+/* Place buffers in use from `start` to `end` in a sequence, each by best fit. Returns 0, or -1 without
+ * memory. */
+int place_best_fit(int64_t count, const int64_t *sequence, const int64_t *size, const int64_t *start,
+                   const int64_t *end, int64_t *offset);
+
+#endif

@@ -1,0 +1,220 @@
+"""`python -m mlvm plan BUFFERS.csv`: offsets for the buffers of a CSV file, by the planner of
+captured steps."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mlvm.arena.planner import MOST_EFFORT, Block, Plan, plan_within
+from mlvm.arena.recording import Lifetime, Recording
+from mlvm.core.errors import MlvmError, brief
+from mlvm.core.types import TensorType, u8
+from mlvm.machines.files import require_writable, write_file
+from mlvm.machines.remote.command import Commands, whole_number
+from mlvm.show.picture import timeline
+
+EFFORT: Final = 500
+"""The effort of the command, if it is not given: it plans one set of buffers, not many."""
+
+_COLUMNS: Final = ("id", "lower", "upper", "size")
+_OFFSET: Final = "offset"
+_MOST: Final = 2**62
+_INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
+
+
+class BuffersError(MlvmError, ValueError):
+    """A CSV file that has no valid buffers, or buffers that do not fit; the text names the file and
+    the line."""
+
+
+class BufferTable(NamedTuple):
+    """Buffers of a CSV file.
+
+    columns: the names of the columns, in the order of the file.
+    rows: the fields of each buffer, by column.
+    blocks: sizes and lifetimes.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Mapping[str, str]]
+    blocks: Sequence[Block]
+
+    def to_csv(self, offsets: Sequence[int]) -> str:
+        """Return the file with the offsets as its last column."""
+        columns = [*(name for name in self.columns if name != _OFFSET), _OFFSET]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        for row, offset in zip(self.rows, offsets, strict=True):
+            writer.writerow({**row, _OFFSET: offset})
+        return text.getvalue()
+
+
+def add_command(commands: Commands) -> None:
+    """Add the command to a parser's subparsers."""
+    text = "plan offsets for buffers of known lifetimes, as for the scratch memory of a step"
+    columns = "its columns are id, lower, upper, size in any order: a buffer of `size` bytes is in "
+    columns += "use in the moments lower .. upper - 1"
+    add = commands.add_parser(
+        "plan", help=text, description=text, epilog=f"BUFFERS.csv: {columns}."
+    )
+    add = add.add_argument
+    add("file", metavar="BUFFERS.csv", help="the buffers")
+    least = "bytes that are enough, such as 1048576 or 64M; without it, as few as possible"
+    add("--capacity", type=whole_number, metavar="N", help=least)
+    add("--out", type=Path, metavar="CSV", help="write the buffers with a column `offset`")
+    effort = f"multiple of the search that a captured step may do (default: {EFFORT})"
+    add("--effort", type=_effort, default=EFFORT, metavar="N", help=effort)
+    add("--plot", type=Path, metavar="SVG", help="draw the buffers over time and offset")
+
+
+def _effort(text: str) -> int:
+    effort = whole_number(text)
+    if effort > MOST_EFFORT:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_EFFORT}, got {text}")
+    return effort
+
+
+def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
+    """Plan offsets for the buffers of a CSV file with this content, print a line, and write what is
+    asked for.
+
+    Raises `BuffersError`, also if the buffers do not fit, and `OSError`.
+    """
+    file, capacity = Path(options.file), options.capacity
+    buffers = read_buffers(options.file, data)
+    for path in (options.out, options.plot):
+        if path is not None:
+            require_writable(path)
+    plan, nodes = plan_within(buffers.blocks, capacity, alignment=1, effort=options.effort)
+    if capacity is not None and plan.lower_bound > capacity:
+        raise BuffersError(
+            f"{file}: the capacity is {capacity:,} bytes, but {plan.lower_bound:,} are in use at "
+            "once; no plan can be smaller"
+        )
+    if capacity is not None and plan.nbytes > capacity:
+        raise BuffersError(
+            f"{file}: found no plan within {capacity:,} bytes by {nodes:,} search nodes; the "
+            f"smallest one has {plan.nbytes:,} bytes, the lower bound is {plan.lower_bound:,}. "
+            f"Allow more nodes, as with --effort {10 * options.effort}"
+        )
+    if options.out is not None:
+        write_file(options.out, buffers.to_csv(plan.offsets))
+    if options.plot is not None:
+        write_file(options.plot, timeline(recorded(buffers, plan), title=f"Plan of {file.name}"))
+    ratio = plan.nbytes / plan.lower_bound if plan.lower_bound else 1.0
+    print(
+        f"total {plan.nbytes:,} bytes, lower bound {plan.lower_bound:,}, ratio {ratio:.4f}, "
+        f"nodes {nodes:,}"
+    )
+
+
+def read_buffers(file: str, data: bytes) -> BufferTable:
+    """Read the content of a CSV file with the columns id, lower, upper and size, in any order.
+    Other columns are kept.
+
+    Raises `BuffersError` with the line for a file that is no such table: missing or repeated
+    columns, missing fields, numbers that are no integers, a size below 1, a buffer that ends before
+    it starts, numbers beyond 2**62, an id that is empty or repeated.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BuffersError(f"{file}: line {line}: not UTF-8 text") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    columns: list[str] = []
+    rows: list[dict[str, str]] = []
+    blocks: list[Block] = []
+    line_of: dict[str, int] = {}
+    total = 0
+    try:
+        for fields in reader:
+            if not any(map(str.strip, fields)):
+                continue
+            where = f"{file}: line {reader.line_num}"
+            if not columns:
+                columns = _columns([field.strip() for field in fields], where)
+                continue
+            if len(fields) != len(columns):
+                raise BuffersError(
+                    f"{where}: expected {len(columns)} fields, {', '.join(columns)}, got "
+                    f"{len(fields)}"
+                )
+            row = dict(zip(columns, fields, strict=True))
+            block = _block(row, where)
+            name = row["id"].strip()
+            if name in line_of:
+                raise BuffersError(
+                    f"{where}: expected ids that differ, got {brief(name)} as in line "
+                    f"{line_of[name]}"
+                )
+            line_of[name] = reader.line_num
+            total += block.nbytes
+            if total > _MOST:
+                raise BuffersError(f"{where}: the sizes together exceed the limit of 2**62 bytes")
+            rows.append(row)
+            blocks.append(block)
+    except csv.Error as error:
+        raise BuffersError(f"{file}: line {reader.line_num}: {error}") from None
+    if not columns:
+        raise BuffersError(f"{file}: expected a line with the columns {', '.join(_COLUMNS)}")
+    return BufferTable(columns, rows, blocks)
+
+
+def _columns(names: list[str], where: str) -> list[str]:
+    """Return the names of columns, if all that are needed are there once."""
+    missing = [name for name in _COLUMNS if name not in names]
+    if missing:
+        raise BuffersError(
+            f"{where}: expected the columns {', '.join(_COLUMNS)}, got no {', '.join(missing)} in "
+            f"{brief(', '.join(names))}"
+        )
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise BuffersError(f"{where}: expected columns that differ, got {brief(repeated)} twice")
+    return names
+
+
+def _block(row: Mapping[str, str], where: str) -> Block:
+    """Return the block of a row."""
+    if not row["id"].strip():
+        raise BuffersError(f"{where}: expected an id, got an empty field")
+    numbers = []
+    for name in _COLUMNS[1:]:
+        if not _INTEGER.fullmatch(row[name]):
+            raise BuffersError(f"{where}: expected {name} as an integer, got {brief(row[name])}")
+        numbers.append(int(row[name]))
+        if abs(numbers[-1]) > _MOST:
+            raise BuffersError(f"{where}: {name} is {numbers[-1]}; the limit is 2**62")
+    lower, upper, size = numbers
+    if size < 1:
+        raise BuffersError(f"{where}: expected a size of 1 byte or more, got {size}")
+    if upper < lower:
+        raise BuffersError(f"{where}: expected upper >= lower, got lower {lower}, upper {upper}")
+    return Block(size, lower, upper)
+
+
+def recorded(buffers: BufferTable, plan: Plan) -> Recording:
+    """Return a plan as a recording, for a picture. Only moments at which a buffer starts or ends
+    count."""
+    times = {time for block in buffers.blocks for time in (block.start, block.end)}
+    moments = {time: moment for moment, time in enumerate(sorted(times))}
+    lifetimes = [
+        Lifetime(
+            TensorType(u8, (block.nbytes,)),
+            offset,
+            block.nbytes,
+            moments[block.start],
+            moments[block.end],
+            path=row["id"],
+        )
+        for row, block, offset in zip(buffers.rows, buffers.blocks, plan.offsets, strict=True)
+    ]
+    return Recording("plan", plan.nbytes, max(len(moments) - 1, 1), lifetimes)
