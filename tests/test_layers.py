@@ -91,8 +91,8 @@ CEILING = {
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 3_500,
-    "bench": 5_500,
-    "tests": 64_000,
+    "bench": 6_000,
+    "tests": 64_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
