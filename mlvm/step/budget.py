@@ -33,10 +33,16 @@ LAUNCH: Final = 5e-7
 """Seconds of the estimate for a call of a kernel, whatever its size."""
 
 TARGETS: Final = 32
-"""How many shares of the step's memory are tried."""
+"""How many shares of the step's memory are tried, of a long step fewer."""
+
+_UNITS: Final = 50_000
+"""Units of all runs on paper: a step of more than 1,562 has fewer targets, at least 8."""
 
 _CONSIDERED: Final = 24
 """Values that are compared for each eviction: those that occupy most bytes for the longest."""
+
+_DEEPEST: Final = 200
+"""Values that are computed again, one for the next, for a single use."""
 
 _SLOWEST: Final = 4.0
 """A candidate that takes more times the estimate of the step is given up."""
@@ -80,8 +86,9 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
     found = [Candidate(base.seconds, schedule)]
     least, most = base.least(), schedule.most_alive
     before: list[Unit] | None = None
-    for i in range(1, TARGETS + 1):
-        target = most - (most - least) * i // TARGETS
+    count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
+    for i in range(1, count + 1):
+        target = most - (most - least) * i // count
         paper = _Paper(base, target)
         units = paper.units()
         if units is None:
@@ -95,6 +102,7 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
 class _Step:
     """A schedule, with what every run on paper asks of it.
 
+    reads: the values that each unit reads and the plan places, in the order of its operands.
     uses: the moments at which each value is read; the end, for one that is live out.
     producer: the moment at which each value is made.
     kept: bytes of homes that the plan places, by moment.
@@ -109,8 +117,12 @@ class _Step:
         self.producer: dict[Value, int] = {}
         self._written: dict[Any, list[int]] = {}
         self.kept = [0] * end
+        self.reads: list[list[Value]] = []
         for moment, run in enumerate(self.runs):
-            for value in run.unit.reads:
+            operands = dict.fromkeys(use.value for call in run.unit.calls for use in call.ins)
+            reads = [value for value in operands if value in run.unit.reads]
+            self.reads.append([value for value in reads if value.home is None])
+            for value in reads:
                 self.uses.setdefault(value, []).append(moment)
             for value in run.unit.makes:
                 self.producer[value] = moment
@@ -139,10 +151,13 @@ class _Step:
         i = bisect_left(uses, moment + 1)
         return uses[i] if i < len(uses) else None
 
-    def is_kept_until(self, value: Value, moment: int) -> bool:
-        """Return whether the home of a value still has it at the moment."""
-        since = self.producer.get(value, -1)
-        return not any(since < at < moment for at in self._written.get(value.home, ()))
+    def can_repeat(self, producer: int, moment: int) -> bool:
+        """Return whether a unit may run again at the moment, with the same operands in homes."""
+        return self.repeats[producer] and all(
+            not any(self.producer.get(value, -1) < at < moment for at in self._written[value.home])
+            for value in self.runs[producer].unit.reads
+            if value.home in self._written
+        )
 
     def least(self) -> int:
         """Return the most bytes that a single unit reads and writes."""
@@ -192,10 +207,10 @@ class _Paper:
         """Return the units in the order of the run; None if the target is too small."""
         step = self._step
         for moment, run in enumerate(step.runs):
-            reads = [value for value in run.unit.reads if value.home is None]
+            reads = step.reads[moment]
             locked = set(reads)
             for value in reads:
-                if value not in self._live and not self._compute(value, moment, locked):
+                if value not in self._live and not self._compute(value, moment, locked, 0):
                     return None
             made = step.made(moment)
             fresh = sum(value.nbytes for value in made) - self._reused(run, moment)
@@ -248,53 +263,46 @@ class _Paper:
         best: tuple[float, Value] | None = None
         costs: dict[Value, float] = {}
         for occupied, again, value in found[:_CONSIDERED]:
-            ratio = self._cost(value, again, costs) / occupied
+            ratio = self._cost(value, again, costs, 0) / occupied
             if ratio < math.inf and (best is None or ratio < best[0]):
                 best = ratio, value
         return None if best is None else best[1]
 
-    def _cost(self, value: Value, moment: int, known: dict[Value, float]) -> float:
+    def _cost(self, value: Value, moment: int, known: dict[Value, float], depth: int) -> float:
         """Estimate the seconds to compute a value, and what it needs, at the moment."""
         if value in known:
             return known[value]
         known[value] = math.inf  # should it need itself
         step = self._step
         producer = step.producer.get(value)
-        if producer is None or not step.repeats[producer]:
+        if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
             return math.inf
         cost = step.costs[producer]
-        for operand in step.runs[producer].unit.reads:
-            if operand.home is not None:
-                if not step.is_kept_until(operand, moment):
-                    return math.inf
-            elif operand not in self._live or (step.next_use(operand, moment - 1) is None):
-                cost += self._cost(operand, moment, known)
+        for operand in step.reads[producer]:
+            if operand not in self._live or step.next_use(operand, moment - 1) is None:
+                cost += self._cost(operand, moment, known, depth + 1)
             if cost == math.inf:
                 return cost
         known[value] = cost
         return cost
 
-    def _compute(self, value: Value, moment: int, locked: set[Value]) -> bool:
+    def _compute(self, value: Value, moment: int, locked: set[Value], depth: int) -> bool:
         """Compute a value again, and before it what it needs. Return whether that is possible."""
         step = self._step
         producer = step.producer.get(value)
-        if producer is None or not step.repeats[producer]:
+        if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
             return False
         self.seconds += step.costs[producer]
         if self.seconds > _SLOWEST * step.seconds:
             return False
-        run = step.runs[producer]
-        needed = [operand for operand in run.unit.reads if operand.home is None]
-        if any(x.home is not None and not step.is_kept_until(x, moment) for x in run.unit.reads):
-            return False
+        needed = step.reads[producer]
         mine = locked | set(needed)
         for operand in needed:
-            if operand not in self._live and not self._compute(operand, moment, mine):
+            if operand not in self._live and not self._compute(operand, moment, mine, depth + 1):
                 return False
         if not self._make_room(value.nbytes, moment, mine):
             return False
-        twin = self._renamed(run.unit, again=True, wanted=value)
-        self._out.append(twin)
+        self._out.append(self._renamed(step.runs[producer].unit, again=True, wanted=value))
         self._add(value)
         for operand in needed:
             if operand not in locked and step.next_use(operand, moment - 1) is None:

@@ -42,6 +42,21 @@ def test_a_chain_needs_less_and_less_memory_for_more_and_more_time(depth: int) -
     assert times[-1] < 2 * times[0]  # the forward pass is less than half of the work
 
 
+@cases("deepest, share", (3, 0.6), (200, 0.3))
+def test_values_that_need_many_others_first_are_not_computed_again(
+    deepest: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_DEEPEST", deepest)
+
+    def loss(x: Tensor) -> Tensor:
+        for _ in range(150):
+            x = ml.sort(x + 1.0)
+        return ml.sum(x)
+
+    points = ml.measure(ml.grad(loss), ml.TensorType("f32", (256,))).curve()
+    assert (points[-1].nbytes or 0) < share * (points[0].nbytes or 0)
+
+
 def test_no_target_is_reached_by_computing_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_SLOWEST", 0.1)
     points = ml.measure(chain(16), X, W).curve()
