@@ -863,8 +863,9 @@ class Arena(ArenaFields):
         )
 
     def require_room(self, nbytes: int, what: str) -> None:
-        """Raise `ArenaOverflow` unless so many bytes are left of a fixed capacity, for memory that
-        lies elsewhere and counts here while `what` runs.
+        """Raise `ArenaOverflow` if less than `nbytes` are left of a fixed capacity.
+
+        The memory lies elsewhere, and counts here while `what` runs.
 
         Refuses:
             tight.require_room(1 << 20, "a step")  # ArenaOverflow

@@ -111,7 +111,7 @@ class FreeStore:
             ) from None
 
     def _require_room(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` unless the limit admits so many bytes more."""
+        """Raise `OutOfMemory` if `nbytes` more exceed the limit."""
         if self.limit is not None and self.consumed + nbytes > self.limit:
             raise OutOfMemory(
                 f"{nbytes:,} more bytes: the VM holds {self.consumed:,} of the {self.limit:,} "

@@ -483,13 +483,16 @@ class MessageCommunicator(Passing):
         return self.rank in inbox.waits
 
     def _cause(self, rank: int) -> int:
-        """Return why that member is late: the last of those that wait for each other, or the member
-        itself if they wait in a circle."""
-        answers, seen, cause = self._inbox.answers, {self.rank}, rank
-        while cause not in seen and answers.get(cause, cause) != cause:
-            seen.add(cause)
+        """Return the member that causes another one to be late.
+
+        It is the last one of those that wait for each other, or the late member itself if they wait
+        in a circle.
+        """
+        answers, visited, cause = self._inbox.answers, {self.rank}, rank
+        while cause not in visited and answers.get(cause, cause) != cause:
+            visited.add(cause)
             cause = answers[cause]
-        return rank if cause in seen else cause
+        return rank if cause in visited else cause
 
     def _has_moved(self) -> None:
         self._moves += 1

@@ -56,8 +56,11 @@ class Candidate(NamedTuple):
 
 
 def seconds(unit: Unit, run: Run) -> float:
-    """Estimate the time of a unit: the larger of its operations and the bytes that it moves. Blocks
-    count once."""
+    """Estimate the time of a unit in seconds.
+
+    It is the time of its operations or of the bytes that it moves, whichever is longer. Blocks
+    count once.
+    """
     flops = sum(map(_flops, unit.calls))
     nbytes = sum({use.value: use.value.nbytes for use in (*run.outs, *run.ins)}.values())
     return LAUNCH + max(flops / FLOPS, nbytes / BANDWIDTH)
@@ -83,7 +86,7 @@ def present(value: Any) -> Any:
 def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
     """Return the schedule and others that need less memory, the fastest first."""
     base = _Step(schedule, live_out)
-    found = [Candidate(base.seconds, schedule)]
+    schedules = [Candidate(base.seconds, schedule)]
     least, most = base.least(), schedule.most_alive
     before: list[Unit] | None = None
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
@@ -94,9 +97,9 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
         if units is None:
             continue
         if units != before:
-            found.append(Candidate(base.seconds + paper.seconds, Schedule(units, live_out)))
+            schedules.append(Candidate(base.seconds + paper.seconds, Schedule(units, live_out)))
         before = units
-    return sorted(found, key=lambda each: each.seconds)
+    return sorted(schedules, key=lambda each: each.seconds)
 
 
 class _Step:
@@ -105,7 +108,7 @@ class _Step:
     reads: the values that each unit reads and the plan places, in the order of its operands.
     uses: the moments at which each value is read; the end, for one that is live out.
     producer: the moment at which each value is made.
-    kept: bytes of homes that the plan places, by moment.
+    home_nbytes: bytes of homes that the plan places, by moment.
     """
 
     def __init__(self, schedule: Schedule, live_out: set[Value]) -> None:
@@ -116,7 +119,7 @@ class _Step:
         self.uses: dict[Value, list[int]] = {}
         self.producer: dict[Value, int] = {}
         self._written: dict[Any, list[int]] = {}
-        self.kept = [0] * end
+        self.home_nbytes = [0] * end
         self.reads: list[list[Value]] = []
         for moment, run in enumerate(self.runs):
             operands = dict.fromkeys(use.value for call in run.unit.calls for use in call.ins)
@@ -133,7 +136,7 @@ class _Step:
         for each in schedule.start:
             if not isinstance(each, Value):
                 for moment in range(schedule.start[each], schedule.end[each]):
-                    self.kept[moment] += schedule.size[each]
+                    self.home_nbytes[moment] += schedule.size[each]
         self.repeats = [repeats(run.unit) for run in self.runs]
         self.stays = set(live_out)
         """Values that are not evicted; blocks of control flow name values from outside."""
@@ -141,7 +144,7 @@ class _Step:
             if any(call.blocks or call.callee is not None for call in run.unit.calls):
                 self.stays |= run.unit.reads
 
-    def made(self, moment: int) -> list[Value]:
+    def outputs(self, moment: int) -> list[Value]:
         """Return the values that a unit makes and the plan places."""
         return [use.value for use in self.runs[moment].outs if use.value.home is None]
 
@@ -162,8 +165,8 @@ class _Step:
     def least(self) -> int:
         """Return the most bytes that a single unit reads and writes."""
         needed = [
-            kept + sum({v: v.nbytes for v in _placed(run)}.values())
-            for run, kept in zip(self.runs, self.kept, strict=True)
+            homes + sum({v: v.nbytes for v in _placed(run)}.values())
+            for run, homes in zip(self.runs, self.home_nbytes, strict=True)
         ]
         return max(needed, default=0)
 
@@ -175,8 +178,10 @@ def _placed(run: Run) -> Iterator[Value]:
 
 
 def repeats(unit: Unit) -> bool:
-    """Return whether a unit may run again: it writes values of the plan alone, and draws nothing
-    from outside."""
+    """Return whether a unit may run again.
+
+    It may if it only writes values that the plan places, and takes no element of a queue.
+    """
     return all(
         call.op is not None
         and call.queue is None
@@ -212,14 +217,14 @@ class _Paper:
             for value in reads:
                 if value not in self._live and not self._compute(value, moment, locked, 0):
                     return None
-            made = step.made(moment)
-            fresh = sum(value.nbytes for value in made) - self._reused(run, moment)
+            outputs = step.outputs(moment)
+            fresh = sum(value.nbytes for value in outputs) - self._reused(run, moment)
             if not self._make_room(fresh, moment, locked):
                 return None
             self._out.append(self._renamed(run.unit, again=False))
-            for value in made:
+            for value in outputs:
                 self._add(value)
-            for value in (*reads, *made):
+            for value in (*reads, *outputs):
                 if step.next_use(value, moment) is None:
                     self._remove(value)
         return self._out
@@ -241,8 +246,8 @@ class _Paper:
         self._used -= self._live.pop(value, 0)
 
     def _make_room(self, nbytes: int, moment: int, locked: set[Value]) -> bool:
-        """Evict values until so many bytes are free. Return whether they are."""
-        while self._used + self._step.kept[moment] + nbytes > self._target:
+        """Evict values until `nbytes` are free. Return whether that is possible."""
+        while self._used + self._step.home_nbytes[moment] + nbytes > self._target:
             value = self._cheapest(moment, locked)
             if value is None:
                 return False
@@ -252,27 +257,27 @@ class _Paper:
     def _cheapest(self, moment: int, locked: set[Value]) -> Value | None:
         """Return the value whose eviction costs least for what it frees."""
         step = self._step
-        found: list[tuple[int, int, Value]] = []
+        evictable: list[tuple[int, int, Value]] = []
         for value, nbytes in self._live.items():
             if value in locked or not nbytes or value in step.stays:
                 continue
             again = step.next_use(value, moment)
             if again is not None and step.repeats[step.producer[value]]:
-                found.append((nbytes * (again - moment), again, value))
-        found.sort(key=lambda each: -each[0])
+                evictable.append((nbytes * (again - moment), again, value))
+        evictable.sort(key=lambda each: -each[0])
         best: tuple[float, Value] | None = None
         costs: dict[Value, float] = {}
-        for occupied, again, value in found[:_CONSIDERED]:
+        for occupied, again, value in evictable[:_CONSIDERED]:
             ratio = self._cost(value, again, costs, 0) / occupied
             if ratio < math.inf and (best is None or ratio < best[0]):
                 best = ratio, value
         return None if best is None else best[1]
 
-    def _cost(self, value: Value, moment: int, known: dict[Value, float], depth: int) -> float:
+    def _cost(self, value: Value, moment: int, costs: dict[Value, float], depth: int) -> float:
         """Estimate the seconds to compute a value, and what it needs, at the moment."""
-        if value in known:
-            return known[value]
-        known[value] = math.inf  # should it need itself
+        if value in costs:
+            return costs[value]
+        costs[value] = math.inf  # should it need itself
         step = self._step
         producer = step.producer.get(value)
         if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
@@ -280,10 +285,10 @@ class _Paper:
         cost = step.costs[producer]
         for operand in step.reads[producer]:
             if operand not in self._live or step.next_use(operand, moment - 1) is None:
-                cost += self._cost(operand, moment, known, depth + 1)
+                cost += self._cost(operand, moment, costs, depth + 1)
             if cost == math.inf:
                 return cost
-        known[value] = cost
+        costs[value] = cost
         return cost
 
     def _compute(self, value: Value, moment: int, locked: set[Value], depth: int) -> bool:
@@ -302,16 +307,18 @@ class _Paper:
                 return False
         if not self._make_room(value.nbytes, moment, mine):
             return False
-        self._out.append(self._renamed(step.runs[producer].unit, again=True, wanted=value))
+        self._out.append(self._renamed(step.runs[producer].unit, again=True, result=value))
         self._add(value)
         for operand in needed:
             if operand not in locked and step.next_use(operand, moment - 1) is None:
                 self._remove(operand)
         return True
 
-    def _renamed(self, unit: Unit, *, again: bool, wanted: Value | None = None) -> Unit:
-        """Return the unit on the values that stand for its operands now. Computed again, it makes
-        new values, of which `wanted` is named anew."""
+    def _renamed(self, unit: Unit, *, again: bool, result: Value | None = None) -> Unit:
+        """Return the unit with current operands.
+
+        If it runs again, it has new results, and `result` refers to the new one from now on.
+        """
         named = self._named
         if not again and unit.reads.isdisjoint(named):
             return unit
@@ -328,6 +335,6 @@ class _Paper:
             )
             for call in unit.calls
         ]
-        if wanted is not None:
-            named[wanted] = renamed[wanted]
+        if result is not None:
+            named[result] = renamed[result]
         return Unit(calls)

@@ -220,17 +220,19 @@ def compile_flow(
 def curve_of(
     flow: Flow, *, policy: FusionPolicy = REFERENCE, hoist: Hoist | None = None
 ) -> list[tuple[int, float]]:
-    """Return bytes that the step can do with and the seconds of the estimate, for each program that
-    a larger one is slower than. The first needs most."""
+    """Return (bytes, estimated seconds) of programs of the step, from the largest to the smallest.
+
+    A program that needs more bytes and more time than another one is left out.
+    """
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
-    found: list[tuple[int, float]] = []
+    points: list[tuple[int, float]] = []
     for offer in _offers(variants, options.effort):
-        if not found or offer.least < found[-1][0]:
+        if not points or offer.least < points[-1][0]:
             nbytes = offer.planned().nbytes
-            if not found or nbytes < found[-1][0]:
-                found.append((nbytes, offer.seconds))
-    return found
+            if not points or nbytes < points[-1][0]:
+                points.append((nbytes, offer.seconds))
+    return points
 
 
 class _Variant(NamedTuple):
@@ -294,8 +296,9 @@ class _Offer(NamedTuple):
         level, hoisted = self.variant
         if self.schedule is level.schedule:
             return self.variant
-        found = plan(self.schedule.blocks, effort=self.effort)._replace(unfused=level.plan.unfused)
-        return _Variant(_placed_level(level, self.schedule, found), hoisted)
+        own_plan = plan(self.schedule.blocks, effort=self.effort)
+        own_plan = own_plan._replace(unfused=level.plan.unfused)
+        return _Variant(_placed_level(level, self.schedule, own_plan), hoisted)
 
 
 def _offers(variants: Sequence[_Variant], effort: int) -> list[_Offer]:
@@ -309,11 +312,11 @@ def _offers(variants: Sequence[_Variant], effort: int) -> list[_Offer]:
 
 
 def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
-    """Return the fastest program that needs at most so many bytes. Raises `BudgetError`."""
+    """Return the fastest program within the budget. Raises `BudgetError` if there is none."""
     offers = _offers(variants, effort)
     for offer in offers:
-        if offer.least <= budget and (found := offer.planned()).nbytes <= budget:
-            return found
+        if offer.least <= budget and (variant := offer.planned()).nbytes <= budget:
+            return variant
     smallest = min(offers, key=lambda each: each.least).planned()
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "

@@ -12,8 +12,10 @@ from mlvm.step.schedule import Placed, Run, Schedule, placed
 
 
 def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
-    """Return the values in memory at the first moment when these have most bytes, the largest
-    first."""
+    """Return the values in memory at the peak, the largest first.
+
+    The peak is the first moment at which the values in memory have most bytes.
+    """
     change = [0] * (len(schedule.runs) + 1)
     for each in schedule.start:
         change[schedule.start[each]] += schedule.size[each]
@@ -23,21 +25,21 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
         total += step
         if total > most:
             peak, most = moment, total
-    made: dict[Placed, tuple[Run, Call, TensorType]] = {}
+    producers: dict[Placed, tuple[Run, Call, TensorType]] = {}
     last: dict[Placed, str] = {}
     for run in schedule.runs:
         for call in run.unit.calls:
             for use in (*call.outs, *call.ins):
                 place = placed(use.value)
                 if place is not None:
-                    made.setdefault(place, (run, call, use.type))
+                    producers.setdefault(place, (run, call, use.type))
                     last[place] = call.line or last.get(place, "")
     alive = [x for x in schedule.start if schedule.start[x] <= peak < schedule.end[x]]
     values = []
     for each in sorted(alive, key=lambda x: -schedule.size[x]):
         if not schedule.size[each]:
             continue
-        run, call, of = made[each]
+        run, call, of = producers[each]
         waits = isinstance(each, Value) and each not in schedule.runs[peak].places
         again = seconds(run.unit, run) if repeats(run.unit) and waits else None
         values.append(

@@ -38,9 +38,10 @@ _LARGEST: Final = 1 << 40
 
 
 class CurvePoint(NamedTuple):
-    """A program of a captured function: the bytes of its plan with hoisted values, and its time in
-    seconds by the estimate. `nbytes` is None, and the time infinite, where no program is small
-    enough for a budget that was asked for.
+    """Memory and estimated time of one program of a captured function.
+
+    `nbytes` are the bytes of its plan with hoisted values, and `seconds` the estimated time. Where
+    no program fits a budget that was asked for, `nbytes` is None and the time infinite.
 
         >>> ml.measure(ml.tanh, ml.TensorType("f32", [1000])).curve()[0].nbytes
         0
@@ -84,16 +85,16 @@ class Measured:
         self._measured = measured
         self._names = sorted(names)
         self._options = options
-        self._known = None if names else measured({})
+        self._cached_facts = None if names else measured({})
 
     @property
     def _facts(self) -> _Facts:
-        if self._known is None:
+        if self._cached_facts is None:
             sizes = ", ".join(f"{name}=32" for name in self._names)
             raise ArgumentError(
                 f"measure: expected sizes of {', '.join(self._names)}: write .at({sizes})"
             )
-        return self._known
+        return self._cached_facts
 
     @property
     def arena(self) -> int:
@@ -106,9 +107,10 @@ class Measured:
         return self._facts.plan
 
     def curve(self) -> list[CurvePoint]:
-        """Return bytes against estimated time for programs of the captured function: each needs
-        less memory and more time than the one before. With the `budgets` of `measure`, return the
-        fastest program for each of these, in their order.
+        """Return bytes against estimated time for programs of the captured function.
+
+        Each needs less memory and more time than the one before. With the `budgets` of `measure`,
+        return the fastest program for each of these, in their order.
 
             >>> def step(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(ml.tanh(x)))))(x)
             >>> points = ml.measure(step, ml.TensorType("f32", [1000])).curve()
@@ -132,21 +134,22 @@ class Measured:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at(n="many")  # ArgumentError
         """
-        known = ", ".join(self._names) or "none"
+        names = ", ".join(self._names) or "none"
         for name in self._names:
             if name not in sizes:
                 raise ArgumentError(f"at: expected a size for {name!r}, got {sizes}")
         for name, n in sizes.items():
             if name not in self._names or type(n) is not int or n < 0:
                 raise ArgumentError(
-                    f"at: expected sizes of {known} as ints of 0 or more, got {name}={n!r}"
+                    f"at: expected sizes of {names} as ints of 0 or more, got {name}={n!r}"
                 )
         return Measured(lambda _: self._measured(sizes), set(), self._options)
 
     def largest(self, name: str, **others: int) -> int:
-        """Return the largest size of that name at which a captured function fits `memory=`, by
-        planning alone; `others` are the other sizes. It is searched by doubling and halving: what
-        fits at a size is taken to fit at smaller ones.
+        """Return the largest size of that name at which a captured function fits `memory=`.
+
+        `others` are the other sizes. Each size is planned, and none is run. The search doubles and
+        halves the size, and assumes that a function that fits at a size fits at smaller ones.
 
         Raises `BudgetError` if not even 1 fits, `ArgumentError` without `memory=` and for a name
         that no type has.
@@ -157,8 +160,8 @@ class Measured:
             ml.measure(ml.cov, ml.TensorType("f32", ("n",)), memory=1).largest("n")  # BudgetError
         """
         if name not in self._names:
-            known = ", ".join(self._names) or "none"
-            raise ArgumentError(f"largest: expected one of the names {known}, got {name!r}")
+            names = ", ".join(self._names) or "none"
+            raise ArgumentError(f"largest: expected one of the names {names}, got {name!r}")
         if self._options.budget is None:
             raise ArgumentError("largest: expected measure(memory=), which the size must fit")
         self.at(**{**others, name: 1})
@@ -181,7 +184,7 @@ class Measured:
         return True
 
     def __repr__(self) -> str:
-        if self._known is None:
+        if self._cached_facts is None:
             return f"<measure at sizes of {', '.join(self._names)}>"
         return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
 
@@ -190,7 +193,7 @@ class Measured:
 
 
 class _Facts(NamedTuple):
-    """What is known of a call at given sizes."""
+    """Measurements of a call at given sizes."""
 
     arena: int
     plan: Plan
