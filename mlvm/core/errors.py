@@ -529,7 +529,7 @@ class BudgetError(CaptureError):
     448
     """
 
-    def __init__(self, reason: str, smallest: int) -> None:
+    def __init__(self, reason: str, smallest: int = 0) -> None:
         super().__init__(reason)
         self.smallest = smallest
 
