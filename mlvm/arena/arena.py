@@ -850,7 +850,13 @@ class Arena(ArenaFields):
             self._give_back()
             if region is not None:
                 return region
-            self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
+            with suppress(errors.OutOfMemory):
+                self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
+                continue
+            for arena in _alive(_arenas):  # others may hold chunks that are empty
+                if arena.vm is self.vm:
+                    arena.trim()
+            self._add_chunk(nbytes)
 
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()

@@ -45,7 +45,7 @@ def parse_size(value: object, where: str) -> int:
     if not 1 <= nbytes <= MAX_SIZE:
         raise ArgumentError(
             f"{where}: expected a size from 1 to 2**63 - 1 bytes, as an int or a text such as "
-            f"'64 MiB', got {brief(value)}"
+            f"'64 MiB' (units: B, K, M, G, T, KiB ... TiB, kB ... TB), got {brief(value)}"
         )
     return int(nbytes)
 

@@ -217,7 +217,8 @@ def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
     """Return an SVG picture of bytes against estimated seconds, relative to the fastest of the
     points, which are sorted by time. The plan of `nbytes` bytes is marked."""
     unit, name = _unit(max(points, default=(nbytes, 0.0))[0])
-    times = [seconds / points[0][1] for _, seconds in points]
+    fastest = points[0][1] or 1.0  # a step without calls takes no time
+    times = [seconds / fastest for _, seconds in points]
     x = Scale(0, 1.07 * max([nbytes, *[n for n, _ in points]]) / unit, _LEFT, _RIGHT_END)
     y = Scale(1, max(1.1, 1.02 * max(times)), _GROUND, _TOP)
     corners = [f"M{px(x(points[0][0] / unit))} {px(y(1))}"]

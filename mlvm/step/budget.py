@@ -92,14 +92,27 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
     count = max(8, min(TARGETS, _UNITS // (len(schedule.runs) or 1)))
     for i in range(1, count + 1):
         target = most - (most - least) * i // count
-        paper = _Paper(base, target)
-        units = paper.units()
-        if units is None:
+        rows = _Paper(base, target).rows()
+        if rows is None:
             continue
+        rows = _without_dead(rows, live_out)
+        units = [unit for unit, _ in rows]
         if units != before:
-            schedules.append(Candidate(base.seconds + paper.seconds, Schedule(units, live_out)))
+            time = sum(cost for _, cost in rows)
+            schedules.append(Candidate(time, Schedule(units, live_out)))
         before = units
     return sorted(schedules, key=lambda each: each.seconds)
+
+
+def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[tuple[Unit, float]]:
+    """Return the units without those whose values nobody reads: these were evicted at once."""
+    read = set(live_out)
+    kept: list[tuple[Unit, float]] = []
+    for unit, cost in reversed(rows):
+        if not repeats(unit) or not unit.makes.isdisjoint(read):
+            read |= unit.reads
+            kept.append((unit, cost))
+    return kept[::-1]
 
 
 class _Step:
@@ -196,6 +209,7 @@ class _Paper:
 
     live: bytes of the values in memory.
     named: the value that stands for each one that was computed again.
+    rows: the units so far, with their estimates in seconds.
     seconds: estimate of what runs again.
     """
 
@@ -205,11 +219,12 @@ class _Paper:
         self._live: dict[Value, int] = {}
         self._used = 0
         self._named: dict[Value, Value] = {}
-        self._out: list[Unit] = []
-        self.seconds = 0.0
+        self._rows: list[tuple[Unit, float]] = []
+        self._seconds = 0.0
 
-    def units(self) -> list[Unit] | None:
-        """Return the units in the order of the run; None if the target is too small."""
+    def rows(self) -> list[tuple[Unit, float]] | None:
+        """Return the units in the order of the run, with their estimates; None if the target is too
+        small."""
         step = self._step
         for moment, run in enumerate(step.runs):
             reads = step.reads[moment]
@@ -221,13 +236,13 @@ class _Paper:
             fresh = sum(value.nbytes for value in outputs) - self._reused(run, moment)
             if not self._make_room(fresh, moment, locked):
                 return None
-            self._out.append(self._renamed(run.unit, again=False))
+            self._rows.append((self._renamed(run.unit, again=False), step.costs[moment]))
             for value in outputs:
                 self._add(value)
             for value in (*reads, *outputs):
                 if step.next_use(value, moment) is None:
                     self._remove(value)
-        return self._out
+        return self._rows
 
     def _reused(self, run: Run, moment: int) -> int:
         """Return the bytes of results that take the place of operands that end here."""
@@ -297,8 +312,9 @@ class _Paper:
         producer = step.producer.get(value)
         if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
             return False
-        self.seconds += step.costs[producer]
-        if self.seconds > _SLOWEST * step.seconds:
+        cost = step.costs[producer]
+        self._seconds += cost
+        if self._seconds > _SLOWEST * step.seconds:
             return False
         needed = step.reads[producer]
         mine = locked | set(needed)
@@ -307,7 +323,8 @@ class _Paper:
                 return False
         if not self._make_room(value.nbytes, moment, mine):
             return False
-        self._out.append(self._renamed(step.runs[producer].unit, again=True, result=value))
+        twin = self._renamed(step.runs[producer].unit, again=True, result=value)
+        self._rows.append((twin, cost))
         self._add(value)
         for operand in needed:
             if operand not in locked and step.next_use(operand, moment - 1) is None:

@@ -320,7 +320,8 @@ def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     smallest = min(offers, key=lambda each: each.least).planned()
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
-        f"was found has {smallest.nbytes:,}. {peak_text(at_peak(smallest.level.schedule))}",
+        f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
+        f"{peak_text(at_peak(smallest.level.schedule))}",
         smallest.nbytes,
     )
 

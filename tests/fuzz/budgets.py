@@ -186,6 +186,8 @@ def attempt(seed: int) -> str:
     whole = measured.plan.nbytes + measured.plan.ahead
     smallest = points[-1].nbytes or 0
     budget = int(draw.uniform(0.9 * smallest, whole)) + 1
+    if draw.random() < 0.5:
+        budget = draw.choice(points).nbytes or 1
     with guarded() as written:
 
         def run(training: Training) -> list[Tensor]:

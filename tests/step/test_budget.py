@@ -42,6 +42,27 @@ def test_a_chain_needs_less_and_less_memory_for_more_and_more_time(depth: int) -
     assert times[-1] < 2 * times[0]  # the forward pass is less than half of the work
 
 
+@cases("act", ml.tanh, ml.relu, ml.gelu, ids=["tanh", "relu", "gelu"])
+@cases("last", ml.sum, lambda x: ml.sum(x * x), ids=["sum", "squares"])
+def test_every_program_of_a_curve_runs(act: Any, last: Any) -> None:
+    """Some evict a value at once: the chain that made it first is dead."""
+    ws, x = [ml.ones((64, 64)) * 0.01 for _ in range(8)], ml.ones((512, 64))
+
+    def loss(ws: list[Tensor]) -> Tensor:
+        y = x
+        for w in ws:
+            y = act(y @ w)
+        return last(y)  # type: ignore[no-any-return]
+
+    def step() -> list[Tensor]:
+        return ml.grad(loss)(ws)  # type: ignore[no-any-return]
+
+    expected = [each.numpy().tobytes() for each in step()]
+    for point in ml.measure(step).curve():
+        captured = ml.capture(step, memory=point.nbytes)
+        assert [each.numpy().tobytes() for each in captured()] == expected
+
+
 @cases("deepest, share", (3, 0.9), (200, 0.3))
 def test_values_that_need_many_others_first_are_not_computed_again(
     deepest: int, share: float, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from mlvm.arena.arena import Allocation, Arena, scope
+from mlvm.arena.placement import rounded
 from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
@@ -231,7 +232,8 @@ class Captured(Generic[P, R]):
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
         if not arena.grows:
-            arena.require_room(launch.planned.plan.nbytes, self._name)
+            results = sum(rounded(each.type.nbytes) for each in entry.outcome.outputs)
+            arena.require_room(launch.planned.plan.nbytes + results, self._name)
         outcome = entry.outcome
         single = outcome.single
         types = outcome.types if launch.replay is not None and not scalars.arrays else None

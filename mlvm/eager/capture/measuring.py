@@ -19,7 +19,7 @@ from mlvm.core.errors import ArgumentError, BudgetError, brief
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
-from mlvm.eager.capture.capture import hoist_of, require_bools
+from mlvm.eager.capture.capture import Captured, hoist_of, require_bools
 from mlvm.eager.capture.guards.signature import Signatures
 from mlvm.eager.capture.lengths import LengthSpec
 from mlvm.eager.capture.opened import OpenTrace
@@ -161,7 +161,10 @@ class Measured:
         """
         if name not in self._names:
             names = ", ".join(self._names) or "none"
-            raise ArgumentError(f"largest: expected one of the names {names}, got {name!r}")
+            raise ArgumentError(
+                f"largest: expected one of the names {names}, got {name!r}; a type has names as in "
+                f'ml.TensorType("f32", ("batch", 784))'
+            )
         if self._options.budget is None:
             raise ArgumentError("largest: expected measure(memory=), which the size must fit")
         self.at(**{**others, name: 1})
@@ -243,7 +246,8 @@ def measure(
     result has the fastest program for each.
 
     A type may have names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the
-    result measures, and `.largest("batch")` is the largest size whose plan fits `memory`.
+    result measures, and `.largest("batch")` is the largest size whose plan fits `memory`. Options
+    of a captured function apply to its measurement.
 
     Raises what `capture` raises, `ArgumentError` for an option that is no bool and a size that is
     none, and `CaptureError` for a type given as text.
@@ -266,6 +270,9 @@ def measure(
     if isinstance(budgets, str) or not isinstance(budgets, Sequence):
         raise ArgumentError(f"measure: expected budgets as a list of sizes, got {brief(budgets)}")
     limits = tuple([parse_size(each, "measure(budgets=)") for each in budgets])
+    if isinstance(fn, Captured):
+        fuse, recompute, hoist = fuse and fn.fuse, recompute and fn.recompute, hoist and fn.hoist
+        budget = fn.budget if budget is None else budget
     recorder.refuse_captured("a function is measured")
     options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
     names: set[str] = set()
