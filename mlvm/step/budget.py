@@ -86,6 +86,7 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
         units = paper.units()
         if units is None:
             continue
+        units = _without_dead(units, live_out)
         if units != before:
             found.append(Candidate(base.seconds + paper.seconds, Schedule(units, live_out)))
         before = units
@@ -95,6 +96,7 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
 class _Step:
     """A schedule, with what every run on paper asks of it.
 
+    reads: the values that each unit reads, in the order of its calls.
     uses: the moments at which each value is read; the end, for one that is live out.
     producer: the moment at which each value is made.
     kept: bytes of homes that the plan places, by moment.
@@ -104,6 +106,7 @@ class _Step:
         self.runs = schedule.runs
         end = len(self.runs)
         self.costs = [seconds(run.unit, run) for run in self.runs]
+        self.reads = [_reads(run.unit) for run in self.runs]
         self.seconds = sum(self.costs)
         self.uses: dict[Value, list[int]] = {}
         self.producer: dict[Value, int] = {}
@@ -153,6 +156,12 @@ class _Step:
         return max(needed, default=0)
 
 
+def _reads(unit: Unit) -> list[Value]:
+    """Return what a unit reads, in an order that no hash decides: it decides what runs first."""
+    uses = [use.value for call in unit.calls for use in call.ins]
+    return list(dict.fromkeys(value for value in uses if value in unit.reads))
+
+
 def _placed(run: Run) -> Iterator[Value]:
     for use in (*run.outs, *run.ins):
         if use.value.home is None:
@@ -169,6 +178,16 @@ def repeats(unit: Unit) -> bool:
         and all(use.value.home is None for use in call.outs)
         for call in unit.calls
     )
+
+
+def _without_dead(units: list[Unit], live_out: set[Value]) -> list[Unit]:
+    """Return the units without those whose values are evicted before they are read."""
+    needed, kept = set(live_out), list[Unit]()
+    for unit in reversed(units):
+        if not repeats(unit) or not unit.makes.isdisjoint(needed):
+            needed |= unit.reads
+            kept.append(unit)
+    return kept[::-1]
 
 
 class _Paper:
@@ -192,7 +211,7 @@ class _Paper:
         """Return the units in the order of the run; None if the target is too small."""
         step = self._step
         for moment, run in enumerate(step.runs):
-            reads = [value for value in run.unit.reads if value.home is None]
+            reads = [value for value in step.reads[moment] if value.home is None]
             locked = set(reads)
             for value in reads:
                 if value not in self._live and not self._compute(value, moment, locked):
@@ -263,7 +282,7 @@ class _Paper:
         if producer is None or not step.repeats[producer]:
             return math.inf
         cost = step.costs[producer]
-        for operand in step.runs[producer].unit.reads:
+        for operand in step.reads[producer]:
             if operand.home is not None:
                 if not step.is_kept_until(operand, moment):
                     return math.inf
@@ -284,8 +303,9 @@ class _Paper:
         if self.seconds > _SLOWEST * step.seconds:
             return False
         run = step.runs[producer]
-        needed = [operand for operand in run.unit.reads if operand.home is None]
-        if any(x.home is not None and not step.is_kept_until(x, moment) for x in run.unit.reads):
+        reads = step.reads[producer]
+        needed = [operand for operand in reads if operand.home is None]
+        if any(x.home is not None and not step.is_kept_until(x, moment) for x in reads):
             return False
         mine = locked | set(needed)
         for operand in needed:

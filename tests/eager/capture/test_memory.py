@@ -82,7 +82,9 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs() -> None:
     assert plan_nbytes(step) == error.smallest
 
 
-@cases("size", 0, -5, 2**63, True, 1.5, "", "much", "64 XB", "-3M", "0", "1e99 GiB", None)
+@cases(
+    "size", 0, -5, 2**63, True, 1.5, "", "much", "64 XB", "-3M", "0", "1e99 GiB", "9" * 5000, None
+)
 def test_what_is_no_size_is_refused(size: Any) -> None:
     if size is not None:
         text = r"capture\(memory=\): expected a size from 1 to 2\*\*63 - 1 bytes"
