@@ -850,7 +850,11 @@ class Arena(ArenaFields):
             self._give_back()
             if region is not None:
                 return region
-            self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
+            try:
+                self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
+            except errors.OutOfMemory:
+                self.trim()
+                self._add_chunk(nbytes)
 
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()
