@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from mlvm.arena.arena import Allocation, Arena
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import HandleError, MlvmError
+from mlvm.core.errors import BudgetError, HandleError, MlvmError
 from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
@@ -357,7 +357,7 @@ class Variants:
     last: that of the last call.
     """
 
-    def __init__(self, launch: Launch, compile_unhoisted: Callable[[], Planned]) -> None:
+    def __init__(self, launch: Launch, compile_unhoisted: Callable[..., Planned]) -> None:
         self.hoisting = self.last = launch
         may_change = launch.hoisted is not None and launch.hoisted.may_change
         self._compile = compile_unhoisted if may_change else None  # which holds all recorded calls
@@ -392,10 +392,14 @@ class Variants:
         self.last = launch
         return launch
 
-    def _compiled(self, hoisted: HoistedValues) -> Launch:
-        """Return the program without hoisted values. Its plan counts their bytes, which stay."""
+    def _compiled(self, hoisted: HoistedValues) -> Launch | None:
+        """Return the program without hoisted values; None if it exceeds the budget. Its plan counts
+        their bytes, which stay."""
         assert self._compile is not None
-        with uncollected():
-            planned = self._compile()
+        try:
+            with uncollected():
+                planned = self._compile(ahead=hoisted.part.nbytes)
+        except BudgetError:
+            return None
         plan = planned.plan._replace(ahead=hoisted.part.nbytes)
         return self.hoisting.with_program(dataclasses.replace(planned, plan=plan))
