@@ -124,7 +124,7 @@ class Measured:
         """Draw the curve as an SVG picture, with the plan marked. Raises `OSError`."""
         write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
-    def at(self, **sizes: int) -> Measured:
+    def at(self, /, **sizes: int) -> Measured:
         """Measure at these sizes, one for each name. Raises what `measure` raises, and
         `ArgumentError` for other names and what is no size.
 
@@ -143,7 +143,7 @@ class Measured:
                 )
         return Measured(lambda _: self._measured(sizes), set(), self._options)
 
-    def largest(self, name: str, **others: int) -> int:
+    def largest(self, name: str, /, **others: int) -> int:
         """Return the largest size of that name at which a captured function fits `memory=`, by
         planning alone; `others` are the other sizes. It is searched by doubling and halving: what
         fits at a size is taken to fit at smaller ones.

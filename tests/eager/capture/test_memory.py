@@ -227,3 +227,9 @@ def test_the_budget_holds_after_weights_change_before_each_call() -> None:
         assert step(x).tolist() == fn(x).tolist()
         assert plan_nbytes(step) <= limit
         w *= 0.9
+
+
+def test_sizes_may_have_any_name() -> None:
+    sizes = ml.measure(ml.sort, ml.TensorType("f32", ("self", "name")), memory="1 MiB")
+    assert sizes.at(self=2, name=3).arena == 64
+    assert sizes.largest("self", name=4) > 0
