@@ -130,6 +130,13 @@ def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
     return [one for reference in references if (one := reference()) is not None]
 
 
+def trim_arenas(vm: VMProtocol) -> None:
+    """Return storages without live tensors of all arenas of a VM, which has no memory left."""
+    for arena in _alive(_arenas):
+        if arena.vm is vm:
+            arena.trim()
+
+
 def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
     """Return the error for the first of these tensors that has ended, or None."""
     for x in tensors:
@@ -853,9 +860,7 @@ class Arena(ArenaFields):
             with suppress(errors.OutOfMemory):
                 self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
                 continue
-            for arena in _alive(_arenas):  # others may hold chunks that are empty
-                if arena.vm is self.vm:
-                    arena.trim()
+            trim_arenas(self.vm)
             self._add_chunk(nbytes)
 
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:

@@ -353,7 +353,7 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
 def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
     """Return for each block the largest total of bytes alive at a moment of its life."""
     moments = np.sort(np.concatenate([start, end]))
-    moments = moments[np.diff(moments, prepend=moments[:1] - 1) > 0]  # np.unique imports np.ma
+    moments = moments[np.diff(moments, prepend=moments[:1] - 1) != 0]  # np.unique imports np.ma
     first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
     change = np.zeros(len(moments), np.int64)
     np.add.at(change, first, size)

@@ -92,7 +92,9 @@ class CacheInfo(NamedTuple):
 
 def caches() -> list[CacheInfo]:
     """Return the state of each cache that has been used, by name."""
-    rows = [(each.name, len(each), each.limit, each.hits, each.misses) for each in list(_memos)]
+    with _lock:  # other threads add to the set
+        memos = list(_memos)
+    rows = [(each.name, len(each), each.limit, each.hits, each.misses) for each in memos]
     for function in _functions:
         hits, misses, limit, size = function.cache_info()
         name = f"{function.__module__}.{function.__qualname__}".removeprefix("mlvm.")

@@ -194,6 +194,7 @@ def compile_flow(
     hoist: Hoist | None = None,
     budget: int | None = None,
     effort: int = 1,
+    ahead: int = 0,
 ) -> Planned:
     """Compile the step to a program with its plan.
 
@@ -204,12 +205,13 @@ def compile_flow(
 
     With a `budget` in bytes, the plan with its hoisted values is at most that: values are computed
     again instead of being saved, and hoisted ones in the step, where that takes the least time by
-    the estimate of `mlvm.step.budget`. Raises `BudgetError` if no program is found that fits.
+    the estimate of `mlvm.step.budget`. `ahead` bytes of it are taken by values of another program.
+    Raises `BudgetError` if no program is found that fits.
     """
     options = _Options(fuse, recompute, policy, effort)
     best = _variant(flow, hoist, options)
-    if budget is not None and best.nbytes > budget:
-        best = _within(_with_unhoisted(best, flow, options), budget, effort)
+    if budget is not None and best.nbytes > budget - ahead:
+        best = _within(_with_unhoisted(best, flow, options), budget - ahead, effort)
     planned = best.planned()
     for observer in on_planned.copy():
         curve = partial(curve_of, flow, policy=policy, hoist=hoist)
@@ -243,7 +245,7 @@ class _Variant(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of scratch memory, and of the hoisted values. The parts share scratch memory."""
+        """Bytes of the hoisted values, and of the scratch memory of the larger program."""
         hoisted = self.hoisted
         if hoisted is None:
             return self.level.plan.nbytes

@@ -7,6 +7,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import OutOfMemory
 from mlvm.core.types import aligned_zeros
+from mlvm.machines.native.extension import is_native
 from tests.brief import cases, refuses
 
 
@@ -48,3 +49,16 @@ def test_tensors_of_another_vm_count_where_they_are_shared() -> None:
     small.dealloc_tensor(shared)
     small.dealloc_tensor(again)
     assert small.consumed_size_in_mib() == 0
+
+
+@cases("native", True, False)
+def test_an_arena_takes_what_is_left_and_gives_back_what_is_empty(native: bool) -> None:
+    """It grows by large chunks only where the limit admits these."""
+    if native and not is_native(None):
+        pytest.skip("the extension is not built")
+    with ml.use(ml.VM(memory="160 KiB", native=native)):
+        small = [ml.ones(1000) for _ in range(20)]  # a chunk of a default arena has 64 KiB
+        with pytest.raises(OutOfMemory):
+            ml.ones(10_000)
+        del small
+        assert ml.sum(ml.ones(20_000)).tolist() == 20_000.0

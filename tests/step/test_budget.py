@@ -127,6 +127,36 @@ def test_an_operand_that_was_overwritten_is_not_read_again() -> None:
         assert captured(ml.asarray(values), x).tolist() == expected
 
 
+def test_a_value_that_is_evicted_before_it_is_read_is_computed_once() -> None:
+    """A chain without results has no kernel."""
+
+    def step(x: Tensor) -> Tensor:
+        early = ml.exp(x) + 1.0
+        large = ml.sort(ml.concat([x] * 8), axis=0)
+        return ml.sum(ml.sort(large, axis=1)) + ml.sum(ml.sort(early, axis=0))
+
+    x = ml.random.normal((16, 16), key=ml.random.key(3))
+    first, *_, last = ml.measure(step, x).curve()
+    assert last.nbytes is not None
+    assert last.nbytes < (first.nbytes or 0)
+    captured = ml.capture(step, memory=last.nbytes)
+    assert captured(x).tolist() == step(x).tolist()
+    assert ml.disassemble(captured.program).count('"exp"') == 1
+
+
+def test_the_same_step_has_the_same_programs() -> None:
+    """No hash of a value decides what runs again first."""
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        for _ in range(8):
+            x = ml.tanh(x @ w) * ml.sin(x) + ml.softmax(x, axis=-1) @ w
+        return ml.sum(x)
+
+    square = ml.TensorType("f32", (64, 64))
+    curves = {tuple(ml.measure(ml.grad(loss), square, square).curve()) for _ in range(10)}
+    assert len(curves) == 1
+
+
 def test_the_estimate_counts_work_and_bytes() -> None:
     """A product's operations, and the bytes of an elementwise op."""
     [(_, product), *_] = ml.measure(ml.matmul, *[ml.TensorType("f32", (512, 512))] * 2).curve()

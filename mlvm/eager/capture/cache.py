@@ -73,7 +73,7 @@ class CacheEntry:
         call: TracedCall,
         signature: Signature,
         title: str,
-        compile_unhoisted: Callable[[], Planned],
+        compile_unhoisted: Callable[..., Planned],
     ) -> None:
         record = call.record
         hoisted = hoisted_values(planned, record.outside.states, record.vm, title)
@@ -101,7 +101,7 @@ class CacheEntry:
         call: TracedCall,
         signature: Signature,
         launch: Launch,
-        compile_unhoisted: Callable[[], Planned],
+        compile_unhoisted: Callable[..., Planned],
     ) -> CacheEntry:
         """Return the entry of another launch, for a call that differs by lengths alone."""
         other = copy.copy(self)

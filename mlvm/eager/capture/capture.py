@@ -686,8 +686,8 @@ class Captured(Generic[P, R]):
                     return None
                 plans = opened.plans(lengths, values)
 
-            def compile_unhoisted() -> Planned:
-                return compiler(template.flow(values))
+            def compile_unhoisted(ahead: int) -> Planned:
+                return compiler(template.flow(values), ahead=ahead)
 
             for plan in plans:
                 entry = plan.at(values, call, signature, compile_unhoisted)

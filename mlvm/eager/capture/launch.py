@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
-from mlvm.arena.arena import Allocation, Arena
+from mlvm.arena.arena import Allocation, Arena, trim_arenas
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import HandleError, MlvmError
+from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemory
 from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
@@ -85,7 +85,12 @@ class Scratch:
         nbytes = launch.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
             self.release(vm)
-            self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
+            try:
+                self.storage = vm.alloc_storage(nbytes)
+            except OutOfMemory:
+                trim_arenas(vm)
+                self.storage = vm.alloc_storage(nbytes)
+            self.nbytes = nbytes
         if launch.storage != self.storage:
             launch.temporaries = tuple(
                 vm.tensor_from_storage(self.storage, argument.type, argument.place)
@@ -357,7 +362,7 @@ class Variants:
     last: that of the last call.
     """
 
-    def __init__(self, launch: Launch, compile_unhoisted: Callable[[], Planned]) -> None:
+    def __init__(self, launch: Launch, compile_unhoisted: Callable[..., Planned]) -> None:
         self.hoisting = self.last = launch
         may_change = launch.hoisted is not None and launch.hoisted.may_change
         self._compile = compile_unhoisted if may_change else None  # which holds all recorded calls
@@ -392,10 +397,14 @@ class Variants:
         self.last = launch
         return launch
 
-    def _compiled(self, hoisted: HoistedValues) -> Launch:
-        """Return the program without hoisted values. Its plan counts their bytes, which stay."""
+    def _compiled(self, hoisted: HoistedValues) -> Launch | None:
+        """Return the program without hoisted values; None if it exceeds the budget. Its plan counts
+        their bytes, which stay."""
         assert self._compile is not None
-        with uncollected():
-            planned = self._compile()
+        try:
+            with uncollected():
+                planned = self._compile(ahead=hoisted.part.nbytes)
+        except BudgetError:
+            return None
         plan = planned.plan._replace(ahead=hoisted.part.nbytes)
         return self.hoisting.with_program(dataclasses.replace(planned, plan=plan))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
@@ -126,7 +126,7 @@ class Measured:
         """Draw the curve as an SVG picture, with the plan marked. Raises `OSError`."""
         write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
-    def at(self, **sizes: int) -> Measured:
+    def at(self, /, **sizes: int) -> Measured:
         """Measure at these sizes, one for each name. Raises what `measure` raises, and
         `ArgumentError` for other names and what is no size.
 
@@ -145,11 +145,12 @@ class Measured:
                 )
         return Measured(lambda _: self._measured(sizes), set(), self._options)
 
-    def largest(self, name: str, **others: int) -> int:
+    def largest(self, name: str, /, **others: int) -> int:
         """Return the largest size of that name at which a captured function fits `memory=`.
 
         `others` are the other sizes. Each size is planned, and none is run. The search doubles and
-        halves the size, and assumes that a function that fits at a size fits at smaller ones.
+        halves the size, and assumes that a function that fits at a size fits at smaller ones. It
+        ends at 2**40, where the plan does not grow with the size.
 
         Raises `BudgetError` if not even 1 fits, `ArgumentError` without `memory=` and for a name
         that no type has.
@@ -171,6 +172,8 @@ class Measured:
         fits, fails = 1, 2
         while fails <= _LARGEST and self._fits({**others, name: fails}):
             fits, fails = fails, 2 * fails
+        if fails > _LARGEST:
+            return fits
         while fails - fits > 1:
             middle = (fits + fails) // 2
             if self._fits({**others, name: middle}):
@@ -285,6 +288,12 @@ def measure(
     return Measured(at, names, options)
 
 
+def _no_curve() -> NoReturn:
+    raise ArgumentError(
+        "curve: expected a measurement without lengths=; measure types of the bounds"
+    )
+
+
 def _facts(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) -> _Facts:
     spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
@@ -305,9 +314,12 @@ def _facts(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) ->
             budget=options.budget,
         )
         nbytes, plan = call.record.arena_bytes, None
-        curve = partial(curve_of, call.flow, policy=policy, hoist=hoist)
+        curve: Callable[[], list[tuple[int, float]]] = partial(
+            curve_of, call.flow, policy=policy, hoist=hoist
+        )
         named = spec.axes(signature, args, kwargs)
         if named:
+            curve = _no_curve
             call = trace(fn, args, kwargs, arena, signature, (), named)
             plan = OpenTrace(call, named, signature).measured(signature, compiler)
         return _Facts(nbytes, plan or compiler(call.flow).plan, curve)

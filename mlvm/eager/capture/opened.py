@@ -81,7 +81,7 @@ class _BoundPlan:
         values: Sequence[Any],
         call: TracedCall,
         signature: Signature,
-        compile_unhoisted: Callable[[], Planned],
+        compile_unhoisted: Callable[..., Planned],
     ) -> CacheEntry | None:
         """Return the entry of a call with these values; None where it is to be bound as any."""
         entry, patched = self.entry, self.patched

@@ -82,7 +82,9 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs() -> None:
     assert plan_nbytes(step) == error.smallest
 
 
-@cases("size", 0, -5, 2**63, True, 1.5, "", "much", "64 XB", "-3M", "0", "1e99 GiB", None)
+@cases(
+    "size", 0, -5, 2**63, True, 1.5, "", "much", "64 XB", "-3M", "0", "1e99 GiB", "9" * 5000, None
+)
 def test_what_is_no_size_is_refused(size: Any) -> None:
     if size is not None:
         text = r"capture\(memory=\): expected a size from 1 to 2\*\*63 - 1 bytes"
@@ -204,3 +206,30 @@ def test_the_curve_is_drawn(tmp_path: Path) -> None:
     circles = [each for each in fromstring(text).iter() if each.tag.endswith("circle")]
     assert len(circles) == len(measured.curve())
     assert f"this plan: {measured.plan.nbytes + measured.plan.ahead:,} bytes" in text
+
+
+def test_the_budget_holds_after_weights_change_before_each_call() -> None:
+    """Then a second program computes hoisted values in the step, if it fits beside them."""
+    w = ml.random.normal((64, 64), key=ml.random.key(1))
+    x = ml.random.normal((16, 64), key=ml.random.key(2))
+
+    def fn(x: Tensor) -> Tensor:
+        wide, h = w.astype("f64"), x.astype("f64")
+        for _ in range(4):
+            h = ml.tanh(h @ wide) + ml.sort(h, axis=-1)
+        return ml.sum(h)
+
+    needed = ml.measure(fn, x).plan
+    assert needed.ahead > 0
+    limit = needed.nbytes + needed.ahead
+    step = ml.capture(fn, memory=limit)
+    for _ in range(5):
+        assert step(x).tolist() == fn(x).tolist()
+        assert plan_nbytes(step) <= limit
+        w *= 0.9
+
+
+def test_sizes_may_have_any_name() -> None:
+    sizes = ml.measure(ml.sort, ml.TensorType("f32", ("self", "name")), memory="1 MiB")
+    assert sizes.at(self=2, name=3).arena == 64
+    assert sizes.largest("self", name=4) > 0
