@@ -191,7 +191,7 @@ def test_an_error_is_typed_and_leaves_the_vm_as_it_was(vm: VM, case: int) -> Non
     before = vm.consumed_size_in_mib()
     caught = refuses(HostFunctionError, "", vm.launch, wrong(case), [x])
     assert str(caught) == f"wrong: {WRONG[case]}"
-    assert "cfunc 2 *; stack: f32[1], Int" in caught.__notes__[0]
+    assert "cfunc 2 * of 'wrong'; stack: f32[1], Int" in caught.__notes__[0]
     assert vm.consumed_size_in_mib() == before
     assert vm.launch(wrong(99), [x]) == []
 
