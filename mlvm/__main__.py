@@ -156,10 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     add("file", metavar="FILE", help="a .py file, which is run, or a program")
     argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
-    budget = (
-        "such as 64M: show what captured steps hold at their peaks, which programs of them fit, "
-    )
-    budget += "and draw these by memory and time"
+    budget = "such as 64M: show what captured steps hold at their peaks and which of their "
+    budget += "programs fit, and draw these by memory and time"
     add("--budget", type=_size, metavar="SIZE", help=budget)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
@@ -245,7 +243,7 @@ def _positive(text: str) -> int:
 
 def _size(text: str) -> int:
     try:
-        return parse_size(int(text) if text.isdecimal() else text, "--budget")
+        return parse_size(text, "--budget")
     except ArgumentError as error:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
 
@@ -460,11 +458,9 @@ def memory(options: argparse.Namespace) -> None:
             if options.budget is not None:
                 on_planned.remove(steps.append)
             for number, step in enumerate(steps, 1):
-                path, points = (
-                    out / f"{file.stem}.step-{number}",
-                    step.curve() if step.curve else [],
-                )
-                show_step(str(path), step.plan, step.recording(), points, options.budget)
+                assert step.curve is not None  # which observers get
+                path = str(out / f"{file.stem}.step-{number}")
+                show_step(path, step.plan, step.recording(), step.curve(), options.budget)
         return
     if options.arguments:
         raise BadInput("a program takes no arguments after --; it has --arg")

@@ -719,7 +719,7 @@ class Arena(ArenaFields):
     @property
     def capacity(self) -> int:
         """The bytes of the arena's storages."""
-        return sum(chunk.nbytes for chunk in self.chunks())
+        return sum([chunk.nbytes for chunk in self._placement.chunks])
 
     def chunks(self) -> list[Chunk]:
         """Return the arena's storages, oldest first."""

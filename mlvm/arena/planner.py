@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mlvm.arena.search import FOUND, Search
 from mlvm.core.errors import ArenaError, ArgumentError, brief
+from mlvm.core.tables import table
 from mlvm.core.types import ALIGNMENT
 from mlvm.machines.native.extension import EXTENSION
 
@@ -56,11 +57,11 @@ class Block(NamedTuple):
 class PeakValue(NamedTuple):
     """A value in memory at the peak of a captured step.
 
-    type: the type it is used as, such as `f32[64,10]`
-    nbytes: its bytes
-    op: the op that computes it
-    line, last_line: the lines of Python that compute it and use it last, or empty texts
-    again: seconds, by the estimate, to compute it again after the peak; None if that is impossible
+    type: the type it is used as, such as `f32[64,10]`.
+    nbytes: its bytes.
+    op: the op that computes it.
+    line, last_line: the lines that compute it and use it last, or empty texts.
+    again: estimated seconds to compute it again after the peak. None if that is impossible.
     """
 
     type: str
@@ -75,21 +76,12 @@ class PeakTable(tuple[PeakValue, ...]):
     """Values at the peak of a captured step, the largest first. Prints as a table."""
 
     def __repr__(self) -> str:
-        head = ("bytes", "type", "op", "made at", "last used at", "again, us", "frees")
-        rows = [head]
+        rows = [("bytes", "type", "op", "made at", "last used at", "again, us", "frees")]
         for x in self:
             again = "-" if x.again is None else f"{1e6 * x.again:,.1f}"
             frees = "0" if x.again is None else f"{x.nbytes:,}"
             rows.append((f"{x.nbytes:,}", x.type, x.op, x.line, x.last_line, again, frees))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        right = (True, False, False, False, False, True, True)
-        return "\n".join(
-            "  ".join(
-                cell.rjust(n) if is_right else cell.ljust(n)
-                for cell, n, is_right in zip(row, widths, right, strict=True)
-            ).rstrip()
-            for row in rows
-        )
+        return "\n".join(table(rows, right={0, 5, 6}))
 
 
 class Plan(NamedTuple):
@@ -121,9 +113,10 @@ class Plan(NamedTuple):
     peak: tuple[PeakValue, ...] = ()
 
     def why(self, count: int = 5) -> PeakTable:
-        """Return the largest values in memory at the peak of a captured step, with the lines that
-        compute them and use them last. A value that only waits at the peak may be computed again
-        after it: `again` is the time by the estimate, and its bytes are free meanwhile.
+        """Return the largest values in memory at the peak of a captured step.
+
+        Each has the lines that compute it and use it last. A value that only waits at the peak may
+        be computed again after it: `again` is the estimated time.
 
         A plan of blocks, and that of a saved step, has no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.
@@ -173,8 +166,9 @@ def plan(
 def plan_within(
     blocks: Sequence[Block], capacity: int | None, *, alignment: int = ALIGNMENT, effort: int = 1
 ) -> SearchedPlan:
-    """Plan offsets as `plan` does, until the plan has at most `capacity` bytes; the smallest plan
-    for None. The plan may be larger if there is none within the effort.
+    """Plan offsets as `plan` does, until the plan has at most `capacity` bytes.
+
+    For None it is the smallest plan. It may be larger than the capacity if the effort ends before.
 
     Raises `ArenaError` as `plan` does.
     """
@@ -303,8 +297,11 @@ class _Tried(NamedTuple):
 
 
 def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enough: int) -> _Tried:
-    """Improve each order, the best one first: the blocks that end highest are moved to the front,
-    and all blocks are placed again. This repeats until an order recurs, or a limit is reached."""
+    """Improve each order, the best one first.
+
+    The blocks that end highest are moved to the front, and all blocks are placed again. This
+    repeats until an order recurs, or a limit is reached.
+    """
     best = tried[0]
     retries = min(_RETRIES, _PLACEMENTS // len(size))
     tried_orders: set[bytes] = set()
@@ -324,8 +321,10 @@ def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enoug
 
 
 def _narrow(search: Search, low: int, unit: int, work: int) -> None:
-    """Search for the smallest height between `low` and the search's, in units, by bisection. Each
-    step may do half of the work that is left."""
+    """Search by bisection for the smallest height between `low` and the search's, in units.
+
+    Each step may do half of the remaining work.
+    """
     high, last = search.height // unit, search.work + work
     while low < high and search.work < last:
         half = (low + high) // 2

@@ -119,6 +119,12 @@ class Recording:
             change[end - self.first] -= lifetime.nbytes
         return list(accumulate(change[:-1]))
 
+    def at_peak(self) -> tuple[int, list[Lifetime]]:
+        """Return the first moment of peak use, and the tensors that live then."""
+        used = self.used()
+        moment = used.index(max(used)) + self.first
+        return moment, [each for each in self.lifetimes if each.start <= moment < each.end]
+
     @property
     def high_water(self) -> int:
         """The most bytes in use at any moment, dropped tensors included: a lower bound for any

@@ -5,13 +5,13 @@ Machine Learning" (ASPLOS 2023, doi 10.1145/3623278.3624752):
 
 - **Canonical positions.** Every placement can be pushed down until each block is at 0 or on another
   block. The search visits only such placements.
-- **Sections.** Only the moments at which the set of live blocks is largest matter: one for each run
-  of starts that an end follows. A lifetime becomes a range of these sections.
+- **Sections.** Only moments at which the set of live blocks is largest matter. There is one for
+  each run of starts that an end follows. A lifetime becomes a range of these sections.
 - **Parts.** Blocks that share no section with the others are solved separately, at the start and
   after each choice. If a part has no solution, the choice that separated it has none.
-- **Lower bounds.** A block without an offset is at least as high as the floors of its sections, the
-  tops of what is placed there. Per section, blocks in the order of these heights are stacked up.
-  No placement ends lower in this section, so a choice is dropped if a stack exceeds the capacity.
+- **Lower bounds.** A block without an offset is not below the floors of its sections. A floor is
+  the top of what is placed there. Per section, blocks in the order of these heights are stacked up.
+  No placement ends lower in this section. A choice is dropped if a stack exceeds the capacity.
 - **Dominance.** Of blocks with the same size and sections, the first is placed below the others.
 
 What differs from the paper is the choice that a node makes. MiniMalloc chooses among all blocks by
@@ -94,8 +94,8 @@ class Search:
 
     offsets: the best known offset of each block.
     height: of the storage with these.
-    nodes: the number of nodes visited so far.
-    work: the same, each node times the blocks of its part.
+    nodes: how many were visited so far.
+    work: the sum over these nodes of the blocks of their parts.
     """
 
     def __init__(self, size: Ints, start: Ints, end: Ints, offsets: Ints) -> None:
@@ -122,9 +122,11 @@ class Search:
                 self.offsets[part.blocks] = offsets[part.blocks]
 
     def fit(self, capacity: int, work: int) -> int:
-        """Search for offsets below the capacity, in the parts that are higher. Return FOUND, NONE
-        or LIMIT. The offsets of parts that are found are kept. `work` is the limit of nodes, times
-        the blocks of the part that is searched: so is about the time."""
+        """Search for offsets below the capacity, in the parts that are higher.
+
+        Return FOUND, NONE or LIMIT. The offsets of parts that are found are kept. `work` is the
+        limit of nodes, times the blocks of the part that is searched: so is about the time.
+        """
         left = work
         for part in self._parts:
             ends = self.offsets[part.blocks] + part.size
@@ -219,8 +221,11 @@ def _random(count: int) -> NDArray[np.uint64]:
 
 
 class _Open(NamedTuple):
-    """A part of a search: sections `low` .. `high - 1`, blocks, the node that created it, and the
-    part to solve after it."""
+    """A part of a search.
+
+    It has the sections `low` .. `high - 1` and blocks. `origin` is the node that created it, `next`
+    the part to solve after it.
+    """
 
     low: int
     high: int
@@ -266,8 +271,10 @@ def _searched(
         return max(floor[first[i] : last[i] + 1])
 
     def stack_up(low: int, high: int, blocks: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return the blocks with their lowest offsets, sorted by these; None if the stack of a
-        section exceeds the capacity."""
+        """Return the blocks with their lowest offsets, sorted by these.
+
+        Return None if the stack of a section exceeds the capacity.
+        """
         top[low:high] = [0] * (high - low)
         stack = sorted([(lowest(i), i) for i in blocks])
         for offset, i in stack:
@@ -292,8 +299,11 @@ def _searched(
             left = right + 1
 
     def fill_valleys(part: _Open, stack: Sequence[tuple[int, int]]) -> list[int]:
-        """Fill valleys without blocks that may be at the floor to the lower side, until there are
-        none. This changes no lowest offset. Return the number of such blocks in each section."""
+        """Fill valleys without blocks that may be at the floor to the lower side.
+
+        Repeat this until there are none. This changes no lowest offset. Return the number of such
+        blocks in each section.
+        """
         while True:
             has_changed, candidates = False, [0] * sections
             for offset, i in stack:
@@ -336,8 +346,11 @@ def _searched(
         return True
 
     def next_floor(node: _Choice) -> int | None:
-        """Return the lowest offset in the node's section, if no block is at its floor: each one is
-        above the floors of its sections, or on another block, which is not in this section."""
+        """Return the lowest offset in the node's section, if no block is at its floor.
+
+        Each block is above the floors of its sections, or on another block, which is not in this
+        section.
+        """
         lows = []
         for i in node.part.blocks:
             if not first[i] <= node.section <= last[i]:
@@ -371,8 +384,10 @@ def _searched(
         return True
 
     def divide(origin: int) -> tuple[bool, _Open | None]:
-        """Divide the blocks without an offset into parts. Return whether they may fit, and the
-        first part to solve."""
+        """Divide the blocks without an offset into parts.
+
+        Return whether they may fit, and the first part to solve.
+        """
         node = nodes[origin]
         low, high, blocks, _, todo = node.part
         blocks = [i for i in blocks if i != node.placed]

@@ -521,8 +521,9 @@ class StaleProgramError(CaptureError):
 
 
 class BudgetError(CaptureError):
-    """No program of a captured function is small enough for its `memory=`. `smallest` is the number
-    of bytes of the smallest that was found.
+    """No program of a captured function is small enough for its `memory=`.
+
+    `smallest` is the number of bytes of the smallest that was found.
 
     >>> try: ml.capture(lambda x: ml.sum(ml.sort(x)), memory=64)(ml.ones(100))
     ... except ml.errors.BudgetError as error: print(error.smallest)
@@ -640,8 +641,10 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 
 def brief(value: object) -> str:
-    """The value as text for a message: the first line of its `repr`, cut short; of a function its
-    name and parameters."""
+    """Return the value as text for a message.
+
+    It is the first line of its `repr`, cut short; of a function its name and parameters.
+    """
     if isinstance(value, (str, bytes)):
         value = value[: 4 * _BRIEF]  # of which more than is shown
     try:

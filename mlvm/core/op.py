@@ -90,7 +90,7 @@ class Op:
     elementwise. `reduces`: it makes one element of many, along axes. `in_place`: how many of its
     first operands `out` may be. `copies_only`: it only moves data: each element of the result is an
     element of an operand, or 0, whatever the bits mean. `may_raise`: the kernel raises an error for
-    some values of operands that the type rule accepts, such as an index out of range; all other ops
+    some values of operands that the type rule accepts, such as an index out of range. All other ops
     accept any value, so that they may run although their result may not be needed. `is_cheap`:
     running it again costs less than keeping its result for the backward pass. `is_holomorphic`: a
     complex result is a nonlinear holomorphic function of the operands; the gradient rules are

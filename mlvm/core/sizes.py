@@ -17,8 +17,10 @@ _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | r
 
 
 def parse_size(value: object, where: str) -> int:
-    """Return a size in bytes: an int, or a text of a number and a unit. K, M, G, T and KiB, MiB,
-    GiB, TiB are powers of 1024; kB, MB, GB, TB are powers of 1000; B and no unit are bytes.
+    """Return a size in bytes, given as an int or as a text of a number and a unit.
+
+    K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024. kB, MB, GB, TB are powers of 1000. B and
+    no unit are bytes.
 
     `where` begins the error. Raises `ArgumentError` for what is no size, and for a size below 1 or
     above 2**63 - 1.

@@ -67,8 +67,9 @@ class Cache(Protocol):
 
 
 class FreeStore:
-    """Storages and tensors by handle. `consumed` is the exact sum of all storages' bytes, and
-    `limit` the most that it may be, or None.
+    """Storages and tensors by handle.
+
+    `consumed` is the exact sum of all storages' bytes, and `limit` the most that it may be, if any.
 
     `caches` are dictionaries of arrays by handle, and the like. All are cleared when a handle may
     name another array, or none: they keep no ended array alive."""

@@ -60,8 +60,8 @@ class DType:
     def of(dtype: object, *, in_bits: bool = False) -> DType:
         """The dtype for a `DType`, a short name, or what `np.dtype` understands except None.
 
-        Raises `DTypeError` for anything else, such as a dtype of the other byte order, and for the
-        name "i8", which numpy reads as 8 bytes, unless the caller means names `in_bits` only."""
+        Raises `DTypeError` for anything else, such as a dtype of the other byte order. The name
+        "i8", which numpy reads as 8 bytes, is refused too unless names are `in_bits`."""
         if not in_bits and dtype.__class__ is str and dtype == "i8":
             raise DTypeError(
                 "'i8' has two meanings: 8 bits here, and 8 bytes (int64) in numpy; write ml.int8 "

@@ -12,6 +12,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError, OpError
+from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.tensor.operands import as_operand, widest_of
@@ -19,7 +20,6 @@ from mlvm.eager.tree import flatten, named_tensors
 from mlvm.machines.files import write_array
 from mlvm.onnx.model import Model, load
 from mlvm.show.memory import show_plan
-from mlvm.show.report import table
 from mlvm.show.trace import Trace
 
 _SECONDS: Final = 1.0

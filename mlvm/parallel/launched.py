@@ -105,8 +105,10 @@ _NODE: Final = rf"(?:[\w.-]|\[{_NUMBERS}(?:,{_NUMBERS})*])+"
 
 
 def first_host(nodes: str, name: str = "SLURM_STEP_NODELIST") -> str:
-    """Return the first host of a list in Slurm's format: `rack[1-3,7]node[01-04],other`. Raises
-    `GroupError`, which names the variable, for another text."""
+    """Return the first host of a list in Slurm's format: `rack[1-3,7]node[01-04],other`.
+
+    Raises `GroupError`, which names the variable, for another text.
+    """
     match = re.fullmatch(rf"({_NODE})(?:,{_NODE})*", nodes)
     if match is None:
         raise GroupError(

@@ -119,8 +119,11 @@ class RayGroup(AnyGroup):
     # --- the cluster ---
 
     def _checked_actor(self) -> Any:
-        """Return the class of the actors. Raises `GroupError` for options that Ray does not
-        take, and for more processors than this host has, if Ray is to be started here."""
+        """Return the class of the actors.
+
+        Raises `GroupError` for options that Ray does not take, and for more processors than this
+        host has, if Ray is to be started here.
+        """
         try:
             actor = self._ray.remote(**self._options)(_Actor)
             needs = self._needs(self.size)
@@ -140,8 +143,7 @@ class RayGroup(AnyGroup):
         return {name: float(amount) * actors for name, amount in named.items() if amount}
 
     def _start_ray(self) -> None:
-        """Connect to the cluster that RAY_ADDRESS names, or start one on this host, of its
-        processors."""
+        """Connect to the cluster that RAY_ADDRESS names, or start one on this host's processors."""
         if not self._is_alone:
             self._ray.init()
             return

@@ -20,12 +20,13 @@ from mlvm.arena.recording import Lifetime, Recording, merged_if_many
 from mlvm.core.machine.callee import Value
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
+from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType, root
 from mlvm.core.vm import VM
 from mlvm.machines.files import write_file
 from mlvm.show.picture import MOST_RECTANGLES, front, timeline
 from mlvm.show.record import record_all
-from mlvm.show.report import report_of, table
+from mlvm.show.report import report_of
 from mlvm.show.script import run_script
 
 _LARGEST: Final = 8  # intermediates that are listed
@@ -50,9 +51,11 @@ def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
 def show_step(
     step: str, plan: Plan, recording: Recording, points: Sequence[tuple[int, float]], budget: int
 ) -> None:
-    """Print the peak of a captured step, and the fastest of its programs within the budget; draw
-    its plan as STEP.svg and the programs, `points` of bytes and seconds, as STEP.curve.svg. Raises
-    `OSError`."""
+    """Print the peak of a captured step, and the fastest of its programs within the budget.
+
+    Draw its plan as STEP.svg, and the programs as STEP.curve.svg; `points` are their bytes and
+    seconds. Raises `OSError`.
+    """
     name = Path(step).name
     print(f"{name}: {plan}")
     show_peak(plan, budget)
@@ -69,8 +72,10 @@ def show_step(
 
 
 def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None) -> None:
-    """Print whether a plan fits the budget, and the largest values at its peak. Those of a plan
-    that knows none are of the recording."""
+    """Print whether a plan fits the budget, and the largest values at its peak.
+
+    They come from the recording if the plan has none.
+    """
     nbytes = memory_plan.nbytes + memory_plan.ahead
     text = f"the plan fits the budget of {budget:,} bytes"
     if nbytes > budget:
@@ -85,9 +90,7 @@ def show_peak(memory_plan: Plan, budget: int, recording: Recording | None = None
 
 def _peak_of(recording: Recording) -> tuple[PeakValue, ...]:
     """Return the intermediates at the first moment of peak use, the largest first."""
-    used = recording.used()
-    moment = used.index(max(used)) + recording.first
-    alive = [each for each in recording.lifetimes if each.start <= moment < each.end]
+    _, alive = recording.at_peak()
     alive.sort(key=lambda each: each.nbytes, reverse=True)
     return tuple([PeakValue(str(x.type), x.nbytes, x.op, x.line, "", None) for x in alive])
 

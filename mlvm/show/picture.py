@@ -83,7 +83,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
-        _peak(recording, used, x, y),
+        _peak(recording, x, y),
         _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
 
@@ -190,13 +190,12 @@ def _level(y: float, kind: str, label: str, lower: float) -> str:
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
 
 
-def _peak(recording: Recording, used: Sequence[int], x: Scale, y: Scale) -> str:
+def _peak(recording: Recording, x: Scale, y: Scale) -> str:
     """Return a line at the first moment of peak use, with labels of the largest tensors there."""
     if not recording.lifetimes:
         return ""
-    moment = used.index(max(used)) + recording.first
+    moment, alive = recording.at_peak()
     at = x(moment + 0.5)
-    alive = [each for each in recording.lifetimes if each.start <= moment < each.end]
     largest = sorted(alive, key=lambda each: each.nbytes, reverse=True)[:_LABELLED]
     parts = [
         f'<path class="peak" d="M{px(at)} {_GROUND}V{_TOP}"/>',
@@ -214,8 +213,11 @@ def _peak(recording: Recording, used: Sequence[int], x: Scale, y: Scale) -> str:
 
 
 def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
-    """Return an SVG picture of bytes against estimated seconds, relative to the fastest of the
-    points, which are sorted by time. The plan of `nbytes` bytes is marked."""
+    """Return an SVG picture of bytes against estimated seconds.
+
+    The points are sorted by time, and the time is relative to the first. The plan of `nbytes` bytes
+    is marked.
+    """
     unit, name = _unit(max(points, default=(nbytes, 0.0))[0])
     fastest = points[0][1] or 1.0  # a step without calls takes no time
     times = [seconds / fastest for _, seconds in points]

@@ -1,5 +1,7 @@
-"""`python -m mlvm plan BUFFERS.csv`: offsets for the buffers of a CSV file, by the planner of
-captured steps."""
+"""`python -m mlvm plan BUFFERS.csv`: offsets for the buffers of a CSV file.
+
+The planner is that of captured steps.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 
 
 class BuffersError(MlvmError, ValueError):
-    """A CSV file that has no valid buffers, or buffers that do not fit; the text names the file and
-    the line."""
+    """A CSV file that has no valid buffers, or buffers that do not fit.
+
+    The text names the file and the line.
+    """
 
 
 class BufferTable(NamedTuple):
@@ -82,8 +86,9 @@ def _effort(text: str) -> int:
 
 
 def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
-    """Plan offsets for the buffers of a CSV file with this content, print a line, and write what is
-    asked for.
+    """Plan offsets for the buffers of a CSV file with this content.
+
+    Print a line, and write the files of `--out` and `--plot`.
 
     Raises `BuffersError`, also if the buffers do not fit, and `OSError`.
     """
@@ -119,9 +124,9 @@ def read_buffers(file: str, data: bytes) -> BufferTable:
     """Read the content of a CSV file with the columns id, lower, upper and size, in any order.
     Other columns are kept.
 
-    Raises `BuffersError` with the line for a file that is no such table: missing or repeated
-    columns, missing fields, numbers that are no integers, a size below 1, a buffer that ends before
-    it starts, numbers beyond 2**62, an id that is empty or repeated.
+    Raises `BuffersError` with the line for a file that is no such table. Columns may be missing or
+    repeated, and fields missing or no integers. A size may be below 1, a number beyond 2**62. A
+    buffer may end before it starts, and an id may be empty or repeated.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -202,8 +207,10 @@ def _block(row: Mapping[str, str], where: str) -> Block:
 
 
 def recorded(buffers: BufferTable, plan: Plan) -> Recording:
-    """Return a plan as a recording, for a picture. Only moments at which a buffer starts or ends
-    count."""
+    """Return a plan as a recording, for a picture.
+
+    Its moments are those at which a buffer starts or ends.
+    """
     times = {time for block in buffers.blocks for time in (block.start, block.end)}
     moments = {time: moment for moment, time in enumerate(sorted(times))}
     lifetimes = [

@@ -9,6 +9,7 @@ from pathlib import Path
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Recording
+from mlvm.core.tables import table
 from mlvm.core.types import TensorType
 from mlvm.show import html
 
@@ -58,20 +59,15 @@ def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
 def _recorded(recording: Recording, holders: int) -> list[str]:
     """Return the moment when most bytes were in use, and a table of the tensors at that moment."""
     recording = recording.so_far()
-    used = recording.used()
-    most = max(used)
-    moment = used.index(most) + recording.first
+    moment, alive = recording.at_peak()
+    most = max(recording.used())
     lines = [f"recorded: at most {most:,} bytes in use, at moment {moment:,}"]
     if recording.forgotten:
         lines = [
             f"recorded: at most {max(most, recording.high_before):,} bytes in use",
             forgotten_of(recording, f", at moment {moment:,}"),
         ]
-    then = [
-        (x.type, " ".join(filter(None, [x.op, x.path])), x.line, x.nbytes)
-        for x in recording.lifetimes
-        if x.start <= moment < x.end
-    ]
+    then = [(x.type, " ".join(filter(None, [x.op, x.path])), x.line, x.nbytes) for x in alive]
     return [*lines, *_largest(then, holders)]
 
 
@@ -104,18 +100,6 @@ def _largest(tensors: Sequence[tuple[TensorType, str, str, int]], most: int) -> 
 def short(line: str) -> str:
     """Return a line with its path relative to the current directory, if it lies below that."""
     return line.removeprefix(f"{Path.cwd()}{os.sep}")
-
-
-def table(cells: Sequence[Sequence[str]], *, right: int) -> list[str]:
-    """Return lines of columns as wide as needed, the first `right` of them flush right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i < right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
 
 
 def plan_table(plan: Plan, *others: tuple[str, str]) -> str:

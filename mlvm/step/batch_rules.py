@@ -2,7 +2,7 @@
 
 A batched value has the batch along axis 0: `x[i]` is the value of element i. An unbatched value is
 the same for all elements and has no such axis. A rule takes the call for one element
-(`BatchedCall`) and its operands, at least one of them batched; it emits calls and returns their
+(`BatchedCall`) and its operands, at least one of them batched. It emits calls and returns their
 batched result, or None if the op has to run for one element after the other. The emitter decides
 what becomes of the calls: `vmap` runs or records them (`mlvm.eager.transform.batching`), and
 `ml.batch` takes a rule that emits a single call (`over_lanes`). Elementwise ops broadcast, without
@@ -449,8 +449,9 @@ def _layer_norm_scale_vjp(call: BatchedCall, g: Batched, x: Batched) -> Value:
 
 
 def _convolution(call: BatchedCall, x: Batched, y: Batched) -> Value:
-    """Convolve. With an unbatched kernel, the batch joins the images; else it joins the groups of
-    channels.
+    """Convolve.
+
+    With an unbatched kernel, the batch joins the images; else it joins the groups of channels.
     """
     n, shape = call.n, call.attributes.get("shape")
     if call.op.name != "conv2d_kernel_vjp" and not y.is_batched:
@@ -576,8 +577,10 @@ class _OneCall:
 def over_lanes(
     op: Op, attributes: Attributes, types: Types, which: Sequence[bool], count: int
 ) -> BatchedOp:
-    """Return the op over `count` lanes, or None if it has to run lane by lane. `which` operands
-    have a row for each lane; the lanes share the others."""
+    """Return the op over `count` lanes, or None if it has to run lane by lane.
+
+    `which` operands have a row for each lane; the lanes share the others.
+    """
     rule = _EXACT.get(op.name, elementwise if op.elementwise else one_by_one)
     if not any(which):
         return None
@@ -594,8 +597,9 @@ def over_lanes(
 
 
 def in_lane(error: PositionRefused, lane: Sequence[int], naxes: int) -> None:
-    """Name the lane in an error. The first `naxes` numbers of its position are numbers of lanes,
-    too.
+    """Name the lane in an error.
+
+    The first `naxes` numbers of its position are numbers of lanes, too.
     """
     numbers, rest = [*lane, *error.position[:naxes]], error.position[naxes:]
     place = f"position {rest} of lane {numbers[0] if len(numbers) == 1 else numbers}"

@@ -2,10 +2,10 @@
 
 In: a schedule of units. Out: `Candidate`s, other schedules of the same step with estimates of their
 time; the compiler takes the fastest whose plan fits.
-Each candidate comes from a run of the step on paper under a target of bytes. Where the next unit
-does not fit, a value is evicted whose recomputation costs least for each byte and moment that it
-frees, and it is computed again before its next use: dynamic tensor rematerialization (Kirisame et
-al., ICLR 2021, arXiv 2006.09616), with the next use known, as in Belady's algorithm.
+Each candidate comes from a run of the step on paper under a target of bytes. If the next unit does
+not fit, a value is evicted whose recomputation costs least for each byte and moment that it frees.
+It is computed again before its next use. This is dynamic tensor rematerialization (Kirisame et al.,
+ICLR 2021, arXiv 2006.09616), but the next use is known, as in Belady's algorithm.
 The targets are fixed shares of what the step needs. They do not depend on the budget, so a larger
 budget admits all candidates of a smaller one and is never slower by the estimate.
 """
@@ -105,21 +105,21 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
 
 
 def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[tuple[Unit, float]]:
-    """Return the units without those whose values nobody reads: these were evicted at once."""
+    """Return the units without those whose values are never read: these were evicted at once."""
     read = set(live_out)
-    kept: list[tuple[Unit, float]] = []
+    live_rows: list[tuple[Unit, float]] = []
     for unit, cost in reversed(rows):
         if not repeats(unit) or not unit.makes.isdisjoint(read):
             read |= unit.reads
-            kept.append((unit, cost))
-    return kept[::-1]
+            live_rows.append((unit, cost))
+    return live_rows[::-1]
 
 
 class _Step:
     """A schedule, with what every run on paper asks of it.
 
     reads: the values that each unit reads and the plan places, in the order of its operands.
-    uses: the moments at which each value is read; the end, for one that is live out.
+    uses: the moments at which each value is read. A value that is live out is read at the end.
     producer: the moment at which each value is made.
     home_nbytes: bytes of homes that the plan places, by moment.
     """
@@ -208,9 +208,9 @@ class _Paper:
     """A run of a step on paper, under a target of bytes.
 
     live: bytes of the values in memory.
-    named: the value that stands for each one that was computed again.
-    rows: the units so far, with their estimates in seconds.
-    seconds: estimate of what runs again.
+    named: the latest copy of each value that was computed again.
+    rows: the units so far, with their estimates in seconds. The estimates of those that run again
+        add up to `seconds`.
     """
 
     def __init__(self, step: _Step, target: int) -> None:
@@ -223,8 +223,10 @@ class _Paper:
         self._seconds = 0.0
 
     def rows(self) -> list[tuple[Unit, float]] | None:
-        """Return the units in the order of the run, with their estimates; None if the target is too
-        small."""
+        """Return the units in the order of the run, with their estimates.
+
+        Return None if the target is too small.
+        """
         step = self._step
         for moment, run in enumerate(step.runs):
             reads = step.reads[moment]

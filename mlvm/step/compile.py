@@ -203,9 +203,9 @@ def compile_flow(
     option makes a plan larger. With `hoist` values that depend on states alone are computed by a
     separate program, the hoisted part. The planner may search for smaller plans as `effort` allows.
 
-    With a `budget` in bytes, the plan with its hoisted values is at most that: values are computed
-    again instead of being saved, and hoisted ones in the step, where that takes the least time by
-    the estimate of `mlvm.step.budget`. `ahead` bytes of it are taken by values of another program.
+    A `budget` in bytes limits the plan with its hoisted values. Values are computed again instead
+    of being saved, and hoisted ones in the step. The fastest program by the estimate of
+    `mlvm.step.budget` is taken. `ahead` bytes of it are taken by values of another program.
     Raises `BudgetError` if no program is found that fits.
     """
     options = _Options(fuse, recompute, policy, effort)
@@ -246,10 +246,14 @@ class _Variant(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the hoisted values, and of the scratch memory of the larger program."""
+        return self.nbytes_with(self.level.plan.nbytes)
+
+    def nbytes_with(self, nbytes: int) -> int:
+        """Return the bytes with so much scratch memory of the step."""
         hoisted = self.hoisted
         if hoisted is None:
-            return self.level.plan.nbytes
-        return max(self.level.plan.nbytes, hoisted.planned.plan.nbytes) + hoisted.nbytes
+            return nbytes
+        return max(nbytes, hoisted.planned.plan.nbytes) + hoisted.nbytes
 
     def planned(self) -> Planned:
         planned = _written(self.level)
@@ -289,10 +293,7 @@ class _Offer(NamedTuple):
     @property
     def least(self) -> int:
         """Bytes that no plan of it is below."""
-        hoisted = self.variant.hoisted
-        if hoisted is None:
-            return self.schedule.most_alive
-        return max(self.schedule.most_alive, hoisted.planned.plan.nbytes) + hoisted.nbytes
+        return self.variant.nbytes_with(self.schedule.most_alive)
 
     def planned(self) -> _Variant:
         level, hoisted = self.variant
@@ -400,8 +401,9 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
                 call = replace(call, outs=[*call.outs, Use(workspace, TensorType(u8, (nbytes,)))])
             inside[call] = _Inside(levels, outer, workspace)
         calls.append(call)
-    schedule, smallest = _smallest(_schedules(Flow(calls, flow.results), options), options.effort)
-    live_out = Flow(calls, flow.results).live_out()
+    flow = Flow(calls, flow.results)
+    live_out = flow.live_out()
+    schedule, smallest = _smallest(_schedules(flow, live_out, options), options.effort)
     level = _Level(schedule, smallest, {}, {}, result, inside, live_out)
     return _placed_level(level, schedule, smallest)
 
@@ -719,12 +721,11 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
     ]
 
 
-def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
+def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Schedule]:
     """Return schedules of the step, the fastest first. The last is the step as it was recorded:
     its calls one by one, each once."""
     fuse, recompute, policy, _ = options
-    calls, live_out = flow.calls, flow.live_out()
-    units = UnitTable()
+    calls, units = flow.calls, UnitTable()
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([units[call] for call in calls], live_out)

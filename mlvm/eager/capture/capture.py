@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from mlvm.arena.arena import Allocation, Arena, scope
-from mlvm.arena.placement import rounded
 from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
@@ -118,7 +117,7 @@ class Captured(Generic[P, R]):
         lengths: Mapping[str, Any] | Literal[False] | None = None,
         at_most: Mapping[str, int] | None = None,
         check: int | None = None,
-        memory: int | str | None = None,
+        memory: int | None = None,
         effort: int = 1,
     ) -> None:
         self._fn = fn
@@ -140,7 +139,7 @@ class Captured(Generic[P, R]):
             "memory": memory,
             "effort": effort,
         }
-        self.budget = None if memory is None else parse_size(memory, "capture(memory=)")
+        self.budget = memory
         self._spec = LengthSpec(fn, lengths, at_most)
         self._families = CallFamilies()
         self._cache = ProgramCache()
@@ -232,8 +231,8 @@ class Captured(Generic[P, R]):
     ) -> Any:
         """Launch an entry's program on a call's tensors. Return the value of the call."""
         if not arena.grows:
-            results = sum(rounded(each.type.nbytes) for each in entry.outcome.outputs)
-            arena.require_room(launch.planned.plan.nbytes + results, self._name)
+            needed = launch.planned.plan.nbytes + entry.outcome.nbytes
+            arena.require_room(needed, self._name)
         outcome = entry.outcome
         single = outcome.single
         types = outcome.types if launch.replay is not None and not scalars.arrays else None
@@ -812,11 +811,11 @@ def capture(
     iterator. Raises it, with the line, if the function reads a tensor's value, computes on another
     VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
     trace that is kept in any place but the result or such a field.
-    Raises `GradientError` inside a differentiated function, `ArgumentError` for an option that
-    is no bool, a `replace` that is no such mapping, a `memory` that is no size and an `effort` that
-    is no int from 1 to 2**32, `BudgetError` before anything runs if no program is found that needs
-    so little memory, `ShapeError` for a length above its bound and two sizes of one name, and any
-    error of the function.
+    Raises `GradientError` inside a differentiated function, and `ArgumentError` for an option that
+    is no bool and a `replace` that is no such mapping. It raises that also for a `memory` that is
+    no size and an `effort` that is no int from 1 to 2**32. Raises `BudgetError` before anything
+    runs if no program is found that needs so little memory. Raises `ShapeError` for a length above
+    its bound and two sizes of one name, and any error of the function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -837,15 +836,14 @@ def capture(
         raise ArgumentError(
             f"capture: expected check as an int of 1 or more, or None, got {brief(check)}"
         )
-    if memory is not None:
-        parse_size(memory, "capture(memory=)")
     if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
         raise ArgumentError(
             f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
     options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
-    options |= {"memory": memory, "effort": effort}
+    budget = None if memory is None else parse_size(memory, "capture(memory=)")
+    options |= {"memory": budget, "effort": effort}
     if fn is None:
         return partial(capture, **options)
     if not callable(fn):

@@ -398,8 +398,10 @@ class Variants:
         return launch
 
     def _compiled(self, hoisted: HoistedValues) -> Launch | None:
-        """Return the program without hoisted values; None if it exceeds the budget. Its plan counts
-        their bytes, which stay."""
+        """Return the program without hoisted values, or None if it exceeds the budget.
+
+        Its plan counts their bytes, which stay.
+        """
         assert self._compile is not None
         try:
             with uncollected():

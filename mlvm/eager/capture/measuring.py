@@ -52,9 +52,10 @@ class CurvePoint(NamedTuple):
 
 
 class Measured:
-    """The memory that one call of a function needs: `arena` is the capacity in bytes of an arena
-    that it runs in eagerly, `plan` is the plan of the captured function. `curve` returns what other
-    programs of it need.
+    """The memory that one call of a function needs.
+
+    `arena` is the capacity in bytes of an arena that it runs in eagerly, `plan` the plan of the
+    captured function. `curve` returns the memory and time of other programs of it.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
         >>> measured
@@ -127,8 +128,9 @@ class Measured:
         write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
     def at(self, /, **sizes: int) -> Measured:
-        """Measure at these sizes, one for each name. Raises what `measure` raises, and
-        `ArgumentError` for other names and what is no size.
+        """Measure at these sizes, one for each name.
+
+        Raises what `measure` raises, and `ArgumentError` for other names and what is no size.
 
         Refuses:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError

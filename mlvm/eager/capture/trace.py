@@ -15,9 +15,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from mlvm.arena.arena import STALE, Allocation, Arena
+from mlvm.arena.placement import rounded
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
@@ -165,6 +167,11 @@ class Outcome:
         self.numbers = {each.value for each in leaves if type(each) is NumberLeaf}
         for each in leaves:
             self.numbers |= each.numbers if type(each) is ObjectTemplate else set()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of the outputs in an arena. They are plain numbers once the trace has ended."""
+        return sum([rounded(output.type.nbytes) for output in self.outputs])
 
     def with_types(
         self,

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.tables import table
 from mlvm.core.types import TensorType, f32, i8
 from mlvm.eager.functions import elements, quantization, shapes
 from mlvm.eager.nn.linear import Embedding, Linear
@@ -17,7 +18,6 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted, public
 from mlvm.eager.tree import Where, fits, holds_tensors, named_leaves, named_nodes, nothing_meant
-from mlvm.show.report import table
 
 M = TypeVar("M", bound=Module)
 

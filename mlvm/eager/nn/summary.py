@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.arena.arena import Arena
+from mlvm.core.tables import table
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.functions import creation
 from mlvm.eager.nn.module import Module
@@ -15,7 +16,6 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import among_others, flatten, named_nodes, named_tensors, replace, unflatten
 from mlvm.machines.dry import DryVM
 from mlvm.show import html
-from mlvm.show.report import table
 
 _HEAD: Final = "parameters", "bytes", "output bytes", "output", "layer"
 

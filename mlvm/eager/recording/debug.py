@@ -26,13 +26,13 @@ from mlvm.core.op import OPS, Attributes
 from mlvm.core.ops.half import shown
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import calls_in, is_straight
-from mlvm.show.report import table
 from mlvm.step.saved import LoadedStep, SavedStep
 
 __all__ = ["caches", "nans"]
@@ -91,8 +91,9 @@ class nans(ContextDecorator):
 
 
 def caches() -> None:
-    """Print the caches of this process that have been used: for each name the number of caches, and
-    the sums of their entries, limits, hits and misses.
+    """Print the caches of this process that have been used.
+
+    Each name has the number of caches, and the sums of their entries, limits, hits and misses.
 
     A full cache evicts its least recently used entry. Lookups at each eager call are not counted as
     hits.

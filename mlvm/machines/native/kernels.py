@@ -81,8 +81,11 @@ class NativeKernel:
         return call
 
     def _fit(self, types: Types, attributes: Attributes, are_inferred: bool) -> bool:
-        """Return True if the types suit the op: a raw VM does not check them. Only kernels
-        that move elements take complex ones, which others would read as real ones of their size."""
+        """Return True if the types suit the op, which a raw VM does not check.
+
+        Only kernels that move elements take complex ones. Others would read these as real ones of
+        their size.
+        """
         moves = self.op.copies_only or self.op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
