@@ -1,7 +1,7 @@
 /* libFuzzer: what a built step is given from outside. The input is a file of weights, and a .npy file
  * as the command line reads it. */
 #define main main_of_the_command
-#include "mlvm/standalone/src/command.c"
+#include "mlvm/build/src/command.c"
 #undef main
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
