@@ -47,7 +47,7 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.eager.capture.building import lengths_of, planned_of
+from mlvm.eager.tensor.number import open_lengths
 from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
@@ -397,9 +397,9 @@ def build(options: argparse.Namespace) -> None:
     if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
     step = builder.build(
-        planned_of(loaded),
+        loaded,
         options.folder,
-        source=lengths_of(loaded),
+        open_lengths,
         target=options.target,
         simd=options.simd,
         embed=options.weights == "embed",
