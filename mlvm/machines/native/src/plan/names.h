@@ -119,8 +119,9 @@
     EACH(LENGTH) EACH(INNER) EACH(BLOCKS) EACH(WIDTH) EACH(KIND) EACH(COUNT) EACH(PART)
 
 /* LENGTH: of a row, whose elements are INNER apart. DESCENDING: the largest first. COUNT: positions that are
- * written; FEW: the same if only these are looked for, else 0. */
-#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW)
+ * written; FEW: the same if only these are looked for, else 0. A search is for COUNT elements among LENGTH edges;
+ * RIGHT: equal edges are before the place. */
+#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW) EACH(RIGHT)
 
 /* The image's height, width and channels, how many windows lie vertically and horizontally, the window's
  * height and width, the strides, how far APART places of a window are, the padding above and on the left.
