@@ -73,7 +73,9 @@ def interpolate(
     counts, ratios = _counts(x.shape[1:-1], size, scale)
     if mode == "area":
         return adaptive_avg_pool(x, counts)
-    divisors = [None if scale is None else float(x) for x in np.broadcast_to(scale, len(counts))]
+    divisors: list[float | None] = [None] * len(counts)
+    if scale is not None:
+        divisors = np.broadcast_to(np.asarray(scale, np.float64), len(counts)).tolist()
     for axis, divisor in enumerate(divisors, 1):
         n, count, ratio = index(x.shape[axis]), index(counts[axis - 1]), ratios[axis - 1]
         if mode == "nearest":
@@ -99,7 +101,8 @@ def _floors(n: int, count: int, divisor: float | None) -> Array:
 
 def _nearest(n: int, count: int, ratio: float) -> Array:
     """Return the place in x whose middle is nearest to that of each place in the result."""
-    return np.minimum((np.arange(count) + 0.5) * ratio, n - 1).astype(np.int64)
+    places: Array = np.minimum((np.arange(count) + 0.5) * ratio, n - 1).astype(np.int64)
+    return places
 
 
 def _tap_indices(n: int, count: int, ratio: float, mode: Mode, align_corners: bool) -> Array:
