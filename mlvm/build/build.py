@@ -228,8 +228,8 @@ class _Layout:
         bound = self.formulas.bound
         self.outputs = [self._take(bound(type.nbytes)) for type in first.step.outputs]
         self.inputs = [
-            self._take(bound(type.nbytes)) if self._is_written("input", i) else None
-            for i, type in enumerate(first.step.inputs)
+            self._take(nbytes) if self._is_written("input", i) else None
+            for i, nbytes in enumerate([bound(type.nbytes) for type in first.step.inputs])
         ]
         self.states = [
             self._take(array.nbytes) if self._is_written("state", i) or i in self.scalars else None
