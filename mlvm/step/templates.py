@@ -1,9 +1,9 @@
 """A flow whose types and attributes are formulas of lengths: a template of flows.
 
 A trace with open lengths has types and attributes with numbers of the trace. `frozen` replaces each
-by a `Place`, its position among the values of a launch; `Template.flow` returns the flow for such
-values. Nothing of the trace is alive then. `PlannedTemplate` is the same for the compiled program:
-planned once, at bounds of the lengths.
+by a `Place`, its position among the values of a launch; `FlowTemplate.flow` returns the flow for
+such values. Nothing of the trace is alive then. `PlannedTemplate` is the same for the compiled
+program: planned once, at bounds of the lengths.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class AtValues(Substitution):
         return nbytes if type(nbytes) is int else self.type(nbytes).nbytes
 
 
-class Template:
+class FlowTemplate:
     """Template of flows.
 
     frozen: the flow with places.
@@ -266,11 +266,11 @@ class Template:
         self.frozen, self.places = flow, places
 
     @staticmethod
-    def of(flow: Flow) -> tuple[Template, Callable[[Home], Home]]:
+    def of(flow: Flow) -> tuple[FlowTemplate, Callable[[Home], Home]]:
         """Return the template of a recorded flow, and the function from its homes to frozen
         ones."""
         freeze = Freeze()
-        return Template(freeze.flow(flow), freeze.places), freeze.home
+        return FlowTemplate(freeze.flow(flow), freeze.places), freeze.home
 
     def flow(self, values: Sequence[Any]) -> Flow:
         """Return the flow for these values."""
