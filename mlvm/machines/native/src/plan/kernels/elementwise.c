@@ -201,12 +201,7 @@ enum { DIVISION_BLOCK = 256 };
 FLOAT_DIVISION(f32, float, f)
 FLOAT_DIVISION(f64, double, )
 SHORT_DIVISIONS(f32, float, REST, 4194304.0) /* 2^22 */
-#ifdef __FMA__
 SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
-#else
-BINARY_ROW(floor_divide_f64, double, double, quotient_f64(x, y))
-BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
-#endif
 
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
  * the C library's, of a longer type: the last digits of its own are not always right. */
