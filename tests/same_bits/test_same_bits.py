@@ -1,0 +1,61 @@
+"""A part of `python -m tests.same_bits`, and the digest of the fixed step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlvm.core.digest import digest
+from mlvm.core.ops import half
+from mlvm.core.types import bf16
+from mlvm.fixed_step import EXPECTED
+from mlvm.machines.native import extension
+from tests.brief import cases, output_of, with_long
+from tests.same_bits.__main__ import differences, main, sets
+from tests.same_bits.values import Value
+
+SETS = [name for name, here in extension.simd_sets().items() if here]
+STEP = "from mlvm.fixed_step import fixed_step; print(fixed_step())"
+
+
+@pytest.mark.skipif(len(sets()) < 2, reason="there is one instruction set")
+def test_instruction_sets_give_the_same_bits(capfd: pytest.CaptureFixture[str]) -> None:
+    few = with_long([], ["--every", "23", "--step", "lstm"])
+    assert main(few) == 0, capfd.readouterr().out
+    steps = with_long(44, 8)
+    assert f", of {steps} steps, with {', '.join(sets())}\n0 differ\n" in capfd.readouterr().out
+
+
+@cases("simd", *SETS)
+def test_the_fixed_step_has_its_digest_with_each_set(simd: str) -> None:
+    assert output_of("-c", STEP, MLVM_SIMD=simd, MLVM_NATIVE="1").strip() == EXPECTED
+
+
+def test_the_first_difference_of_each_op_is_named() -> None:
+    one = [
+        Value("call 0", "sin(f32[3])", "a"),
+        Value("call 1", "sin(f32[4])", "b"),
+        Value("call 2", "exp(f32[3])", "c"),
+        Value("mlp", "matmul.out(f32[2,2])", "d"),
+    ]
+    other = [*one[:1], one[1]._replace(digest="-"), one[2], one[3]._replace(digest="-")]
+    assert [*differences(one, one)] == []
+    expected = [("sin", "sin(f32[4])"), ("mlp", "matmul.out(f32[2,2])")]
+    assert [*differences(one, other)] == expected
+
+
+@cases("dtype", "f2", "f4", "f8", "c8", "c16", "bf16")
+def test_all_nans_of_a_dtype_have_one_digest(dtype: str) -> None:
+    def of(*values: float) -> str:
+        x = np.array(values, np.float32)
+        return digest(half.cast(x, bf16) if dtype == "bf16" else x.astype(dtype))
+
+    assert of(1, np.nan, np.inf) == of(1, -np.nan, np.inf)
+    digests = {of(1, x, np.inf) for x in (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0)}
+    assert len(digests) == 7
+
+
+def test_a_digest_depends_on_types_and_order() -> None:
+    x, y = np.zeros(4, np.float32), np.zeros((2, 2), np.float32)
+    others = digest(x, y), digest(y, x), digest(x), digest(x.view(np.int32)), digest(x, x)
+    assert len({*others}) == len(others)
