@@ -6,15 +6,22 @@ import numpy as np
 import pytest
 
 from mlvm.core.digest import digest
+from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import bf16
 from mlvm.fixed_step import EXPECTED
 from mlvm.machines.native import extension
-from tests.brief import cases, output_of, with_long
+from tests.brief import ROOT, cases, output_of, with_long
 from tests.same_bits.__main__ import differences, main, sets
 from tests.same_bits.values import Value
 
 SETS = [name for name, here in extension.simd_sets().items() if here]
+EXACT = {
+    *("view", "nonzero_indices", "boolean_index", "broadcast_to", "real", "imag", "conj"),
+    *("pack", "unpack", "gather_lanes", "sum_lanes", "nextafter", "dequantize", "dequantize_rows"),
+    *("gelu", "gelu_slope"),
+}
+"""Ops without a kernel of their name, whose results are exact or made by other native kernels."""
 STEP = "from mlvm.fixed_step import fixed_step; print(fixed_step())"
 
 
@@ -59,3 +66,16 @@ def test_a_digest_depends_on_types_and_order() -> None:
     x, y = np.zeros(4, np.float32), np.zeros((2, 2), np.float32)
     others = digest(x, y), digest(y, x), digest(x), digest(x.view(np.int32)), digest(x, x)
     assert len({*others}) == len(others)
+
+
+@pytest.mark.skipif(not SETS, reason="there are no native kernels")
+def test_the_page_names_the_ops_that_numpy_computes() -> None:
+    from mlvm.machines.native import _native
+    from mlvm.machines.native.kernels import PLANNERS
+
+    rows = {row.rpartition("_")[0] for row in _native.rows()}
+    by_numpy = {name for name, op in OPS.items() if name not in (rows if op.links else PLANNERS)}
+    page = (ROOT / "docs" / "determinism.md").read_text("utf-8")
+    table = page.partition("These ops are exceptions:")[2].partition("## Rows of a batch")[0]
+    assert by_numpy > EXACT
+    assert not [name for name in by_numpy - EXACT if f"`{name}`" not in table]

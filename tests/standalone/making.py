@@ -64,7 +64,8 @@ class Kernels:
     def build(self, saved: SavedStep, folder: Path, records: int = 1 << 26) -> Path:
         """The step's program. Raises `CannotBuild`."""
         planned, source = planned_of(saved), lengths_of(saved)
-        standalone.build(planned, folder, source=source, simd=self.simd, records=records)
+        how = {"simd": self.simd, "target": "aarch64" if self.simd == "neon" else "host"}
+        standalone.build(planned, folder, source=source, records=records, **how)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([*COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c"]
@@ -119,7 +120,11 @@ def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
         "--weights", "weights.bin", "--steps", str(runs), "--out", "out", "--save", "out/state",
     ]  # fmt: skip
     done = subprocess.run(
-        [*RUNNER, str(program), *options, *files], cwd=folder, capture_output=True, text=True, timeout=600
+        [*RUNNER, str(program), *options, *files],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     if error is not None or done.returncode:
         if error is not None and done.returncode == 1:
