@@ -19,7 +19,7 @@ SETS = [name for name, here in extension.simd_sets().items() if here]
 EXACT = {
     *("view", "nonzero_indices", "boolean_index", "broadcast_to", "real", "imag", "conj"),
     *("pack", "unpack", "gather_lanes", "sum_lanes", "nextafter", "dequantize", "dequantize_rows"),
-    *("gelu", "gelu_slope"),
+    *("astype", "gelu", "gelu_slope"),
 }
 """Ops without a kernel of their name, whose results are exact or made by other native kernels."""
 STEP = "from mlvm.fixed_step import fixed_step; print(fixed_step())"
