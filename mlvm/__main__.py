@@ -48,6 +48,7 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.tensor.number import open_lengths
+from mlvm.fixed_step import about_fixed_step
 from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
@@ -605,6 +606,7 @@ def print_info() -> None:
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
+    print(f"digest of a fixed training step: {about_fixed_step()}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
     available = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
