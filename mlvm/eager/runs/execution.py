@@ -316,7 +316,7 @@ class Execution:
     def next_op(self) -> Executed | None:
         """Return the op that `step` will execute, without executing it; None at the end. Its
         results have no content yet."""
-        return None if self.is_finished else self._described()
+        return None if self.is_finished else self._described(self._call())
 
     @property
     def executed(self) -> Sequence[Executed]:
@@ -551,9 +551,9 @@ class Execution:
         read = set() if reads is None else set(range(nparams)[reads])
         return tuple([i for i in range(nparams) if i not in read])
 
-    def _described(self) -> Executed:
-        """Return the present op as it is executed, without executing it."""
-        state, call = self._state, self._call()
+    def _described(self, call: _Call) -> Executed:
+        """Describe the call of the present op, without executing it."""
+        state = self._state
         place = state.function, state.pc
         is_op = call.name.removesuffix(OUT) in OPS or call.name == "fused"
         written = [call.params[i] for i in call.written]
@@ -597,7 +597,7 @@ class Execution:
     def _execute(self) -> Executed:
         """Execute the present op and move behind it."""
         state, call = self._state, self._call()
-        op = self._described()
+        op = self._described(call)
         held = {i: self._content(x).held for i, x in enumerate(call.params)}
         try:
             outs, results = self._launch(op, call, held)

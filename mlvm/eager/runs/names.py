@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
-from mlvm.eager.tensor.tensor import Tensor
 
 _MOST: Final = 100_000  # objects of one walk
 _ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
@@ -48,14 +47,14 @@ def _roots(
     if code is None:
         yield "self", fn
         return
-    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):  # type: ignore[attr-defined]
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
         except ValueError:  # it is empty
             continue
     for name in code.co_names:
-        if name in fn.__globals__:  # type: ignore[attr-defined]
-            yield name, fn.__globals__[name]  # type: ignore[attr-defined]
+        if name in fn.__globals__:
+            yield name, fn.__globals__[name]
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -70,11 +69,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, cell.cell_contents
             except ValueError:
                 continue
-    elif not (
-        inspect.ismodule(value)
-        or isinstance(value, Tensor)
-        or (callable(value) and not vars_of(value))
-    ):
+    elif not inspect.ismodule(value):
         yield from ((f"{path}.{name}", each) for name, each in vars_of(value).items())
 
 

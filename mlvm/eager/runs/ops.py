@@ -193,7 +193,7 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     names: dict[Place, tuple[str, ...]] = {}
     for function in program.functions.values():
         regions = regions_of(function)
-        last: tuple[Line, list[Region]] | None = None
+        last: tuple[str, list[Region]] | None = None
         latest: Place | None = None
         for pc, instruction in enumerate(function.code):
             place = function.name, pc
@@ -201,9 +201,9 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
             if instruction.opcode is not Opcode.cfunc or line is None:
                 continue
             around = [each for each in regions if each.start <= pc < each.end]
-            if latest is not None and last == (line, around):
+            if latest is not None and last == (str(line), around):
                 names.pop(latest, None)
-            last, latest = (line, around), place
+            last, latest = (str(line), around), place
             assigned = names_assigned(line)
             is_test = any(each.kind == LOOP and pc < each.test for each in around)
             if len(assigned) == 1 and not is_test:
