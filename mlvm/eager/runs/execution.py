@@ -28,8 +28,8 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.core.machine.callee import OUT, UserFunction
-from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.machine.callee import OUT, Fused, UserFunction
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.ops.half import are_true, cast
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -40,6 +40,7 @@ from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import Line
 from mlvm.machines import residuals
 from mlvm.machines.local import LocalVM
+from mlvm.show.calls import label_of
 from mlvm.step.flow import Location
 
 _SNAPSHOTS: Final = 32
@@ -119,10 +120,18 @@ class Executed(NamedTuple):
     locations: tuple[Location | None, ...]
 
     def __str__(self) -> str:
-        results = ", ".join(map(str, self.results))
         operands = ", ".join(map(str, self.operands))
-        types = ", ".join(map(str, self.types))
-        return f"{results} = {self.name}({operands})" + (f" : {types}" if types else "")
+        call = f"{self.label}({operands})"
+        if not self.results:
+            return call
+        results, types = ", ".join(map(str, self.results)), ", ".join(map(str, self.types))
+        return f"{results} = {call}" + (f" : {types}" if types else "")
+
+    @property
+    def label(self) -> str:
+        """The name of the op, of a chain with the ops in it."""
+        is_chain = self.name == Fused.name
+        return f"fused[{label_of(self.name, self.attributes)}]" if is_chain else self.name
 
 
 class _Held:
@@ -540,28 +549,32 @@ class Execution:
         name, params = self._params(nparams)
         if not all(isinstance(x, _Tensor) for x in params):
             raise ProgramError(f"execution: expected tensors as operands of {name}, got {params}")
-        return _Call(
-            name, params, nresults, attributes, self._written(name, len(params), attributes)
-        )
+        written, is_update = self._written(name, len(params), attributes)
+        if nresults != 0:  # a user's function, which pushes its results
+            written, is_update = (), False
+        return _Call(name, params, nresults, attributes, written, is_update)
 
-    def _written(self, name: str, nparams: int, attributes: Attributes) -> tuple[int, ...]:
-        """Return the numbers of the parameters that a call may write to."""
+    def _written(
+        self, name: str, nparams: int, attributes: Attributes
+    ) -> tuple[tuple[int, ...], bool]:
+        """Return the numbers of the parameters that a call writes to, and whether it may read them,
+        too."""
         count = count_written(name, attributes)
         if count is not None:
-            return tuple(range(count))
+            return tuple(range(count)), False
         callee = self.vm.functions.binding(name).callee
         reads = callee.reads if isinstance(callee, UserFunction) else None
         read = set() if reads is None else set(range(nparams)[reads])
-        return tuple([i for i in range(nparams) if i not in read])
+        return tuple([i for i in range(nparams) if i not in read]), reads is None
 
     def _described(self, call: _Call) -> Executed:
         """Describe the call of the present op, without executing it."""
         state = self._state
         place = state.function, state.pc
-        is_op = call.name.removesuffix(OUT) in OPS or call.name == "fused"
         written = [call.params[i] for i in call.written]
-        read = [x for i, x in enumerate(call.params) if i not in call.written or not is_op]
-        read = [x for x in read if is_op or x.key in state.memory]
+        read = [x for i, x in enumerate(call.params) if i not in call.written]
+        if call.is_update:
+            read = [x for x in call.params if x.key in state.memory]
         nresults = len(written) or (call.nresults if isinstance(call.nresults, int) else 0)
         return Executed(
             state.position,
@@ -635,13 +648,12 @@ class Execution:
         saves = call.name in (residuals.PUSH, residuals.ADD)
         if saves and op.position in self._records:
             return self._records[op.position], []
-        is_op = call.name.removesuffix(OUT) in OPS or call.name == "fused"
         outs: list[_Held] = []
         handles = {i: each.handle(call.params[i].type) for i, each in held.items()}
         for i in call.written:
             type = call.params[i].type
             outs.append(_Held(self.vm, type.nbytes))
-            if not is_op:  # it may read its operands, and write a part of them
+            if call.is_update:
                 self.vm.write(outs[-1].handle(type), held[i].read(type))
             handles[i] = outs[-1].handle(type)
         if op.place not in self._one_op:
@@ -658,13 +670,18 @@ class Execution:
 
 
 class _Call(NamedTuple):
-    """Call of a host function: its parameters, and the numbers of those that it may write to."""
+    """Call of a host function.
+
+    written: the numbers of the parameters that it writes to.
+    is_update: whether it may read these, too, and write a part of them.
+    """
 
     name: str
     params: list[_Tensor]
     nresults: Any
     attributes: Attributes
     written: tuple[int, ...]
+    is_update: bool
 
 
 class _Restored:
