@@ -15,6 +15,7 @@ from mlvm.core.errors import CaptureError, EncodingError
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array
+from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace
@@ -171,6 +172,7 @@ def _traced(
     fn: Callable[..., Any], args: Any, kwargs: Any, free: Sequence[int]
 ) -> tuple[TracedCall, Signature]:
     signatures, arena = Signatures(fn), current_arena()
+    args, kwargs = as_tensors(signatures, arena.vm, args, kwargs)
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:
