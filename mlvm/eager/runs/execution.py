@@ -313,17 +313,19 @@ class Execution:
         return self.position
 
     def op_at(self, position: int) -> Executed | None:
-        """Return the op that is executed at a position; None at the end and after it. An op that
-        was not reached yet is executed, and the position stays.
+        """Return the op that is executed at a position; None at the end and after it. Ops before
+        one that was not reached yet are executed, and the position stays.
 
-        Raises `ArgumentError` for a position below 0.
+        Raises `ArgumentError` for a position below 0, and what the ops before it raise.
         """
         if position < 0:
             raise ArgumentError(f"op_at: expected a position of 0 or more, got {position}")
-        if position >= len(self._ops) and self._end is None:
-            with self._restored():
-                self.run(position + 1)
-        return self._ops[position] if position < len(self._ops) else None
+        if position < len(self._ops):
+            return self._ops[position]
+        if position == self.position:
+            return self.next_op()
+        with self._restored():
+            return self.next_op() if self.run(position) == position else None
 
     def next_op(self) -> Executed | None:
         """Return the op that `step` will execute, without executing it; None at the end. Its
@@ -346,7 +348,10 @@ class Execution:
         """
         if ref.kind != "result":
             return self._initial(ref, type)
-        op = self.op_at(ref.number)
+        if len(self._ops) <= ref.number and self._end is None:
+            with self._restored():
+                self.run(ref.number + 1)
+        op = self._ops[ref.number] if 0 <= ref.number < len(self._ops) else None
         if op is None or not 0 <= ref.output < len(op.results):
             raise ArgumentError(f"value: expected a reference to a result, got {ref}")
         type = op.types[ref.output] if type is None else type

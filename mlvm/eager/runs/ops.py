@@ -23,7 +23,7 @@ from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.blocks import LOOP, Region, regions_of
 from mlvm.eager.runs.names import names_of_tensors
-from mlvm.eager.runs.source import Line, line_at, names_assigned
+from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import values_of
@@ -195,7 +195,7 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     names: dict[Place, tuple[str, ...]] = {}
     for function in program.functions.values():
         regions = regions_of(function)
-        last: tuple[str, list[Region]] | None = None
+        last: tuple[tuple[str, int, tuple[str, ...]], list[Region]] | None = None
         latest: Place | None = None
         for pc, instruction in enumerate(function.code):
             place = function.name, pc
@@ -203,10 +203,10 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
             if instruction.opcode is not Opcode.cfunc or line is None:
                 continue
             around = [each for each in regions if each.start <= pc < each.end]
-            if latest is not None and last == (str(line), around):
+            statement = statement_of(line)
+            if latest is not None and last == (statement, around):
                 names.pop(latest, None)
-            last, latest = (str(line), around), place
-            assigned = names_assigned(line)
+            last, latest, assigned = (statement, around), place, statement[2]
             is_test = any(each.kind == LOOP and pc < each.test for each in around)
             if len(assigned) == 1 and not is_test:
                 names[place] = assigned

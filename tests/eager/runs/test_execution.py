@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def looped(x: ml.Tensor, n: ml.Tensor) -> Any:
             q = ml.tanh(a @ w)
             return i + 1, q
 
-        i, a = ml.while_loop(lambda state: state[0] < n, body, (ml.asarray(0), x))
+        _, a = ml.while_loop(lambda state: state[0] < n, body, (ml.asarray(0), x))
         return ml.sum(a)
 
     return ml.value_and_grad(loss)(x)
@@ -181,11 +182,10 @@ def test_ops_know_their_lines_names_and_loops() -> None:
         q = ml.tanh(x @ w)
 
         def body(i: ml.Tensor, a: ml.Tensor) -> ml.Tensor:
-            b = a * 2.0
-            return b
+            b: ml.Tensor = a * 2.0
+            return b + 1.0
 
-        r = ml.fori_loop(0, 3, body, q)
-        return r
+        return ml.fori_loop(0, 3, body, q)
 
     execution = execution_of(ml.capture(step), ml.ones((3, 3)))
     execution.run()
@@ -197,7 +197,7 @@ def test_ops_know_their_lines_names_and_loops() -> None:
     assert [op.path[-1].turn for op in named["b"]] == [0, 1, 2]
     line = named["b"][0].line
     assert line is not None
-    assert (line.text, line.function.rpartition(".")[2]) == ("b = a * 2.0", "body")
+    assert (line.text, line.function.rpartition(".")[2]) == ("b: ml.Tensor = a * 2.0", "body")
     assert execution.program.inputs == ("x",)
     assert "w" in execution.program.states
 
@@ -273,10 +273,8 @@ def test_damaged_programs_raise_typed_errors() -> None:
         for _ in range(draw.randint(1, 3)):
             damaged[draw.randrange(len(data))] = draw.randrange(256)
         cut = damaged[: draw.randrange(len(data))] if draw.random() < 0.2 else damaged
-        try:
+        with suppress(MlvmError):
             OpProgram.from_bytes(bytes(cut))
-        except MlvmError:
-            pass
 
 
 def test_wrong_uses_are_refused() -> None:
