@@ -51,6 +51,7 @@ from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.repro import Repro
+from mlvm.machines import printing
 from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
@@ -397,6 +398,7 @@ def run(options: argparse.Namespace) -> None:
     if isinstance(loaded, OpProgram):
         loaded = loaded.step
     vm = LocalVM()
+    printing.register(vm)
     verify(program_of(loaded), vm.functions)
     types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
@@ -446,8 +448,10 @@ def debug(options: argparse.Namespace) -> int:
         arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
         step = step.at([*map(TensorType.of, arrays)])
         program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
-    verify(program.step.planned.program, LocalVM().functions)
-    failed = Debugger(Execution(program, arrays)).run(options.commands or None)
+    vm = LocalVM("debugger")
+    printing.register(vm)
+    verify(program.step.planned.program, vm.functions)
+    failed = Debugger(Execution(program, arrays, vm=vm)).run(options.commands or None)
     return int(failed > 0 and bool(options.commands))
 
 

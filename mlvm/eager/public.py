@@ -125,7 +125,7 @@ WHEN_ASKED: Final = {
 """Names that are imported at their first access."""
 
 SHOWN: Final = {
-    "debug": "mlvm.eager.recording.debug",
+    "debug": "mlvm.eager.runs.debug",
     "errors": "mlvm.core.errors",
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",

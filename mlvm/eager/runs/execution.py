@@ -38,7 +38,7 @@ from mlvm.core.vm import VM
 from mlvm.eager.runs.blocks import BRANCH, LOOP, Region, regions_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import Line
-from mlvm.machines import residuals
+from mlvm.machines import printing, residuals
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import label_of
 from mlvm.step.flow import Location
@@ -49,6 +49,9 @@ _SNAPSHOTS: Final = 32
 _MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.END})
 """Functions that a program calls for its frames and stacks, which count as no ops. The forms of
 `zeros` and `reshape` that leave results are not recorded for a user's call."""
+
+
+_LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
 
 
 class Ref(NamedTuple):
@@ -236,7 +239,7 @@ class Execution:
         self._functions: Mapping[str, Function] = self._step.planned.program.functions
         self._regions = {name: regions_of(each) for name, each in self._functions.items()}
         self._one_op: dict[tuple[str, int], Program] = {}
-        self._records: dict[int, list[_Held]] = {}  # results of ops that save residuals
+        self._launched: dict[int, tuple[list[_Held], list[Array]]] = {}  # those launched once
         self._ops: list[Executed] = []
         self._end: int | None = None
         states = self._step.states if states is None else states
@@ -649,10 +652,11 @@ class Execution:
         self, op: Executed, call: _Call, held: Mapping[int, _Held]
     ) -> tuple[list[_Held], list[Array]]:
         """Launch a call. Return its results in new memory: those that it writes into operands, and
-        those that it pushes. What saves residuals is launched once, since a stack only grows."""
-        saves = call.name in (residuals.PUSH, residuals.ADD)
-        if saves and op.position in self._records:
-            return self._records[op.position], []
+        those that it pushes. What saves residuals is launched once at each position, since a stack
+        only grows. So is a user's function, which may have effects."""
+        is_once = call.name in _LAUNCHED_ONCE or call.nresults != 0
+        if is_once and op.position in self._launched:
+            return self._launched[op.position]
         outs: list[_Held] = []
         handles = {i: each.handle(call.params[i].type) for i, each in held.items()}
         for i in call.written:
@@ -666,8 +670,8 @@ class Execution:
             self._one_op[op.place] = Program.of_op(*arity)
         results = self.vm.launch(self._one_op[op.place], [handles[i] for i in sorted(handles)])
         self.vm.synchronize()
-        if saves:
-            self._records[op.position] = outs
+        if is_once:
+            self._launched[op.position] = outs, results
         return outs, results
 
     def _launch_named(self, name: str) -> None:
