@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mlvm import __version__
+from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
     ArgumentError,
@@ -58,7 +59,6 @@ from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
@@ -458,7 +458,7 @@ def debug(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
-    from mlvm.machines.standalone import build as builder  # with the extension alone
+    from mlvm.build import build as builder  # with the extension alone
 
     try:
         loaded = read_file(options.file)

@@ -112,5 +112,6 @@ def _sample(x: Tensor) -> Any:
 class _Functions:
     """The host functions of a VM, registered once."""
 
-    def __init__(self, vm: VM) -> None:
+    def __init__(self, vm: VMProtocol) -> None:
+        assert isinstance(vm, VM)  # `_operands` has checked it
         printing.register(vm)
