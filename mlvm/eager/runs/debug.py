@@ -97,7 +97,7 @@ def _operands(what: str, values: Sequence[Any]) -> list[Tensor]:
     vm: VMProtocol = current_arena().vm if active is None else active.recorders[-1].vm
     if not isinstance(vm, VM):
         raise MachineError(f"{what}: expected a VM of this process, got {vm.name}")
-    vm.attached(_Functions)
+    vm.attached(_Registered)
     for x in values:
         if not isinstance(x, (Tensor, int, float, np.number)):
             raise ArgumentError(f"{what}: expected tensors and numbers, got {brief(x)}")
@@ -109,7 +109,7 @@ def _sample(x: Tensor) -> Any:
     return {"bool": bool, "float": float, "complex": complex}.get(x.dtype.kind, int)
 
 
-class _Functions:
+class _Registered:
     """The host functions of a VM, registered once."""
 
     def __init__(self, vm: VMProtocol) -> None:

@@ -205,7 +205,7 @@ class Debugger(cmd.Cmd):
         if op is None or not op.results:
             raise ArgumentError("result: no op with a result was executed")
         for ref in op.results:
-            self._say(f"{op}\n{text_of(self.values.read(ref))}")
+            self._say(f"{self.values.text(op)}\n{text_of(self.values.read(ref))}")
 
     # --- places -----------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Debugger(cmd.Cmd):
         self._say(f"{at}{where}{within}{''.join(f', {each}' for each in turns)}")
         if op.line is not None and op.line.text:
             self._say(f"    {op.line.text}")
-        self._say(f"    {op}")
+        self._say(f"    {self.values.text(op)}")
 
     def _say(self, text: str) -> None:
         self.stdout.write(f"{text}\n")

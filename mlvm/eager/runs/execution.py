@@ -13,7 +13,7 @@ each turn of a loop has positions of its own. Two executions to one position hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -35,7 +35,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
-from mlvm.eager.runs.blocks import BRANCH, LOOP, Region, regions_of
+from mlvm.eager.runs.nesting import BRANCH, LOOP, Span, spans_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import Line
 from mlvm.machines import printing, residuals
@@ -123,12 +123,15 @@ class Executed(NamedTuple):
     locations: tuple[Location | None, ...]
 
     def __str__(self) -> str:
-        operands = ", ".join(map(str, self.operands))
-        call = f"{self.label}({operands})"
+        return self.text(str)
+
+    def text(self, name: Callable[[Ref], str]) -> str:
+        """Return the call as text, with operands as `name` writes them."""
+        call = f"{self.label}({', '.join(map(name, self.operands))})"
         if not self.results:
             return call
         results, types = ", ".join(map(str, self.results)), ", ".join(map(str, self.types))
-        return f"{results} = {call}" + (f" : {types}" if types else "")
+        return f"{results} = {call}" + (f": {types}" if types else "")
 
     @property
     def label(self) -> str:
@@ -181,7 +184,7 @@ class _Tensor(NamedTuple):
 
 
 @dataclass(slots=True)
-class _State:
+class _Snapshot:
     """State of an execution between two instructions.
 
     memory: the contents of places.
@@ -200,8 +203,8 @@ class _State:
     turns: dict[tuple[int, int], int] = field(default_factory=dict)
     created: int = 0
 
-    def copy(self) -> _State:
-        return _State(
+    def copy(self) -> _Snapshot:
+        return _Snapshot(
             dict(self.memory),
             self.position,
             self.function,
@@ -237,7 +240,7 @@ class Execution:
         self.vm = LocalVM("execution") if vm is None else vm
         self._step = program.step
         self._functions: Mapping[str, Function] = self._step.planned.program.functions
-        self._regions = {name: regions_of(each) for name, each in self._functions.items()}
+        self._spans = {name: spans_of(each) for name, each in self._functions.items()}
         self._one_op: dict[tuple[str, int], Program] = {}
         self._launched: dict[int, tuple[list[_Held], list[Array]]] = {}  # those launched once
         self._ops: list[Executed] = []
@@ -257,12 +260,12 @@ class Execution:
             type = TensorType.of(array)
             held = self._stored(f"constant {i}", array, type)
             memory["constant", i, type.nbytes] = _Content(held, Ref("constant", i))
-        self._state = _State(memory)
+        self._state = _Snapshot(memory)
         self._spacing = 16
         if any(self._calls(residuals.BEGIN)):
             self._launch_named(residuals.BEGIN)
         self._advance()
-        self._snapshots: dict[int, _State] = {0: self._state.copy()}
+        self._snapshots: dict[int, _Snapshot] = {0: self._state.copy()}
 
     # --- positions --------------------------------------------------------------------------
 
@@ -523,8 +526,8 @@ class Execution:
         for head in heads:
             state.turns.setdefault((depth, head), 0)
 
-    def _around(self, function: str, pc: int) -> list[Region]:
-        return [each for each in self._regions[function] if each.start <= pc < each.end]
+    def _around(self, function: str, pc: int) -> list[Span]:
+        return [each for each in self._spans[function] if each.start <= pc < each.end]
 
     def _is_machinery(self, call: Instruction) -> bool:
         name, nresults = self._state.stack[-1], call.immediates[1]
@@ -610,10 +613,10 @@ class Execution:
         frames = [*state.frames, (state.function, state.pc, state.base, state.nparams)]
         for depth, (function, pc, *_) in enumerate(frames):
             at = pc if depth == len(state.frames) else pc - 1  # that of the call
-            for region in self._around(function, at):
-                turn = state.turns.get((depth, region.start), 0) if region.kind == LOOP else 0
-                line = lines.get((function, region.test))
-                levels.append(Level(region.kind, line, region.side, turn, region.test))
+            for span in self._around(function, at):
+                turn = state.turns.get((depth, span.start), 0) if span.kind == LOOP else 0
+                line = lines.get((function, span.test))
+                levels.append(Level(span.kind, line, span.side, turn, span.test))
             if depth < len(state.frames):
                 callee, line = frames[depth + 1][0], lines.get((function, at))
                 levels.append(Level("function", line, callee, pc=at))

@@ -21,8 +21,8 @@ from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
-from mlvm.eager.runs.blocks import LOOP, Region, regions_of
 from mlvm.eager.runs.names import names_of_tensors
+from mlvm.eager.runs.nesting import LOOP, Span, spans_of
 from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
@@ -194,15 +194,15 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     """
     names: dict[Place, tuple[str, ...]] = {}
     for function in program.functions.values():
-        regions = regions_of(function)
-        last: tuple[tuple[str, int, tuple[str, ...]], list[Region]] | None = None
+        spans = spans_of(function)
+        last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
         latest: Place | None = None
         for pc, instruction in enumerate(function.code):
             place = function.name, pc
             line = lines.get(place)
             if instruction.opcode is not Opcode.cfunc or line is None:
                 continue
-            around = [each for each in regions if each.start <= pc < each.end]
+            around = [each for each in spans if each.start <= pc < each.end]
             statement = statement_of(line)
             if latest is not None and last == (statement, around):
                 names.pop(latest, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,7 +27,9 @@ class Line(NamedTuple):
     layer: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+        """Return `file:line`, relative to the current folder for a file in it."""
+        folder = os.path.join(os.getcwd(), "")
+        return f"{self.file.removeprefix(folder)}:{self.number}"
 
 
 def line_at(place: str, layer: str | None = None) -> Line:
