@@ -450,7 +450,6 @@ def debug(options: argparse.Namespace) -> int:
         program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
     vm = LocalVM("debugger")
     printing.register(vm)
-    verify(program.step.planned.program, vm.functions)
     failed = Debugger(Execution(program, arrays, vm=vm)).run(options.commands or None)
     return int(failed > 0 and bool(options.commands))
 

@@ -19,8 +19,9 @@ from mlvm.core.ops.half import shown
 from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint
-from mlvm.eager.runs.execution import LOOP, Executed, Execution
+from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.values import Values
 from mlvm.machines.files import write_file
 from mlvm.machines.terminal import one_line

@@ -14,7 +14,7 @@ each turn of a loop has positions of its own. Two executions to one position hav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,25 +23,32 @@ import numpy as np
 from mlvm.arena.writes import count_written
 from mlvm.core.errors import (
     ArgumentError,
+    LimitExceeded,
     MlvmError,
     ProgramError,
     ShapeError,
     UnknownFunction,
 )
 from mlvm.core.machine.callee import OUT, Fused, UserFunction
+from mlvm.core.machine.run import MAX_DEPTH
+from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.ops.half import are_true, cast
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
-from mlvm.eager.runs.nesting import BRANCH, LOOP, Span, spans_of
+from mlvm.eager.runs.nesting import LOOP, Span, spans_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.source import Line
 from mlvm.machines import printing, residuals
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import label_of
 from mlvm.step.flow import Location
+
+_BEGIN: Final = Program.of_op(residuals.BEGIN, 0, NO_ATTRIBUTES, 0)
+_MOST_BETWEEN: Final = 1_000_000
+"""The number of instructions that may follow each other without an op."""
 
 _SNAPSHOTS: Final = 32
 """The number of snapshots of an execution; of more, every second one is dropped."""
@@ -180,7 +187,12 @@ class _Tensor(NamedTuple):
 
     key: _Key
     type: TensorType
-    location: Location | None
+
+    @property
+    def location(self) -> Location | None:
+        """The location in the plan; None for a tensor of a function's frame."""
+        role, place, _ = self.key
+        return None if role == "frame" else Location(role, place, self.type)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -246,24 +258,25 @@ class Execution:
         self._ops: list[Executed] = []
         self._end: int | None = None
         states = self._step.states if states is None else states
+        constants = [*self._step.planned.program.constants.values()]
         memory: dict[_Key, _Content] = {}
+        self._types: dict[Ref, TensorType] = {}
         for kind, arrays, types in (
             ("input", inputs, self._step.inputs),
-            ("state", states, [TensorType.of(x) for x in self._step.states]),
+            ("state", states, [*map(TensorType.of, self._step.states)]),
+            ("constant", constants, [*map(TensorType.of, constants)]),
         ):
             if len(arrays) != len(types):
                 raise ProgramError(f"execution: expected {len(types)} {kind}s, got {len(arrays)}")
             for i, (array, type) in enumerate(zip(arrays, types, strict=True)):
-                held = self._stored(f"{kind} {i}", array, type)
-                memory[kind, i, type.nbytes] = _Content(held, Ref(kind, i))
-        for i, array in enumerate(self._step.planned.program.constants.values()):
-            type = TensorType.of(array)
-            held = self._stored(f"constant {i}", array, type)
-            memory["constant", i, type.nbytes] = _Content(held, Ref("constant", i))
+                ref = Ref(kind, i)
+                memory[kind, i, type.nbytes] = _Content(self._stored(ref, array, type), ref)
+                self._types[ref] = type
+        arguments = [each.type for each in self._step.planned.arguments]
+        verify(self._step.planned.program, self.vm.functions, arguments)
         self._state = _Snapshot(memory)
         self._spacing = 16
-        if any(self._calls(residuals.BEGIN)):
-            self._launch_named(residuals.BEGIN)
+        self.vm.launch(_BEGIN)  # of residuals, whether or not it saves some
         self._advance()
         self._snapshots: dict[int, _Snapshot] = {0: self._state.copy()}
 
@@ -352,32 +365,30 @@ class Execution:
 
         Raises `ArgumentError` for a reference to nothing.
         """
-        if ref.kind != "result":
-            return self._initial(ref, type)
-        if len(self._ops) <= ref.number and self._end is None:
+        if ref.kind == "result" and ref.number >= len(self._ops) and self._end is None:
             with self._restored():
                 self.run(ref.number + 1)
-        op = self._ops[ref.number] if 0 <= ref.number < len(self._ops) else None
-        if op is None or not 0 <= ref.output < len(op.results):
-            raise ArgumentError(f"value: expected a reference to a result, got {ref}")
-        type = op.types[ref.output] if type is None else type
-        for content in self._state.memory.values():
-            if content.ref == ref:
-                return content.held.read(type)
-        with self._restored():
-            self.run(ref.number + 1)
-            for content in self._state.memory.values():
-                if content.ref == ref:
-                    return content.held.read(type)
-        raise ArgumentError(f"value: {ref} has no content after its op")
+        if ref not in self._types:
+            raise ArgumentError(f"value: expected an input, state, constant or result, got {ref}")
+        content = self._find(ref)
+        if content is None:
+            with self._restored():
+                self.run(ref.number + 1 if ref.kind == "result" else 0)
+                content = self._find(ref)
+        assert content is not None  # it was just computed
+        return content.held.read(self._types[ref] if type is None else type)
+
+    def _find(self, ref: Ref) -> _Content | None:
+        """Return the content of memory that is the value, if it is there now."""
+        return next((each for each in self._state.memory.values() if each.ref == ref), None)
 
     def is_held(self, ref: Ref) -> bool:
         """Return whether the value is in memory now."""
-        return any(content.ref == ref for content in self._state.memory.values())
+        return self._find(ref) is not None
 
     def at(self, location: Location) -> tuple[Ref, Array]:
         """Return the present value at a location of the plan, and where it comes from."""
-        content = self._content(_Tensor(_key_of(location), location.type, location))
+        content = self._content(_tensor_at(location))
         return content.ref, content.held.read(location.type)
 
     def results(self) -> list[Array]:
@@ -389,29 +400,17 @@ class Execution:
         types = [TensorType.of(x) for x in self._step.states]
         return [self.at(Location("state", i, type))[1] for i, type in enumerate(types)]
 
-    def _initial(self, ref: Ref, type: TensorType | None) -> Array:
-        for content in self._snapshots[0].memory.values():
-            if content.ref == ref:
-                types: Mapping[str, Sequence[TensorType]] = {
-                    "input": self._step.inputs,
-                    "state": [TensorType.of(x) for x in self._step.states],
-                    "constant": [
-                        TensorType.of(x) for x in self._step.planned.program.constants.values()
-                    ],
-                }
-                return content.held.read(type or types[ref.kind][ref.number])
-        raise ArgumentError(f"value: expected an input, state, constant or result, got {ref}")
-
     # --- the machine ------------------------------------------------------------------------
 
-    def _calls(self, name: str) -> Iterator[tuple[str, int]]:
-        for function in self._functions.values():
-            for pc, each in enumerate(function.code):
-                if each.opcode is Opcode.push_str and each.immediates[0] == name:
-                    yield function.name, pc
-
-    def _restored(self) -> _Restored:
-        return _Restored(self)
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Restore the position after the block."""
+        state = self._state
+        self._state = state.copy()
+        try:
+            yield
+        finally:
+            self._state = state
 
     def _keep(self) -> None:
         """Keep a snapshot of the present state, and drop every second one of too many."""
@@ -421,9 +420,7 @@ class Execution:
             for each in [each for each in self._snapshots if each % self._spacing]:
                 del self._snapshots[each]
 
-    def _stored(self, what: str, array: Array, type: TensorType) -> _Held:
-        if not isinstance(array, np.ndarray):
-            raise ShapeError(f"execution: expected {what} as an array of {type}")
+    def _stored(self, what: Ref, array: Array, type: TensorType) -> _Held:
         if array.dtype == np.float64 and type.dtype.is_float and type.dtype is not f64:
             array = cast(array, type.dtype)
         if TensorType.of(array) is not type:
@@ -442,7 +439,7 @@ class Execution:
     def _advance(self) -> None:
         """Follow instructions up to the next op, or to the end."""
         state = self._state
-        while True:
+        for _ in range(_MOST_BETWEEN):
             code = self._functions[state.function].code
             opcode, immediates = instruction = code[state.pc]
             self._enter_loops()
@@ -456,6 +453,7 @@ class Execution:
                 return
             else:
                 self._follow(opcode, immediates)
+        raise LimitExceeded(f"execution: {_MOST_BETWEEN:,} instructions without an op")
 
     def _follow(self, opcode: Opcode, immediates: tuple[Any, ...]) -> None:
         """Follow an instruction that is no call of a host function."""
@@ -464,12 +462,12 @@ class Execution:
         state.pc += 1
         if opcode is Opcode.load_arg:
             location = self._step.planned.arguments[immediates[0]]
-            stack.append(_Tensor(_key_of(location), location.type, location))
+            stack.append(_tensor_at(location))
         elif opcode is Opcode.push_const:
             constants = self._step.planned.program.constants
             type = TensorType.of(constants[immediates[0]])
             number = [*constants].index(immediates[0])
-            stack.append(_Tensor(("constant", number, type.nbytes), type, None))
+            stack.append(_Tensor(("constant", number, type.nbytes), type))
         elif opcode in (Opcode.push_int, Opcode.push_str):
             stack.append(immediates[0])
         elif opcode is Opcode.get:
@@ -485,6 +483,8 @@ class Execution:
                 self._jump(immediates[0])
         elif opcode is Opcode.call:
             callee = self._functions[immediates[0]]
+            if len(state.frames) >= MAX_DEPTH:
+                raise LimitExceeded(f"execution: call depth exceeds {MAX_DEPTH:,}")
             state.frames.append((state.function, state.pc, state.base, state.nparams))
             state.function, state.pc = callee.name, 0
             state.base, state.nparams = len(stack), callee.nparams
@@ -542,7 +542,7 @@ class Execution:
             shape, dtype = attributes["shape"], attributes["dtype"]
             type = TensorType(dtype, shape)
             state.created += 1
-            state.stack.append(_Tensor(("frame", state.created, type.nbytes), type, None))
+            state.stack.append(_Tensor(("frame", state.created, type.nbytes), type))
         elif name == "reshape":
             [x] = params
             state.stack.append(x._replace(type=TensorType(x.type.dtype, attributes["shape"])))
@@ -641,14 +641,15 @@ class Execution:
             type = TensorType.of(array)
             key = "frame", state.created + 1, type.nbytes
             state.created += 1
-            state.stack.append(_Tensor(key, type, None))
-            content = _Content(self._stored("result", array, type), Ref("result", op.position, j))
-            state.memory[key] = content
+            state.stack.append(_Tensor(key, type))
+            ref = op.results[j]
+            state.memory[key] = _Content(self._stored(ref, array, type), ref)
             types = (*types, type)
         op = op._replace(types=types, locations=(*op.locations, *[None for _ in results]))
         state.pc += 1
         if op.position == len(self._ops):
             self._ops.append(op)
+            self._types.update(zip(op.results, op.types, strict=True))
         return op
 
     def _launch(
@@ -677,9 +678,6 @@ class Execution:
             self._launched[op.position] = outs, results
         return outs, results
 
-    def _launch_named(self, name: str) -> None:
-        self.vm.launch(Program.of_op(name, 0, NO_ATTRIBUTES, 0))
-
 
 class _Call(NamedTuple):
     """Call of a host function.
@@ -694,20 +692,6 @@ class _Call(NamedTuple):
     attributes: Attributes
     written: tuple[int, ...]
     is_update: bool
-
-
-class _Restored:
-    """Context that restores the state of an execution after the block."""
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-
-    def __enter__(self) -> None:
-        self._state = self._execution._state
-        self._execution._state = self._state.copy()
-
-    def __exit__(self, *_: object) -> None:
-        self._execution._state = self._state
 
 
 def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
@@ -725,8 +709,6 @@ def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
     return new
 
 
-def _key_of(location: Location) -> _Key:
-    return location.role, location.place, location.type.nbytes
-
-
-__all__ = ["BRANCH", "LOOP", "Executed", "Execution", "Level", "Ref"]
+def _tensor_at(location: Location) -> _Tensor:
+    key = location.role, location.place, location.type.nbytes
+    return _Tensor(key, location.type)

@@ -10,6 +10,7 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import Capsys, cases, refuses
+from tests.wired import connect_to
 
 X = ml.asarray(np.random.default_rng(0).normal(size=(2, 3)), dtype="f32")
 
@@ -137,5 +138,9 @@ def test_wrong_formats_are_refused(format: Any, values: Any) -> None:
 
 
 def test_a_vm_elsewhere_is_refused() -> None:
-    with ml.use(ml.DryVM("measured")):
-        refuses(ml.errors.MachineError, "expected a VM of this process", ml.debug.print, "x")
+    vm = connect_to(ml.VM("server"))
+    try:
+        with ml.use(vm):
+            refuses(ml.errors.MachineError, "expected a VM of this process", ml.debug.print, "x")
+    finally:
+        vm.close()

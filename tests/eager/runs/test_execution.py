@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mlvm.core.errors import (
     ProgramError,
     ShapeError,
 )
+from mlvm.core.program.assembly import assemble as assembled
 from mlvm.core.types import bf16
 from mlvm.eager.runs.execution import Execution, Ref, vm_like
 from mlvm.eager.runs.ops import OpProgram, op_program
@@ -275,6 +277,21 @@ def test_damaged_programs_raise_typed_errors() -> None:
         cut = damaged[: draw.randrange(len(data))] if draw.random() < 0.2 else damaged
         with suppress(MlvmError):
             OpProgram.from_bytes(bytes(cut))
+
+
+@cases(
+    "text, error",
+    ("again:\n jump again", "instructions without an op"),
+    ("call f\n halt\n.func f 0 0\n call f\n return 0", "call depth exceeds"),
+    ("push_int 3\n load_global\n pop 1\n halt", "expected a captured step"),
+    ("get 7\n halt", "slot"),
+)
+def test_programs_that_no_step_has_are_refused(text: str, error: str) -> None:
+    program, _ = op_program(ml.capture(lambda: ml.ones(2)), (), {})
+    planned = program.step.planned
+    other = replace(planned, program=assembled(f".func main 0 *\n {text}"), arguments=())
+    with pytest.raises(MlvmError, match=error):
+        Execution(program._replace(step=program.step._replace(planned=other)), [])
 
 
 def test_wrong_uses_are_refused() -> None:
