@@ -73,7 +73,7 @@ WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.transform.host": "call",
-    "mlvm.eager.runs.methods": "Captured capture",
+    "mlvm.eager.runs.captured": "Captured capture",
     "mlvm.eager.capture.measuring": "CurvePoint Measured measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
