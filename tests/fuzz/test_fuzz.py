@@ -24,7 +24,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
-from mlvm.eager.runs import execution
+from mlvm.eager.runs import interpreter
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
@@ -355,7 +355,7 @@ def test_steps_op_by_op_have_the_bits_of_calls() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_execution_that_keeps_a_wrong_snapshot_is_noticed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(execution._Snapshot, "copy", lambda snapshot: snapshot)
+    monkeypatch.setattr(interpreter.Snapshot, "copy", lambda snapshot: snapshot)
     _, failure = debugger.fuzz(3, 0)
     assert failure is not None
 

@@ -76,6 +76,13 @@ def looped(x: ml.Tensor, n: ml.Tensor) -> Any:
 
 
 @ml.function
+def wasteful(n: ml.Tensor) -> ml.Tensor:
+    y = n * 2.0
+    _ = n + 3.0  # its memory ends with the function
+    return y
+
+
+@ml.function
 def factorial(n: ml.Tensor) -> ml.Tensor:
     return ml.cond(n <= 1, lambda n: ml.ones_like(n), lambda n: n * factorial(n - 1), n)
 
@@ -91,6 +98,7 @@ def drawn(x: ml.Tensor) -> ml.Tensor:
 STEPS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "while_loop and its gradient": (looped, (ml.ones((3, 3)), ml.asarray(4))),
     "recursion": (lambda n: factorial(n), (ml.asarray(5.0),)),
+    "a function whose last result is not used": (lambda n: wasteful(n), (ml.asarray(5.0),)),
     "scan": (scanned, (ml.asarray(np.arange(12.0).reshape(4, 3), dtype="f32"),)),
     "random keys": (drawn, (ml.ones((4, 3)),)),
     "switch": (
