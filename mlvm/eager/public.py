@@ -50,7 +50,7 @@ AT_ONCE: Final = {
         avg_pool3d max_pool1d max_pool2d max_pool3d""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
         expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
-        reshape roll rot90 split squeeze stack swapaxes tile unstack vstack""",
+        reshape roll rot90 split squeeze stack swapaxes tile tril triu unstack vstack""",
     "mlvm.eager.functions.sorting": """argpartition argsort interp isin partition searchsorted
         sort topk unique unique_all unique_counts unique_inverse unique_values""",
     "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff gradient

@@ -15,7 +15,7 @@ from mlvm.build import build as builder
 from mlvm.build.targets import OPTIONS
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.building import lengths_of, planned_of
+from mlvm.eager.tensor.number import open_lengths
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -59,13 +59,12 @@ class Kernels:
 
     def build(self, saved: SavedStep, folder: Path, records: int = 1 << 26) -> Path:
         """The step's program. Raises `CannotBuild`."""
-        planned, source = planned_of(saved), lengths_of(saved)
-        builder.build(planned, folder, source=source, simd=self.simd, records=records)
+        builder.build(saved, folder, open_lengths, simd=self.simd, records=records)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c"]
         own += [f"mlvm/build/src/{name}.c" for name in ("command", "step", "lanes")]
-        plan = [*builder.PLAN, *["formulas"] * (source is not None)]
+        plan = [*builder.PLAN, *["formulas"] * (saved.open is not None)]
         own += [f"mlvm/machines/native/src/plan/{name}.c" for name in plan]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
         arguments: list[str | Path] = [COMPILER, *FLAGS, self.optimize, *own, *out]
