@@ -47,16 +47,12 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
-<<<<<<< HEAD
-from mlvm.eager.capture.building import lengths_of, planned_of
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.repro import Repro
-from mlvm.machines import printing
-=======
 from mlvm.eager.tensor.number import open_lengths
->>>>>>> main
+from mlvm.machines import printing
 from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
