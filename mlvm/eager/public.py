@@ -73,7 +73,7 @@ WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.transform.host": "call",
-    "mlvm.eager.capture.capture": "Captured capture",
+    "mlvm.eager.runs.captured": "Captured capture",
     "mlvm.eager.capture.measuring": "CurvePoint Measured measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
@@ -125,7 +125,7 @@ WHEN_ASKED: Final = {
 """Names that are imported at their first access."""
 
 SHOWN: Final = {
-    "debug": "mlvm.eager.recording.debug",
+    "debug": "mlvm.eager.runs.debug",
     "errors": "mlvm.core.errors",
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
