@@ -58,6 +58,7 @@ ROOMS = [
     "files",
     "interop",
     "capture",
+    "runs",
     "public",
 ]
 """Those of `mlvm.eager`, from the floor up: each imports from itself and from those before it.
@@ -88,6 +89,7 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
+    "mlvm/eager/runs": 1_000,
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 3_500,

@@ -1,0 +1,49 @@
+"""Regions of a function's code: the loops and the sides of branches that its jumps make."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from mlvm.core.program.program import Function, Opcode
+
+LOOP: Final = "loop"
+BRANCH: Final = "branch"
+
+
+class Region(NamedTuple):
+    """Region of code: the instructions `start` .. `end - 1`.
+
+    kind: `loop` or `branch`.
+    test: the pc of the jump that leaves the loop or chooses the side.
+    side: `true` or `false` of a branch.
+    """
+
+    kind: str
+    start: int
+    end: int
+    test: int
+    side: str = ""
+
+
+def regions_of(function: Function) -> list[Region]:
+    """Return the regions of code that `mlvm.step.compile` writes, outer ones first.
+
+    A loop is `start: condition; jump_if_false end; body; jump start; end:`, and a branch
+    `jump_if_false other; body; jump end; other: body; end:`.
+    """
+    regions: list[Region] = []
+    code = function.code
+    for pc, (opcode, immediates) in enumerate(code):
+        if opcode is not Opcode.jump_if_false:
+            continue
+        [target] = immediates
+        last = code[target - 1]
+        if target <= pc or last.opcode is not Opcode.jump:
+            continue
+        [end] = last.immediates
+        if end <= pc:
+            regions.append(Region(LOOP, end, target, pc))
+        else:
+            regions.append(Region(BRANCH, pc + 1, target, pc, "true"))
+            regions.append(Region(BRANCH, target, end, pc, "false"))
+    return sorted(regions, key=lambda each: (each.start, -each.end))
