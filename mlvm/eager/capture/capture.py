@@ -343,6 +343,11 @@ class Captured(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     @property
+    def name(self) -> str:
+        """The qualified name of the function."""
+        return self._name
+
+    @property
     def fn(self) -> Callable[P, R]:
         """The function that was captured."""
         return self._fn

@@ -51,12 +51,9 @@ def decoded(data: bytes) -> Any:
     return value
 
 
-def bytes_of(text: str) -> bytes:
-    """Return the digest of a text of hexadecimal digits. Raises `EncodingError`."""
-    try:
-        return bytes.fromhex(text)
-    except (TypeError, ValueError):
-        raise EncodingError(f"expected a digest, got {text!r:.80}") from None
+def number_of(digest: bytes) -> int:
+    """Return a digest as the number that frames have."""
+    return int.from_bytes(digest, "little")
 
 
 class LogWriter:

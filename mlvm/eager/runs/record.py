@@ -27,7 +27,7 @@ from mlvm.eager.capture.capture import Captured, Match, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
-from mlvm.eager.runs.log import LogWriter, digest_of
+from mlvm.eager.runs.log import LogWriter, digest_of, number_of
 from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
 from mlvm.eager.tensor.context import default_arena
@@ -180,7 +180,8 @@ class _Session:
         late = [digest(array_of(x)) for x in updated if x is not None]
         self._computed.update(results, late)
         self._log.append(
-            ("step", program.number, before, after, digests, results + late, values)
+            ("step", program.number, number_of(before), number_of(after))
+            + ([*map(number_of, digests)], [*map(number_of, results + late)], values)
             + (stored_cells, stored)
         )
         self._steps += 1
@@ -277,8 +278,9 @@ class _Session:
         path = self._folder / CHECKPOINTS / name
         types = {each: safetensors.type_of(array) for each, array in arrays.items()}
         safetensors.write(path, types, arrays.__getitem__, {"step": str(self._steps)})
-        digests = [self._cells.digests[number] for number in numbers]
-        self._log.append(("checkpoint", name, digest_of(path.read_bytes()), numbers, digests))
+        digests = [number_of(self._cells.digests[number]) for number in numbers]
+        content = number_of(digest_of(path.read_bytes()))
+        self._log.append(("checkpoint", name, content, numbers, digests))
         self._log.sync()
         self._computed.clear()
         self._ncheckpoints += 1

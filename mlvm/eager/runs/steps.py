@@ -16,7 +16,8 @@ from mlvm.core.errors import EncodingError
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor.tensor import Tensor
 
-CELL, INPUT: Final = "cell", "input"
+CELL: Final = "cell"
+INPUT: Final = "input"
 
 Operand: TypeAlias = tuple[str, int]
 """`CELL` or `INPUT`, and its number."""

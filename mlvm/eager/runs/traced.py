@@ -14,12 +14,10 @@ from mlvm.arena.arena import Allocation, scope
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.capture import Captured, Match
 from mlvm.eager.capture.trace import TracedCall, trace
-from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.cells import Cells
 from mlvm.eager.runs.log import digest_of, encoded
-from mlvm.eager.runs.names import names_of_tensors
-from mlvm.eager.runs.ops import OpProgram, program_of_call, takes_from_queue
+from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
 from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import default_arena
@@ -47,8 +45,7 @@ def traced_step(captured: Captured[..., Any], match: Match, cells: Cells) -> Tra
         except RetryAfterCopy as error:
             make_exclusive(error.x)
             match = captured.match(args, kwargs)
-    names = names_of_tensors(captured.fn, args, kwargs)
-    names[id(random.prepare(call.record.vm).state.root)] = "random keys"
+    names = names_in_call(captured.fn, args, kwargs, call)
     fields = {id(x.root): field for field, x in signature.fields}
     places = [*call.numbers.tensors]
     by_tensor = {id(x): place for place, x in enumerate(call.numbers.tensors.values())}
