@@ -28,14 +28,13 @@ from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
 from mlvm.eager.runs.log import LogWriter, digest_of, number_of
+from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
 from mlvm.eager.tensor.context import default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.files import write_file
 from mlvm.parallel.membership import place_of
-
-LOG, DATA, CHECKPOINTS, PROGRAMS, SOURCES = "log", "data", "checkpoints", "programs", "sources"
 
 _ALWAYS: Final = 64
 """Inputs of so many bytes are stored with each step: keys, scalars and Python numbers."""
