@@ -10,11 +10,13 @@ from __future__ import annotations
 import linecache
 import os
 import threading
+import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import replace
+from functools import update_wrapper
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from mlvm import __version__
 from mlvm.arena.arena import Allocation, scope
@@ -23,7 +25,7 @@ from mlvm.core.errors import ArgumentError, CaptureError, brief
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.capture import Captured, Match, step_observers
+from mlvm.eager.capture.capture import Captured, Match, capture, step_observers
 from mlvm.eager.files import safetensors
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
@@ -31,10 +33,13 @@ from mlvm.eager.runs.log import LogWriter, digest_of, number_of
 from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
 from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
-from mlvm.eager.tensor.context import default_arena
+from mlvm.eager.tensor.context import current_capture, default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.files import write_file
 from mlvm.parallel.membership import place_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ALWAYS: Final = 64
 """Inputs of so many bytes are stored with each step: keys, scalars and Python numbers."""
@@ -95,6 +100,42 @@ class record(ContextDecorator):
     def __exit__(self, *error: Any) -> None:
         step_observers.remove(self._session.observe)
         self._session.close(finished=error[0] is None)
+
+
+class step(Generic[P, R]):
+    """Mark a function that is not captured as a step of recordings. A decorator.
+
+    Inside `ml.runs.record`, its calls are recorded as those of a captured function: it is traced
+    once for its program, as `ml.capture` does, and then runs eagerly. The digests are those of a
+    captured run. Of a function that cannot be traced, such as one that reads a tensor's value, only
+    inputs and results are recorded, and no replay can compute it. Elsewhere, and inside another
+    step, it is the function.
+
+    Raises `CaptureError` for anything but a function.
+
+        >>> @ml.runs.step
+        ... def double(x): return x + x
+        >>> double(ml.ones(2))
+        Tensor([2., 2.], f32[2])
+
+    Refuses:
+        ml.runs.step(3)  # CaptureError
+    """
+
+    def __init__(self, fn: Callable[P, R]) -> None:
+        self._captured: Captured[P, R] = capture(fn)
+        update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        fn = self._captured.fn
+        if not step_observers or current_capture.get() is not None:
+            return fn(*args, **kwargs)
+        return step_observers[-1](  # type: ignore[no-any-return]
+            self._captured, lambda args, kwargs: fn(*args, **kwargs), args, kwargs
+        )
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
 
 
 class _Program(NamedTuple):
@@ -209,12 +250,12 @@ class _Session:
         named = [*leaves_of(args), *leaves_of(kwargs)]
         tensors = [x.root if isinstance(x, Tensor) else None for _, x in named]
         arrays = [array_of(x) if isinstance(x, Tensor) else number_array(x) for _, x in named]
-        types = tuple([str(TensorType.of(array)) for array in arrays])
-        key = captured, types
+        kinds = tuple([str(TensorType.of(array)) for array in arrays])
+        key = captured, kinds
         if key not in self._programs:
             names = [name for name, _ in named]
             reason = self._untraceable[captured]
-            table = StepTable(captured.name, names=names, types=types, reason=reason)
+            table = StepTable(captured.name, names=names, types=kinds, reason=reason)
             self._programs[key] = self._declared(table, lambda _: [])
         return _Inputs(self._programs[key], arrays, tensors)
 

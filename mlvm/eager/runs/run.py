@@ -273,6 +273,19 @@ class Run:
 
         return self._decoded(DATA, decode)
 
+    def input(self, step: Step, each: Stored) -> Array:
+        """Return a stored input of a step, which its digest confirms."""
+        return self.confirmed(step, each.number, self.stored(each))
+
+    def confirmed(self, step: Step, number: int, array: Array) -> Array:
+        """Return an input of a step. Raises `EncodingError` if it has not the recorded digest."""
+        if number_of(digest(array)) != step.inputs[number]:
+            name = step.table.names[number]
+            raise EncodingError(
+                f"{self.folder}: input {name!r} of step {step.number} is not the recorded one"
+            )
+        return array
+
     def _read(self, name: str, expected: str) -> bytes:
         data = (self.folder / name).read_bytes()
         if digest_of(data).hex() != expected:
