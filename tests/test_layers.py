@@ -89,7 +89,7 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
-    "mlvm/eager/runs": 1_000,
+    "mlvm/eager/runs": 2_500,
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 3_500,

@@ -73,7 +73,7 @@ WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.transform.host": "call",
-    "mlvm.eager.capture.capture": "Captured capture",
+    "mlvm.eager.runs.methods": "Captured capture",
     "mlvm.eager.capture.measuring": "CurvePoint Measured measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
@@ -134,7 +134,7 @@ SHOWN: Final = {
     "optim": "mlvm.eager.optim",
     "parallel": "mlvm.eager.parallel",
     "random": "mlvm.eager.functions.random",
-    "runs": "mlvm.eager.runs",
+    "runs": "mlvm.eager.runs.public",
     "testing": "mlvm.eager.autodiff.testing",
     "tree": "mlvm.eager.tree",
 }

@@ -21,12 +21,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.arena.writes import count_written
-from mlvm.core.errors import ArgumentError, MlvmError, ProgramError, ShapeError
+from mlvm.core.errors import (
+    ArgumentError,
+    MlvmError,
+    ProgramError,
+    ShapeError,
+    UnknownFunction,
+)
 from mlvm.core.machine.callee import OUT, UserFunction
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.ops.half import are_true, cast
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
-from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, f64
 from mlvm.core.vm import VM
 from mlvm.eager.runs.blocks import BRANCH, LOOP, Region, regions_of
@@ -70,12 +76,14 @@ class Level(NamedTuple):
     line: the line that calls the function or begins the loop or branch, if it is known.
     name: of the function; `true` or `false` of a branch.
     turn: of the loop, from 0.
+    pc: of the call, or of the test of the loop or branch.
     """
 
     kind: str
     line: Line | None
     name: str = ""
     turn: int = 0
+    pc: int = 0
 
     def __str__(self) -> str:
         what = f"turn {self.turn}" if self.kind == LOOP else self.name
@@ -109,11 +117,6 @@ class Executed(NamedTuple):
     path: tuple[Level, ...]
     names: tuple[str, ...]
     locations: tuple[Location | None, ...]
-
-    @property
-    def static_path(self) -> tuple[tuple[str, str, str], ...]:
-        """The path without turns: equal for all turns of a loop."""
-        return tuple([(each.kind, str(each.line), each.name) for each in self.path])
 
     def __str__(self) -> str:
         results = ", ".join(map(str, self.results))
@@ -589,9 +592,10 @@ class Execution:
             for region in self._around(function, at):
                 turn = state.turns.get((depth, region.start), 0) if region.kind == LOOP else 0
                 line = lines.get((function, region.test))
-                levels.append(Level(region.kind, line, region.side, turn))
+                levels.append(Level(region.kind, line, region.side, turn, region.test))
             if depth < len(state.frames):
-                levels.append(Level("function", lines.get((function, at)), frames[depth + 1][0]))
+                callee, line = frames[depth + 1][0], lines.get((function, at))
+                levels.append(Level("function", line, callee, pc=at))
         return tuple(levels)
 
     def _execute(self) -> Executed:
@@ -675,6 +679,21 @@ class _Restored:
 
     def __exit__(self, *_: object) -> None:
         self._execution._state = self._state
+
+
+def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
+    """Return a new VM for an execution, with the host functions of a VM that the program calls."""
+    new = LocalVM("execution")
+    if isinstance(vm, VM):
+        for function in program.step.planned.program.functions.values():
+            for opcode, immediates in function.code:
+                if opcode is Opcode.push_str:
+                    [name] = immediates
+                    try:
+                        new.functions.binding(name)
+                    except UnknownFunction:
+                        new.register_callees({name: vm.functions.binding(name).callee})
+    return new
 
 
 def _key_of(location: Location) -> _Key:

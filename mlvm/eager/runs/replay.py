@@ -117,6 +117,14 @@ class Replay:
         results = self._launched(step.table, operands)
         return self._finish(step, results)
 
+    def results(self, number: int) -> list[Array]:
+        """Return all results of a step's program: those that it returns, and updates. Raises what
+        `at` raises, and `MachineError` unless they have the recorded bits."""
+        step = self.run.step(number)
+        results = self._launched(step.table, self.operands(number))
+        self._require(self._finish(step, results))
+        return results
+
     # --- steps ------------------------------------------------------------------------------
 
     def _go_to(self, step: Step) -> None:
@@ -129,14 +137,17 @@ class Replay:
         while self._next < step.number:
             now = self.run.steps[self._next]
             if now.table.file and (now.table.writes or self._needed.intersection(now.results)):
-                mismatches = self.replay(now.number)
-                if mismatches:
-                    raise MachineError(
-                        f"replay: {mismatches[0]} does not have the recorded bits on this machine; "
-                        f"python -m mlvm verify names all such steps"
-                    )
+                self._require(self.replay(now.number))
             else:
                 self._skip(now)
+
+    def _require(self, mismatches: Sequence[Mismatch]) -> None:
+        """Raise `MachineError` if there are mismatches."""
+        if mismatches:
+            raise MachineError(
+                f"replay: {mismatches[0]} does not have the recorded bits on this machine; "
+                f"python -m mlvm verify names such steps"
+            )
 
     def _checkpoint_before(self, step: Step) -> Checkpoint:
         """Return the last checkpoint that is not after the step and has its state."""
@@ -245,3 +256,11 @@ def _unique(names: Sequence[str]) -> list[str]:
 def open_run(folder: str | Path) -> Run:
     """Read a recording. Raises `EncodingError` for a damaged one, and `OSError`."""
     return Run(Path(folder))
+
+
+def _at(self: Run, number: int, *, inputs: Inputs | None = None) -> Moment:
+    """Return the state before a step and its inputs. See `Replay.at`."""
+    return Replay(self, inputs=inputs).at(number)
+
+
+Run.at = _at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class Run:
         >>> len(run.steps), run.losses, run.at(0).inputs["x"]
         (1, [18.0], array([3., 3.], dtype=float32))
     """
+
+    at: ClassVar[Callable[..., Any]]
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
