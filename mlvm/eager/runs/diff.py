@@ -324,6 +324,11 @@ def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
     for trace in (a, b):
         while trace.advance() is not None:
             pass
+    alike = [[(op.name, op.operands, op.types) for op in trace.ops] for trace in (a, b)]
+    if alike[0] == alike[1]:  # they differ by constants or attributes alone
+        for p, q in zip(a.ops, b.ops, strict=True):
+            if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
+                return p, q
     return _source(a, b), _source(b, a)
 
 
