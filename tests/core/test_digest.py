@@ -34,7 +34,15 @@ def test_every_bit_counts() -> None:
 @pytest.mark.parametrize("n", [1, 2, 16, 17, 3000])
 def test_changes_of_many_elements_count(n: int) -> None:
     x = RNG.normal(size=n).astype(np.float32)
-    changed = [x, -x, np.roll(x, 1) + 1, x[::-1] * 2, np.abs(x) + 1, x.reshape(n, 1), x.astype("f8")]
+    changed = [
+        x,
+        -x,
+        np.roll(x, 1) + 1,
+        x[::-1] * 2,
+        np.abs(x) + 1,
+        x.reshape(n, 1),
+        x.astype("f8"),
+    ]
     changed += [x.view(np.int32), np.append(x, np.float32(0.0))]
     assert len({digest(each) for each in changed}) == len(changed)
 

@@ -42,7 +42,9 @@ class Elements(NamedTuple):
     def __str__(self) -> str:
         (a, b), (bits_a, bits_b) = self.values, self.bits
         at = f"first at [{', '.join(map(str, self.index))}]"
-        return f"{self.count:,} of {self.size:,} elements differ, {at}: {a} ({bits_a}), {b} ({bits_b})"
+        return (
+            f"{self.count:,} of {self.size:,} elements differ, {at}: {a} ({bits_a}), {b} ({bits_b})"
+        )
 
 
 class Operand(NamedTuple):
@@ -114,15 +116,15 @@ def elements(x: Array, y: Array) -> Elements | None:
         return None
     bits = [_bits(each) for each in (x, y)]
     differs = (bits[0] != bits[1]).any(axis=-1).reshape(x.shape)
-    nans = [np.isnan(shown(each)) if TensorType.of(each).dtype.is_inexact else False for each in (x, y)]
+    nans = [
+        np.isnan(shown(each)) if TensorType.of(each).dtype.is_inexact else False for each in (x, y)
+    ]
     differs &= ~np.asarray(nans[0] & nans[1])
     where = np.unravel_index(int(np.argmax(differs)), x.shape)
     index = tuple(int(i) for i in where)
     texts = [each.reshape(*x.shape, -1)[index][::-1].tobytes().hex() for each in bits]
     values = [shown(each)[index].item() for each in (x, y)]
-    return Elements(
-        int(differs.sum()), x.size, index, (values[0], values[1]), (texts[0], texts[1])
-    )
+    return Elements(int(differs.sum()), x.size, index, (values[0], values[1]), (texts[0], texts[1]))
 
 
 def _bits(x: Array) -> Array:

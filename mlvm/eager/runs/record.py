@@ -336,7 +336,11 @@ class _Session:
             if key in self._computed and key not in self._stored:
                 continue
             is_small = array.nbytes <= _ALWAYS
-            if key not in self._stored and not is_small and self._spent + array.nbytes > self._limit:
+            if (
+                key not in self._stored
+                and not is_small
+                and self._spent + array.nbytes > self._limit
+            ):
                 continue
             if key not in self._stored:
                 self._spent += 0 if is_small else array.nbytes

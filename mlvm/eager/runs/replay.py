@@ -69,10 +69,7 @@ class Replay:
         self._values: dict[int, Array] = {}  # results that later steps get, by digest
         stored = {(s.number, each.number) for s in run.steps for each in s.stored_inputs}
         self._needed = {
-            key
-            for s in run.steps
-            for i, key in enumerate(s.inputs)
-            if (s.number, i) not in stored
+            key for s in run.steps for i, key in enumerate(s.inputs) if (s.number, i) not in stored
         }
         self._loaded: tuple[StepTable, LoadedStep] | None = None
 
