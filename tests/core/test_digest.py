@@ -62,7 +62,7 @@ def test_all_nans_are_equal_and_zeros_are_not(dtype: str) -> None:
 
 def test_the_order_of_axes_in_memory_does_not_count() -> None:
     x = RNG.normal(size=(3, 4))
-    assert digest(x) == digest(np.asfortranarray(x)) == digest(x.astype(">f8"))
+    assert digest(x) == digest(np.asfortranarray(x))
 
 
 def test_digests_are_those_of_earlier_releases() -> None:

@@ -219,11 +219,9 @@ class _Session:
         updated = [tensors[i] for i, _ in table.updated]
         late = [digest(array_of(x)) for x in updated if x is not None]
         self._computed.update(results, late)
-        self._log.append(
-            ("step", program.number, number_of(before), number_of(after))
-            + ([*map(number_of, digests)], [*map(number_of, results + late)], values)
-            + (stored_cells, stored)
-        )
+        keys = [*map(number_of, digests)], [*map(number_of, results + late)]
+        state = number_of(before), number_of(after)
+        self._log.append(("step", program.number, *state, *keys, values, stored_cells, stored))
         self._steps += 1
         self._cells.begin_watch((scope.get() or default_arena()).vm)
         return result
