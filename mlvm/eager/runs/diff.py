@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlvm.core.digest import digest
-from mlvm.core.errors import MlvmError
+from mlvm.core.errors import MlvmError, UnknownFunction
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
@@ -164,7 +164,11 @@ def _difference(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
         if not step.table.file:
             text = f"{head}: the results differ, and {step.table.function} has no program: "
             return Difference(x.number, "result", text + step.table.reason, _results(x, y))
-    return _differing_op(left, right, x, y)
+    try:
+        return _differing_op(left, right, x, y)
+    except UnknownFunction as error:
+        text = f"{head}: the results differ, and this machine cannot compute the step: {error}"
+        return Difference(x.number, "result", text, _results(x, y))
 
 
 def _results(x: Step, y: Step) -> list[str]:

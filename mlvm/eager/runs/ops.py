@@ -21,7 +21,7 @@ from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.blocks import LOOP, Region, regions_of
-from mlvm.eager.runs.names import names_of_tensors
+from mlvm.eager.runs.names import KEYS, names_of_tensors
 from mlvm.eager.runs.source import Line, line_at, names_assigned
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
@@ -139,7 +139,7 @@ def op_program(
 def names_in_call(fn: Any, args: Any, kwargs: Any, call: TracedCall) -> dict[int, str]:
     """Return the names of the tensors that a traced call reaches, by their ids."""
     names = names_of_tensors(fn, args, kwargs)
-    names[id(random.prepare(call.record.vm).state.root)] = "random keys"
+    names[id(random.prepare(call.record.vm).state.root)] = KEYS
     return names
 
 

@@ -6,6 +6,7 @@ compares each with the digests in the log.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -13,21 +14,20 @@ from typing import Any, NamedTuple, TypeAlias
 from mlvm.core.digest import digest
 from mlvm.core.errors import ArgumentError, EncodingError, MachineError
 from mlvm.core.types import Array
+from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.runs.cells import digest_of_cells
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.log import digest_of, number_of
-from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.names import KEYS, tensors_below
 from mlvm.eager.runs.run import Checkpoint, Run, Step
 from mlvm.eager.runs.steps import CELL, StepTable
+from mlvm.eager.tree import load as load_tree
 from mlvm.machines.local import LocalVM
 from mlvm.step.saved import LoadedStep
 
 Inputs: TypeAlias = Callable[[int], Sequence[Any]]
 """A function that returns the external inputs of a step that were not stored."""
-
-Make: TypeAlias = Callable[[OpProgram, Sequence[Array]], Execution]
-"""A function that executes a program op by op on these operands."""
 
 
 class Moment(NamedTuple):
@@ -41,6 +41,24 @@ class Moment(NamedTuple):
     step: Step
     state: Mapping[str, Array]
     inputs: Mapping[str, Array]
+
+    def load(self, **objects: Any) -> None:
+        """Write the state into objects by the names that they had in the recorded function, as in
+        `run.at(7).load(model=model, optimizer=optimizer)`, and into the random keys.
+
+        Raises `ArgumentError` for an object without recorded state, and `DTypeError` or
+        `ShapeError` for a tensor of another type.
+        """
+        for name in objects:
+            if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
+                names = ", ".join(sorted({re.split(r"[.[]", each)[0] for each in self.state}))
+                raise ArgumentError(
+                    f"load: there is no state of {name!r}; there is that of {names}"
+                )
+        tensors = {path: x for path, x in tensors_below(objects.items()) if path in self.state}
+        load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
+        if KEYS in self.state:
+            random.set_state(self.state[KEYS])
 
 
 class Mismatch(NamedTuple):
@@ -58,12 +76,12 @@ class Replay:
 
     Steps in order need one checkpoint only; a step before the present one begins at an earlier
     checkpoint again. `inputs` returns the external inputs of a step that the recording has not
-    stored. `make` executes a program op by op.
+    stored.
     """
 
-    def __init__(self, run: Run, *, inputs: Inputs | None = None, make: Make = Execution) -> None:
+    def __init__(self, run: Run, *, inputs: Inputs | None = None) -> None:
         self.run = run
-        self._inputs, self._make = inputs, make
+        self._inputs = inputs
         self._next: int | None = None  # the step that `_cells` are before
         self._cells: dict[int, Array] = {}
         self._values: dict[int, Array] = {}  # results that later steps get, by digest
@@ -105,22 +123,31 @@ class Replay:
     def execution(self, number: int) -> Execution:
         """Return the execution of a step op by op, before its first op. Raises what `at` raises."""
         operands = self.operands(number)
-        return self._make(self.run.program(self.run.step(number).table), operands)
+        return Execution(self.run.program(self.run.step(number).table), operands)
 
     def replay(self, number: int) -> list[Mismatch]:
         """Compute a step again. Return what differs from the log, nothing for equal bits."""
         step = self.run.step(number)
         operands = self.operands(number)
-        results = self._launched(step.table, operands)
+        results = self.compute(step, operands)
         return self._finish(step, results)
 
     def results(self, number: int) -> list[Array]:
         """Return all results of a step's program: those that it returns, and updates. Raises what
         `at` raises, and `MachineError` unless they have the recorded bits."""
         step = self.run.step(number)
-        results = self._launched(step.table, self.operands(number))
+        results = self.compute(step, self.operands(number))
         self._require(self._finish(step, results))
         return results
+
+    def compute(self, step: Step, operands: Sequence[Array]) -> list[Array]:
+        """Return the results of a step's program on these operands."""
+        table = step.table
+        if self._loaded is None or self._loaded[0] is not table:
+            if self._loaded is not None:
+                self._loaded[1].close()
+            self._loaded = table, LoadedStep(self.run.program(table).step, LocalVM("replay"))
+        return self._loaded[1](*operands)
 
     # --- steps ------------------------------------------------------------------------------
 
@@ -204,19 +231,6 @@ class Replay:
         self._next = step.number + 1
         if self._next < len(self.run.steps):
             self._write(self.run.steps[self._next])
-
-    def _launched(self, table: StepTable, operands: Sequence[Array]) -> list[Array]:
-        """Compute the results of a program: as a whole, or op by op where it is executed so."""
-        program = self.run.program(table)
-        if self._make is not Execution:
-            execution = self._make(program, operands)
-            execution.run()
-            return execution.results()
-        if self._loaded is None or self._loaded[0] is not table:
-            if self._loaded is not None:
-                self._loaded[1].close()
-            self._loaded = table, LoadedStep(program.step, LocalVM("replay"))
-        return self._loaded[1](*operands)
 
     def _external(self, step: Step) -> list[Array]:
         """Return the external inputs of a step."""
