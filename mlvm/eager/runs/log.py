@@ -97,13 +97,16 @@ class LogReader:
     """
 
     def __init__(self, data: bytes) -> None:
+        self.chain, self.torn = digest_of(_HEAD), len(data)
+        self.values: list[Any] = []
+        if _HEAD.startswith(data) and len(data) < len(_HEAD):  # killed before the first frame
+            return
         if data[:8] != _HEAD[:8]:
             raise EncodingError(f"a recording begins with {_HEAD[:8]!r}, not {data[:8]!r}")
         version = int.from_bytes(data[8:12], "little")
         if version != VERSION:
             raise EncodingError(f"version {version} of a recording; this release reads {VERSION}")
-        self.chain, self.torn = digest_of(data[: len(_HEAD)]), 0
-        self.values = [*self._frames(data)]
+        self.values += self._frames(data)
 
     def _frames(self, data: bytes) -> Iterator[Any]:
         at = len(_HEAD)

@@ -114,8 +114,6 @@ class Run:
                 raise EncodingError(f"{folder / LOG}: frame {i}: {error}") from None
         if self.torn and self.is_closed:
             raise EncodingError(f"{folder / LOG}: {self.torn} bytes follow the last frame")
-        if not self.version:
-            raise EncodingError(f"{folder / LOG}: the first frame is missing")
         self._program = lru_cache(16)(self._read_program)
 
     def __repr__(self) -> str:

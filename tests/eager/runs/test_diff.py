@@ -143,11 +143,11 @@ def test_control_flow_is_compared_turn_by_turn(folder: Path) -> None:
 class Flipped(Execution):
     """Execution in which one bit of the first result of the op at a position is flipped."""
 
-    at = (-1, 0)  # position and bit
+    flip = (-1, 0)  # position and bit
 
     def step(self) -> Executed | None:
         op = super().step()
-        position, bit = self.at
+        position, bit = self.flip
         if op is not None and op.position == position:
             [held] = [c.held for c in self._state.memory.values() if c.ref == op.results[0]]
             array = held.read(op.types[0])
@@ -167,7 +167,7 @@ class FaultyReplay(Replay):
         if number != step:
             return super().execution(number)
         execution = Flipped(self.run.program(self.run.steps[number].table), self.operands(number))
-        execution.at = (at[0], at[1])
+        execution.flip = (at[0], at[1])
         return execution
 
 
