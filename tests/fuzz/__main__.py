@@ -27,6 +27,7 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 `guards`: state that changes between calls of a captured function, which must see it or refuse it.
+`recordings`: files of `ml.runs.record` with bytes or values changed, which nothing may accept.
 `budgets`: training steps with `capture(memory=)`, which must keep eager's bits and their budgets.
 
 `templates`: random chains of public calls, with the cache of composed calls and without it, under
@@ -63,7 +64,7 @@ from tests.packages import named_if_missing
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    *("interrupts", "templates", "guards", "budgets"),
+    *("interrupts", "templates", "guards", "budgets", "recordings"),
 )
 OTHERS = (
     "threads",

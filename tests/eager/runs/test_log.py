@@ -86,9 +86,10 @@ def test_a_cut_recording_has_all_steps_but_the_last(folder: Path) -> None:
         assert [step.after for step in cut.steps] == [step.after for step in run.steps[:n]]
         assert cut.is_closed == (end == len(data))
         assert ml.runs.diff(run, cut) is None
-        if n:
+        if n and rng.random() < 0.1:  # it takes longer than all else
             assert Replay(cut).replay(rng.randrange(n)) == []
-        assert ml.runs.verify(Replay(cut)).is_accepted == cut.is_closed
+        if rng.random() < 0.1:
+            assert ml.runs.verify(Replay(cut)).is_accepted == cut.is_closed
 
 
 _TRAINING = """
@@ -110,7 +111,7 @@ with ml.runs.record(sys.argv[1], every=7):
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 def test_a_killed_process_loses_the_last_step_at_most(tmp_path: Path) -> None:
     rng = random.Random(1)
-    for number in range(with_long(2, 100)):
+    for number in range(with_long(2, 20)):
         folder = tmp_path / str(number)
         with start_python("-c", _TRAINING, folder) as process:
             assert process.stdout is not None
