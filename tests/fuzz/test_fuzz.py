@@ -24,6 +24,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
+from mlvm.eager.runs.verify import Verified
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
@@ -44,6 +45,7 @@ from tests.fuzz import (
     interrupts,
     kinks,
     recipes,
+    recordings,
     remote,
     saved,
     tails,
