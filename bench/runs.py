@@ -47,7 +47,7 @@ def prepare_recorded(quick: bool) -> Mapping[str, Round]:
     log = Path(folder.name) / "run" / "log"
 
     def with_bytes(round: Round, steps: int) -> Mapping[str, float]:
-        assert recording and folder  # they live as long as the rounds
+        assert recording, folder  # they live as long as the rounds
         before = log.stat().st_size
         measured = round()
         return {**measured, "log_bytes": (log.stat().st_size - before) / steps}
