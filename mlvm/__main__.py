@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mlvm import __version__
+from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
     ArgumentError,
@@ -46,20 +47,20 @@ from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.eager.capture.building import lengths_of, planned_of
 from mlvm.eager.runs import commands as run_commands
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
+from mlvm.eager.tensor.number import open_lengths
+from mlvm.machines import printing
 from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
@@ -402,6 +403,7 @@ def run(options: argparse.Namespace) -> None:
     if isinstance(loaded, OpProgram):
         loaded = loaded.step
     vm = LocalVM()
+    printing.register(vm)
     verify(program_of(loaded), vm.functions)
     types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
@@ -455,15 +457,16 @@ def debug(options: argparse.Namespace) -> int:
         arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
         step = step.at([*map(TensorType.of, arrays)])
         program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
-    verify(program.step.planned.program, LocalVM().functions)
-    failed = Debugger(Execution(program, arrays)).run(options.commands or None)
+    vm = LocalVM("debugger")
+    printing.register(vm)
+    failed = Debugger(Execution(program, arrays, vm=vm)).run(options.commands or None)
     return int(failed > 0 and bool(options.commands))
 
 
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
-    from mlvm.machines.standalone import build as builder  # with the extension alone
+    from mlvm.build import build as builder  # with the extension alone
 
     try:
         loaded = read_file(options.file)
@@ -472,9 +475,9 @@ def build(options: argparse.Namespace) -> None:
     if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
     step = builder.build(
-        planned_of(loaded),
+        loaded,
         options.folder,
-        source=lengths_of(loaded),
+        open_lengths,
         target=options.target,
         simd=options.simd,
         embed=options.weights == "embed",

@@ -143,10 +143,10 @@ class Captured(Generic[P, R]):
     """
 
     save_repro: ClassVar[Callable[..., None]]
-    """`step.save_repro(path, *args)`; see `mlvm.eager.runs.methods`, which adds it."""
+    """`step.save_repro(path, *args)`; see `mlvm.eager.runs.captured`, which adds it."""
 
     debug: ClassVar[Callable[..., None]]
-    """`step.debug(*args)`; see `mlvm.eager.runs.methods`, which adds it."""
+    """`step.debug(*args)`; see `mlvm.eager.runs.captured`, which adds it."""
 
     def __init__(
         self,

@@ -172,7 +172,7 @@ class PatchedProgram:
                 attributes = callee.bind(attributes)
             call = plan(types, attributes)
             call = getattr(call, "call", call)
-            guards = [(numbers.formula(n), numbers.values[n]) for n in numbers.guarded]
+            guards = numbers.guards()
         if call is None:
             raise NotPatched
         if len(alternatives) >= _MOST_ALTERNATIVES:

@@ -135,12 +135,12 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
         found.append(op)
         for i, ref in enumerate(op.results):
             array = execution.value(ref)
-            name = (op.names or (op.name,))[0]
-            print(f"%{op.position} {name} = {op.name}: {summary(array)}")
+            name = op.names[0] if op.names else ""
+            print(f"{f'%{op.position} {name}'.rstrip()} = {op.name}: {summary(array)}")
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 suffix = f".{i}" if i else ""
-                write_array(folder / f"{op.position:05}-{_file_name(name)}{suffix}.npy", array)
+                write_array(folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array)
     if not found:
         raise ArgumentError(f"replay: no op of step {number} was recorded at {place}")
     return 0

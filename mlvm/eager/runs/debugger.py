@@ -19,8 +19,9 @@ from mlvm.core.ops.half import shown
 from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint
-from mlvm.eager.runs.execution import LOOP, Executed, Execution
+from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.values import Values
 from mlvm.machines.files import write_file
 from mlvm.machines.terminal import one_line
@@ -205,7 +206,7 @@ class Debugger(cmd.Cmd):
         if op is None or not op.results:
             raise ArgumentError("result: no op with a result was executed")
         for ref in op.results:
-            self._say(f"{op}\n{text_of(self.values.read(ref))}")
+            self._say(f"{self.values.text(op)}\n{text_of(self.values.read(ref))}")
 
     # --- places -----------------------------------------------------------------------------
 
@@ -350,7 +351,7 @@ class Debugger(cmd.Cmd):
         self._say(f"{at}{where}{within}{''.join(f', {each}' for each in turns)}")
         if op.line is not None and op.line.text:
             self._say(f"    {op.line.text}")
-        self._say(f"    {op}")
+        self._say(f"    {self.values.text(op)}")
 
     def _say(self, text: str) -> None:
         self.stdout.write(f"{text}\n")

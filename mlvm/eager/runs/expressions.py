@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError, brief
+from mlvm.core.errors import ArgumentError, MlvmError, brief
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array
 
@@ -68,6 +68,8 @@ class Expression:
         try:
             with np.errstate(all="ignore"):
                 return np.asarray(self._value(self._tree, lookup))
+        except MlvmError:
+            raise
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise ArgumentError(f"{self.text}: {error}") from None
 

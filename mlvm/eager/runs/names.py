@@ -78,8 +78,14 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, cell.cell_contents
             except ValueError:
                 continue
-    elif not inspect.ismodule(value):
+    elif not (inspect.ismodule(value) or _is_internal(type(value))):
         yield from ((f"{path}.{name}", each) for name, each in vars_of(value).items())
+
+
+def _is_internal(kind: type) -> bool:
+    """Return whether a class is one of mlvm's whose fields are no names of a user's."""
+    ours = kind.__module__.startswith("mlvm.")
+    return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
 
 
 def vars_of(value: Any) -> dict[str, Any]:

@@ -15,14 +15,15 @@ from mlvm.core.errors import CaptureError, EncodingError
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array
+from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
 from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
-from mlvm.eager.runs.blocks import LOOP, Region, regions_of
 from mlvm.eager.runs.names import KEYS, names_of_tensors
-from mlvm.eager.runs.source import Line, line_at, names_assigned
+from mlvm.eager.runs.nesting import LOOP, Span, spans_of
+from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import values_of
@@ -179,6 +180,7 @@ def _traced(
     fn: Callable[..., Any], args: Any, kwargs: Any, free: Sequence[int]
 ) -> tuple[TracedCall, Signature]:
     signatures, arena = Signatures(fn), current_arena()
+    args, kwargs = as_tensors(signatures, arena.vm, args, kwargs)
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:
@@ -202,19 +204,19 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     """
     names: dict[Place, tuple[str, ...]] = {}
     for function in program.functions.values():
-        regions = regions_of(function)
-        last: tuple[str, list[Region]] | None = None
+        spans = spans_of(function)
+        last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
         latest: Place | None = None
         for pc, instruction in enumerate(function.code):
             place = function.name, pc
             line = lines.get(place)
             if instruction.opcode is not Opcode.cfunc or line is None:
                 continue
-            around = [each for each in regions if each.start <= pc < each.end]
-            if latest is not None and last == (str(line), around):
+            around = [each for each in spans if each.start <= pc < each.end]
+            statement = statement_of(line)
+            if latest is not None and last == (statement, around):
                 names.pop(latest, None)
-            last, latest = (str(line), around), place
-            assigned = names_assigned(line)
+            last, latest, assigned = (statement, around), place, statement[2]
             is_test = any(each.kind == LOOP and pc < each.test for each in around)
             if len(assigned) == 1 and not is_test:
                 names[place] = assigned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,7 +27,9 @@ class Line(NamedTuple):
     layer: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.number}"
+        """Return `file:line`, relative to the current folder for a file in it."""
+        folder = os.path.join(os.getcwd(), "")
+        return f"{self.file.removeprefix(folder)}:{self.number}"
 
 
 def line_at(place: str, layer: str | None = None) -> Line:
@@ -68,13 +71,14 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
 
 
 @memoized(256)
-def _assigned(file: str) -> dict[int, tuple[str, ...]]:
-    """Return the names that each line of a file assigns, by each number of the statement's lines.
+def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Return the first line of the statement that each line of a file is part of, for statements
+    that assign names, and these names.
 
     `q = x @ w`, `q: Tensor = ...` and `q += ...` assign q, `self.h = ...` assigns self.h, and
     `q, r = ...` assigns both. Of a line with several statements the last one counts.
     """
-    names: dict[int, tuple[str, ...]] = {}
+    statements: dict[int, tuple[int, tuple[str, ...]]] = {}
     for node in ast.walk(_tree(file) or ast.Module([], [])):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target: ast.expr = node.targets[0]
@@ -85,10 +89,13 @@ def _assigned(file: str) -> dict[int, tuple[str, ...]]:
         parts = target.elts if isinstance(target, ast.Tuple) else [target]
         if all(isinstance(part, ast.Name | ast.Attribute) for part in parts):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            names.update(dict.fromkeys(lines, tuple(map(ast.unparse, parts))))
-    return names
+            names = tuple(map(ast.unparse, parts))
+            statements.update(dict.fromkeys(lines, (node.lineno, names)))
+    return statements
 
 
-def names_assigned(line: Line) -> tuple[str, ...]:
-    """Return the names that the statement of this line assigns, none if it is no assignment."""
-    return _assigned(line.file).get(line.number, ()) if line.number else ()
+def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
+    """Return file and first line of the statement that a line is part of, and the names that it
+    assigns, none if it is no assignment."""
+    first, names = _statements(line.file).get(line.number, (line.number, ()))
+    return line.file, first, names if line.number else ()

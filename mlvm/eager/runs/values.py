@@ -18,6 +18,9 @@ from mlvm.eager.runs.execution import Executed, Execution, Ref
 RESULT: Final = "result"
 """The name of the first result of the op that was executed last."""
 
+_MOST_AHEAD: Final = 10_000
+"""The number of ops among which the next reader of a value is looked for."""
+
 _REFERENCE: Final = re.compile(r"%(\d{1,18})(?:\.(\d{1,9}))?")
 _OUTSIDE: Final = re.compile(r"(input|state|constant) ?(\d{1,9})")
 
@@ -110,16 +113,26 @@ class Values:
                 where = f"at byte {location.place:,}" if location.role == "scratch" else ""
                 place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
             held = "" if self.execution.is_held(ref) else "; its memory has another value now"
-            lines += [
-                f"place: {place}{held}",
-                f"written by {op}" + (f", {op.line}" if op.line else ""),
-            ]
+            lines += [f"place: {place}{held}", f"written by {self._with_line(op)}"]
         reader = self._next_reader(ref)
-        if reader is None:
-            lines.append("read by no later op")
-        else:
-            lines.append(f"next read by {reader}" + (f", {reader.line}" if reader.line else ""))
-        return lines
+        nobody = f"read by none of the next {_MOST_AHEAD:,} ops"
+        return [*lines, nobody if reader is None else f"next read by {self._with_line(reader)}"]
+
+    def _with_line(self, op: Executed) -> str:
+        return self.text(op) + (f", {op.line}" if op.line else "")
+
+    def text(self, op: Executed) -> str:
+        """Return an op as text, with names of inputs and states, and the values of constants."""
+        return op.text(self._name)
+
+    def _name(self, ref: Ref) -> str:
+        program = self.execution.program
+        names = {"input": program.inputs, "state": program.states}.get(ref.kind, ())
+        if ref.number < len(names) and names[ref.number]:
+            return names[ref.number]
+        if ref.kind == "state" and program.step.states[ref.number].size == 1:  # a number
+            return str(shown(program.step.states[ref.number]).item())
+        return str(ref)
 
     def moment(self) -> int:
         """Return the present moment of the plan: the number of the unit of main that runs next."""
@@ -135,7 +148,7 @@ class Values:
 
     def _next_reader(self, ref: Ref) -> Executed | None:
         with suppress(MlvmError):  # an op fails: those before it are known
-            _ = self.execution.length
+            self.execution.op_at(self.position + _MOST_AHEAD)
         return next((op for op in self._from(self.position) if ref in op.operands), None)
 
     def _from(self, position: int) -> Iterator[Executed]:

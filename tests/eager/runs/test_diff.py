@@ -149,7 +149,9 @@ class Flipped(Execution):
         op = super().step()
         position, bit = self.flip
         if op is not None and op.position == position:
-            [held] = [c.held for c in self._state.memory.values() if c.ref == op.results[0]]
+            content = self._find(op.results[0])
+            assert content is not None
+            held = content.held
             array = held.read(op.types[0])
             data = array.reshape(-1).view(np.uint8)
             data[bit // 8] ^= np.uint8(1 << bit % 8)

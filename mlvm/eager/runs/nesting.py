@@ -1,4 +1,4 @@
-"""Regions of a function's code: the loops and the sides of branches that its jumps make."""
+"""Spans of a function's code: the loops and the sides of branches that its jumps make."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ LOOP: Final = "loop"
 BRANCH: Final = "branch"
 
 
-class Region(NamedTuple):
-    """Region of code: the instructions `start` .. `end - 1`.
+class Span(NamedTuple):
+    """Span of code: the instructions `start` .. `end - 1`.
 
     kind: `loop` or `branch`.
     test: the pc of the jump that leaves the loop or chooses the side.
@@ -25,13 +25,13 @@ class Region(NamedTuple):
     side: str = ""
 
 
-def regions_of(function: Function) -> list[Region]:
-    """Return the regions of code that `mlvm.step.compile` writes, outer ones first.
+def spans_of(function: Function) -> list[Span]:
+    """Return the spans of code that `mlvm.step.compile` writes, outer ones first.
 
     A loop is `start: condition; jump_if_false end; body; jump start; end:`, and a branch
     `jump_if_false other; body; jump end; other: body; end:`.
     """
-    regions: list[Region] = []
+    spans: list[Span] = []
     code = function.code
     for pc, (opcode, immediates) in enumerate(code):
         if opcode is not Opcode.jump_if_false:
@@ -42,8 +42,8 @@ def regions_of(function: Function) -> list[Region]:
             continue
         [end] = last.immediates
         if end <= pc:
-            regions.append(Region(LOOP, end, target, pc))
+            spans.append(Span(LOOP, end, target, pc))
         else:
-            regions.append(Region(BRANCH, pc + 1, target, pc, "true"))
-            regions.append(Region(BRANCH, target, end, pc, "false"))
-    return sorted(regions, key=lambda each: (each.start, -each.end))
+            spans.append(Span(BRANCH, pc + 1, target, pc, "true"))
+            spans.append(Span(BRANCH, target, end, pc, "false"))
+    return sorted(spans, key=lambda each: (each.start, -each.end))

@@ -23,7 +23,8 @@ def save_repro(
     results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
     stays as it is.
 
-    Raises what a call raises, `CaptureError` for a function that takes from a queue, and `OSError`.
+    Raises what a call raises, `CaptureError` for a function that takes from a queue,
+    `ArgumentError` for what is no path, and `OSError`.
 
     Refuses:
         ml.capture(ml.sum).save_repro(3, v)  # ArgumentError
