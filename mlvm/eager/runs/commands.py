@@ -76,6 +76,8 @@ def run_verify(options: argparse.Namespace) -> int:
         print(f"mismatch: {mismatch}")
     for number, reason in verified.skipped.items():
         print(f"step {number} was not computed: {reason}")
+    if verified.unchecked:
+        print(f"{verified.unchecked} steps have no program, and cannot be computed")
     word = "matches" if verified.is_accepted else "does not match"
     steps = ", ".join(map(str, verified.steps)) or "none"
     print(f"{run.folder} {word}: {len(run.steps)} steps, computed again: {steps}")
@@ -140,7 +142,9 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 suffix = f".{i}" if i else ""
-                write_array(folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array)
+                write_array(
+                    folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array
+                )
     if not found:
         raise ArgumentError(f"replay: no op of step {number} was recorded at {place}")
     return 0

@@ -18,12 +18,14 @@ class Verified(NamedTuple):
     mismatches: what differs from the recording.
     skipped: why steps could not be computed, by step.
     problems: what is missing or damaged.
+    unchecked: the number of steps without a program, which no replay computes.
     """
 
     steps: list[int]
     mismatches: list[Mismatch]
     skipped: dict[int, str]
     problems: list[str]
+    unchecked: int = 0
 
     @property
     def is_accepted(self) -> bool:
@@ -40,9 +42,9 @@ def verify(replay: Replay, *, steps: int = 3, seed: int = 0) -> Verified:
     problems = _problems(run)
     if not run.is_closed:
         problems.append("the recording was not closed: steps may be missing at its end")
-    count = len(run.steps)
-    chosen = sorted(random.Random(seed).sample(range(count), min(steps, count)))
-    verified = Verified([], [], {}, problems)
+    checked = [step.number for step in run.steps if step.table.file]
+    chosen = sorted(random.Random(seed).sample(checked, min(steps, len(checked))))
+    verified = Verified([], [], {}, problems, len(run.steps) - len(checked))
     for number in chosen:
         try:
             verified.mismatches.extend(replay.replay(number))
