@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.digest import digest
+from mlvm.core.digest import hexdigest
 from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
@@ -96,7 +96,7 @@ def of_ops(only: str = "", every: int = 1) -> Iterator[Value]:
     machine = Native(extension.EXTENSION.simd(), 1)
     for number, sample in enumerate(calls(only, every)):
         try:
-            result = digest(machine.run(sample)) if sample.type else _dynamic(sample)
+            result = hexdigest(machine.run(sample)) if sample.type else _dynamic(sample)
         except MlvmError as error:
             result = type(error).__name__
         yield Value(f"call {number}", str(sample), result)
@@ -106,7 +106,7 @@ def _dynamic(sample: Sample) -> str:
     """Compute an op whose result's length depends on values."""
     from tests.machines.native.planners import native
 
-    return digest(native(sample.op, *sample.inputs, **sample.attributes))
+    return hexdigest(native(sample.op, *sample.inputs, **sample.attributes))
 
 
 # --- steps ---
@@ -142,7 +142,7 @@ class _Trace:
     def after(self, name: str, params: Sequence[Any], attributes: Any, results: Any) -> None:
         arrays = [x for x in (*results, *params) if isinstance(x, np.ndarray)]
         types = ", ".join([str(TensorType.of(x)) for x in arrays])
-        self.values.append(Value(self.step, f"{name}({types})", digest(*arrays)))
+        self.values.append(Value(self.step, f"{name}({types})", hexdigest(*arrays)))
 
 
 def of_steps(only: str = "") -> Iterator[Value]:
@@ -177,7 +177,7 @@ def _run(name: str, build: Callable[[], world.World], *, captured: bool) -> Iter
 def _tensors(name: str, turn: int, trees: dict[str, Any]) -> Iterator[Value]:
     for path, x in world.walked("", trees):
         if isinstance(x, ml.Tensor):
-            yield Value(name, f"step {turn}, {path}: {x.type}", digest(x.numpy()))
+            yield Value(name, f"step {turn}, {path}: {x.type}", hexdigest(x.numpy()))
 
 
 def write(file: Path, values: Iterator[Value]) -> None:
