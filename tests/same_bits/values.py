@@ -80,11 +80,16 @@ def _wide() -> Iterator[Sample]:
                 break
             if sample.type is not None:
                 yield sample
+    for source, target in product(DType.all, DType.all):
+        x = _values(np.random.default_rng(len(source)), source, 0)
+        yield Sample("astype", (x,), {"dtype": target})
 
 
 def _values(rng: np.random.Generator, dtype: str, scale: int) -> Array:
     """Draw values: of any bits for a scale of 0, else from a normal distribution."""
     type = TensorType(dtype, (ELEMENTS,))
+    if dtype == "bool":
+        return rng.random(ELEMENTS) < 0.5
     if not scale:
         return np.frombuffer(rng.bytes(type.nbytes), type.dtype.numpy)
     return half.cast(rng.standard_normal(ELEMENTS) * scale, DType.named(dtype))
