@@ -101,17 +101,17 @@ def of_ops(only: str = "", every: int = 1) -> Iterator[Value]:
     machine = Native(extension.EXTENSION.simd(), 1)
     for number, sample in enumerate(calls(only, every)):
         try:
-            result = digest(machine.run(sample)) if sample.type else _dynamic(sample)
+            result = digest(machine.run(sample) if sample.type else _dynamic(sample)).hex()
         except MlvmError as error:
             result = type(error).__name__
         yield Value(f"call {number}", str(sample), result)
 
 
-def _dynamic(sample: Sample) -> str:
+def _dynamic(sample: Sample) -> Array:
     """Compute an op whose result's length depends on values."""
     from tests.machines.native.planners import native
 
-    return digest(native(sample.op, *sample.inputs, **sample.attributes))
+    return native(sample.op, *sample.inputs, **sample.attributes)
 
 
 # --- steps ---
@@ -147,7 +147,8 @@ class _Trace:
     def after(self, name: str, params: Sequence[Any], attributes: Any, results: Any) -> None:
         arrays = [x for x in (*results, *params) if isinstance(x, np.ndarray)]
         types = ", ".join([str(TensorType.of(x)) for x in arrays])
-        self.values.append(Value(self.step, f"{name}({types})", digest(*arrays)))
+        digests = " ".join([digest(x).hex() for x in arrays])
+        self.values.append(Value(self.step, f"{name}({types})", digests))
 
 
 def of_steps(only: str = "") -> Iterator[Value]:
@@ -182,7 +183,7 @@ def _run(name: str, build: Callable[[], world.World], *, captured: bool) -> Iter
 def _tensors(name: str, turn: int, trees: dict[str, Any]) -> Iterator[Value]:
     for path, x in world.walked("", trees):
         if isinstance(x, ml.Tensor):
-            yield Value(name, f"step {turn}, {path}: {x.type}", digest(x.numpy()))
+            yield Value(name, f"step {turn}, {path}: {x.type}", digest(x.numpy()).hex())
 
 
 def write(file: Path, values: Iterator[Value]) -> None:
