@@ -85,8 +85,3 @@ _KEYS: Final = _keys()
 accumulate: Callable[[Array, int, int], bytes] = accumulate_in_numpy
 """The function that computes the sums. The native machine replaces it by one in C, with equal
 results."""
-
-
-def hexdigest(*arrays: Array) -> str:
-    """Return 32 hexadecimal digits for several tensors, in this order."""
-    return blake2b(b"".join(map(digest, arrays)), digest_size=16).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.core.digest import hexdigest
+from mlvm.core.digest import digest
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import bf16
@@ -53,19 +53,13 @@ def test_the_first_difference_of_each_op_is_named() -> None:
 
 @cases("dtype", "f2", "f4", "f8", "c8", "c16", "bf16")
 def test_all_nans_of_a_dtype_have_one_digest(dtype: str) -> None:
-    def of(*values: float) -> str:
+    def of(*values: float) -> bytes:
         x = np.array(values, np.float32)
-        return hexdigest(half.cast(x, bf16) if dtype == "bf16" else x.astype(dtype))
+        return digest(half.cast(x, bf16) if dtype == "bf16" else x.astype(dtype))
 
     assert of(1, np.nan, np.inf) == of(1, -np.nan, np.inf)
     digests = {of(1, x, np.inf) for x in (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0)}
     assert len(digests) == 7
-
-
-def test_a_digest_depends_on_types_and_order() -> None:
-    x, y = np.zeros(4, np.float32), np.zeros((2, 2), np.float32)
-    others = hexdigest(x, y), hexdigest(y, x), hexdigest(x), hexdigest(x.view(np.int32)), hexdigest(x, x)
-    assert len({*others}) == len(others)
 
 
 @pytest.mark.skipif(not SETS, reason="there are no native kernels")

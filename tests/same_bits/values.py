@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.digest import hexdigest
+from mlvm.core.digest import digest
 from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
@@ -80,11 +80,16 @@ def _wide() -> Iterator[Sample]:
                 break
             if sample.type is not None:
                 yield sample
+    for source, target in product(DType.all, DType.all):
+        x = _values(np.random.default_rng(len(source)), source, 0)
+        yield Sample("astype", (x,), {"dtype": target})
 
 
 def _values(rng: np.random.Generator, dtype: str, scale: int) -> Array:
     """Draw values: of any bits for a scale of 0, else from a normal distribution."""
     type = TensorType(dtype, (ELEMENTS,))
+    if dtype == "bool":
+        return rng.random(ELEMENTS) < 0.5
     if not scale:
         return np.frombuffer(rng.bytes(type.nbytes), type.dtype.numpy)
     return half.cast(rng.standard_normal(ELEMENTS) * scale, DType.named(dtype))
@@ -96,17 +101,17 @@ def of_ops(only: str = "", every: int = 1) -> Iterator[Value]:
     machine = Native(extension.EXTENSION.simd(), 1)
     for number, sample in enumerate(calls(only, every)):
         try:
-            result = hexdigest(machine.run(sample)) if sample.type else _dynamic(sample)
+            result = digest(machine.run(sample) if sample.type else _dynamic(sample)).hex()
         except MlvmError as error:
             result = type(error).__name__
         yield Value(f"call {number}", str(sample), result)
 
 
-def _dynamic(sample: Sample) -> str:
+def _dynamic(sample: Sample) -> Array:
     """Compute an op whose result's length depends on values."""
     from tests.machines.native.planners import native
 
-    return hexdigest(native(sample.op, *sample.inputs, **sample.attributes))
+    return native(sample.op, *sample.inputs, **sample.attributes)
 
 
 # --- steps ---
@@ -142,7 +147,8 @@ class _Trace:
     def after(self, name: str, params: Sequence[Any], attributes: Any, results: Any) -> None:
         arrays = [x for x in (*results, *params) if isinstance(x, np.ndarray)]
         types = ", ".join([str(TensorType.of(x)) for x in arrays])
-        self.values.append(Value(self.step, f"{name}({types})", hexdigest(*arrays)))
+        digests = " ".join([digest(x).hex() for x in arrays])
+        self.values.append(Value(self.step, f"{name}({types})", digests))
 
 
 def of_steps(only: str = "") -> Iterator[Value]:
@@ -177,7 +183,7 @@ def _run(name: str, build: Callable[[], world.World], *, captured: bool) -> Iter
 def _tensors(name: str, turn: int, trees: dict[str, Any]) -> Iterator[Value]:
     for path, x in world.walked("", trees):
         if isinstance(x, ml.Tensor):
-            yield Value(name, f"step {turn}, {path}: {x.type}", hexdigest(x.numpy()))
+            yield Value(name, f"step {turn}, {path}: {x.type}", digest(x.numpy()).hex())
 
 
 def write(file: Path, values: Iterator[Value]) -> None:

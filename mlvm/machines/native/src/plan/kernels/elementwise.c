@@ -197,7 +197,7 @@ EACH_SIGNED(SIGNED_DIVISION)
     SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest, modulus_##t)
 enum { DIVISION_BLOCK = 256 };
 #define REST(whole, x, y) (x - whole * y)
-#define FUSED_REST(whole, x, y) __builtin_fma(-whole, y, x)
+#define FUSED_REST(whole, x, y) FUSED_F64(-whole, y, x)
 FLOAT_DIVISION(f32, float, f)
 FLOAT_DIVISION(f64, double, )
 SHORT_DIVISIONS(f32, float, REST, 4194304.0)                 /* 2^22 */

@@ -9,12 +9,13 @@
 #ifndef MLVM_FUNCTIONS_H
 #define MLVM_FUNCTIONS_H
 
+#include "fused.h"
+
 #include <math.h>
 #include <stdint.h>
 
-/* x * y + z, rounded once: one instruction, or a call of the C library if the set has none. */
-#define MAD_F32 __builtin_fmaf
-#define MAD_F64 __builtin_fma
+#define MAD_F32 FUSED_F32
+#define MAD_F64 FUSED_F64
 
 #define F float
 #define MAD MAD_F32

@@ -6,6 +6,7 @@
 #include "../plan.h"
 
 #include "elements.h"
+#include "fused.h"
 
 #include <string.h>
 
@@ -51,7 +52,7 @@ static inline V fma_v(V x, V y, V z)
     return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
     for (int i = 0; i < LANES; i++)
-        z[i] = __builtin_fmaf(x[i], y[i], z[i]);
+        z[i] = FUSED_F32(x[i], y[i], z[i]);
     return z;
 #endif
 }
