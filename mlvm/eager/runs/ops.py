@@ -2,7 +2,7 @@
 
 In: a captured function and the arguments of a call. Out: an `OpProgram`, whose step has one
 instruction for each recorded call, before fusion, reordering, recomputation and layouts; and the
-arrays that the call's program takes as inputs. The results have the bits of the captured call.
+arrays that are the inputs of the call's program. The results have the bits of the captured call.
 Nothing is launched: the function is traced once more.
 """
 
@@ -127,7 +127,7 @@ def op_program(
     arrays of its inputs. Python numbers at the places `free` of the signature become states; the
     others are constants of the program.
 
-    Raises what `capture` raises, and `CaptureError` for a function that takes from a queue.
+    Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
     call, signature = _traced(fn, args, kwargs, free)
@@ -199,7 +199,7 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     """Return the name of the result of each instruction that has one: of the calls in a row that
     one statement makes, the last one has the name that the statement assigns.
 
-    In a branch or loop of the statement, the last call of each side or of the body has it too. The
+    In a branch or loop of the statement, the last call of each side or of the body also has it. The
     condition of a loop has no name.
     """
     names: dict[Place, tuple[str, ...]] = {}
