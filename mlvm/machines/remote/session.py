@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded
-from mlvm.core.machine.verify import uses_of
+from mlvm.core.machine.accesses import uses_of
 from mlvm.core.memo import memoized
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program

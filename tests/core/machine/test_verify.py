@@ -22,9 +22,10 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
+from mlvm.core.machine.accesses import Uses, uses_of
 from mlvm.core.machine.frame import PythonFunction
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.verify import Uses, uses_of, verify
+from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
