@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation, Region, regions
-from mlvm.core.machine.accesses import ALL, accesses, reads_by_name
 from mlvm.core.observe import observe, of_updates
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.machines import residuals
+from mlvm.machines.accesses import ALL, accesses, reads_by_name
 from mlvm.machines.checks import CHECK
 
 

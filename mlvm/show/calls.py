@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from mlvm.arena.writes import reads_of
-from mlvm.core.machine.accesses import accesses
 from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.decode import main_of
 from mlvm.core.memo import Memo
 from mlvm.core.program.program import Program
+from mlvm.machines.accesses import accesses
 
 T = TypeVar("T")
 

@@ -184,28 +184,19 @@ def main_of(program: Program) -> Code:
 def single_call(program: Program) -> Decoded | None:
     """Return the only host call of a program that makes it on arguments and ends; None for
     another program."""
-    if len(program.functions) == 1:
-        [block, *others] = main_of(program)
-        if not others and len(block.code) == 2 and block.code[-1].kind == "halt":
-            [call, _] = block.code
-            exact = call.operands is not None and call.pc == len(call.operands) + 1
-            if call.name is not None and call.arguments is not None and exact and call.start == 0:
-                return call
+    blocks = [*main_of(program)] if len(program.functions) == 1 else []
+    calls = [each for block in blocks for each in block.code]
+    if len(blocks) == 1 and [each.kind for each in calls] == ["cfunc", "halt"]:
+        loads = calls[0].arguments
+        if calls[0].name is not None and loads is not None and calls[0].pc == len(loads) + 1:
+            return calls[0]
     return None
 
 
 def loads_globals(program: Program) -> bool:
     """Return whether the program reads a tensor of the free store by its handle."""
-    return _has(program.functions.values(), Opcode.load_global)
-
-
-def pushes_ints(function: Function) -> bool:
-    """Return whether the function pushes an Int, as a call that takes from a queue needs it."""
-    return _has([function], Opcode.push_int)
-
-
-def _has(functions: Any, opcode: Opcode) -> bool:
-    return any(each.opcode is opcode for function in functions for each in function.code)
+    codes = [function.code for function in program.functions.values()]
+    return any(each.opcode is Opcode.load_global for code in codes for each in code)
 
 
 class _Fault(Exception):

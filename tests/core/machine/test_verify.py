@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.core.machine.accesses import Uses, uses_of
+from mlvm.machines.accesses import Uses, uses_of
 from mlvm.core.machine.frame import PythonFunction
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
