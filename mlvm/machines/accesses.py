@@ -6,14 +6,12 @@ on them. `None` in a set of arguments is any tensor that a program names by its 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MlvmError
 from mlvm.core.machine.callee import OUT, Fused, UserFunction, WritesInto
-from mlvm.core.machine.decode import Code, Decoded, Ref, Result, argument_of, decode
+from mlvm.core.machine.decode import Decoded, Ref, Result, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import OPS, Attributes
@@ -21,7 +19,7 @@ from mlvm.core.program.program import Program
 
 ALL: Final = slice(0, None)
 
-Arguments: TypeAlias = Set[int | None]
+Arguments: TypeAlias = frozenset[int | None]
 """Numbers of arguments; in a function those below 0 are its parameters, as for `get`."""
 
 Reads: TypeAlias = Callable[[str, Attributes], slice | None]
@@ -50,15 +48,14 @@ def reads_by_name(name: str, attributes: Attributes) -> slice | None:
     if name == Fused.name:
         outputs = attributes.get("outputs")
         return None if outputs is None else slice(outputs, None)
-    if name.removesuffix(OUT) in OPS:
-        return slice(1, None) if name.endswith(OUT) else ALL
-    return None
+    is_op = name.removesuffix(OUT) in OPS
+    return slice(int(name.endswith(OUT)), None) if is_op else None
 
 
 def accesses(program: Program, reads: Reads = reads_by_name) -> list[Access]:
     """Return the first accesses of a launch to its arguments, in the order of main's code. An
     unknown access counts as a write."""
-    return _Summaries(decode(program), reads).of("main").accesses
+    return _Analysis(program, reads).summary("main")[0]
 
 
 def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
@@ -70,137 +67,102 @@ def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
             return slice(callee.writes(callee.bind(attributes)), None)
         return callee.reads if isinstance(callee, UserFunction) else ALL
 
+    everything = frozenset(range(nargs))
     try:
         verify(program, functions)
         found = accesses(program, reads)
     except MlvmError:
-        return Uses(frozenset(), frozenset(range(nargs)))
-    is_made: dict[int | None, bool] = {}
+        return Uses(frozenset(), everything)
+    makes: dict[int | None, bool] = {}
     for each in found:
-        for numbers, makes in ((each.reads, False), (each.writes, True)):
+        for numbers, is_write in ((each.reads, False), (each.writes, True)):
             for number in numbers:
-                is_made.setdefault(number, makes)
-    read = frozenset(i for i, makes in is_made.items() if i is not None and not makes)
-    if is_made.get(None) or any(None in each.writes for each in found):
-        return Uses(read, frozenset(range(nargs)) - read)
-    return Uses(read, frozenset(i for i, makes in is_made.items() if i is not None and makes))
+                makes.setdefault(number, is_write)
+    read, made = (
+        frozenset(i for i in makes if i is not None and makes[i] is is_write)
+        for is_write in (False, True)
+    )
+    return Uses(read, everything - read if any(None in x.writes for x in found) else made)
 
 
-@dataclass
-class _Summary:
-    """Accesses of one function, and the arguments that it may return."""
+class _Analysis:
+    def __init__(self, program: Program, reads: Reads) -> None:
+        self._codes, self._reads = decode(program), reads
+        codes = [function.code for function in program.functions.values()]
+        self._loaded = frozenset({None, *[argument_of(each) for code in codes for each in code]})
+        self._summaries: dict[str, tuple[list[Access], Arguments] | None] = {}
 
-    accesses: list[Access] = field(default_factory=list)
-    returned: set[int | None] = field(default_factory=set)
-    read: set[int | None] = field(default_factory=set)
-    written: set[int | None] = field(default_factory=set)
-
-    def add(self, pc: int, call: Decoded, reads: Arguments, writes: Arguments) -> None:
-        reads, writes = reads - self.read, writes - self.written
-        if reads or writes:
-            self.read |= reads
-            self.written |= writes
-            self.accesses.append(Access(pc, call, reads, writes))
-
-
-class _Summaries:
-    def __init__(self, codes: dict[str, Code], reads: Reads) -> None:
-        self._codes, self._reads = codes, reads
-        self._of: dict[str, _Summary | None] = {}
-        loads = [argument_of(each) for code in codes.values() for each in code.function.code]
-        self.anything: set[int | None] = {None, *loads}
-
-    def of(self, name: str) -> _Summary:
-        """Return the summary of a function."""
-        summary = self._of.get(name)
-        if summary is None:
-            self._of[name] = None  # it may call itself
-            summary = self._of[name] = _Walk(self._codes[name], self).run()
-        return summary
-
-    def is_open(self, name: str) -> bool:
-        """Return whether the function is being summarized."""
-        return name in self._of and self._of[name] is None
-
-    def split(
-        self, call: Decoded, row: Sequence[Arguments]
-    ) -> tuple[Sequence[Arguments], Sequence[Arguments]]:
-        """Return what a host call reads of its operands, and what it may write to."""
-        read = None if call.name is None else self._reads(call.name, call.attributes)
-        if read is None or call.operands is None:
-            return ([], row) if read != ALL else (row, [])
-        places = range(len(row))[read]
-        return [row[i] for i in places], [x for i, x in enumerate(row) if i not in places]
-
-
-class _Walk:
-    """Walk over a function's code from first to last, again until its slots hold no more."""
-
-    def __init__(self, code: Code, summaries: _Summaries) -> None:
-        self._code, self._summaries = code, summaries
-        self._slots: dict[int, set[int | None]] = defaultdict(set)
-        self._everywhere: set[int | None] = set()  # what any slot may hold
-        for i in range(-code.function.nparams, 0):
-            self._slots[i].add(i)
-
-    def run(self) -> _Summary:
-        while True:
-            before = sum(map(len, self._slots.values())) + len(self._everywhere)
-            summary = _Summary()
-            for block in self._code:
-                results: dict[int, set[int | None]] = {}
+    def summary(self, name: str) -> tuple[list[Access], Arguments]:
+        """Return the accesses of a function, and the arguments that it may return. Its code is read
+        again until its slots hold no more."""
+        self._summaries[name] = None  # it may call itself
+        held, size = frozenset[int | None](), -1  # what a slot may hold where a block begins
+        while size < len(held):
+            size, found, returned = len(held), list[Access](), set[int | None]()
+            known: set[tuple[bool, int | None]] = set()
+            for block in self._codes[name]:
+                results: dict[int, Arguments] = {}
+                kept = [*block.left, *[ref for _, ref in block.changed]]
                 for each in block.code:
-                    results[each.pc] = self._follow(each, results, summary)
-                for i, ref in (*block.changed, *enumerate(block.left, block.low)):
-                    self._slots[i] |= self._value(ref, results)
-                if block.many or block.is_open:
-                    self._everywhere.update(*results.values())
-            if sum(map(len, self._slots.values())) + len(self._everywhere) == before:
-                return summary
+                    row = _values(
+                        kept if each.kind == "halt" else each.operands or (), held, results
+                    )
+                    if each.kind == "halt":
+                        row.append(held)
+                    elif each.operands is None:
+                        row = [self._loaded.union(range(-self._codes[name].function.nparams, 0))]
+                    inner, results[each.pc] = self._step(each, row)
+                    returned |= set().union(*row) if each.kind == "return_" else set()
+                    for call, reads, writes in inner:
+                        reads = frozenset(i for i in reads if (False, i) not in known)
+                        writes = frozenset(i for i in writes if (True, i) not in known)
+                        if reads or writes:
+                            known |= {(False, i) for i in reads} | {(True, i) for i in writes}
+                            found.append(Access(each.pc, call, reads, writes))
+                many = results.values() if block.many or block.is_open else ()
+                held = held.union(*_values(kept, held, results), *many)
+        self._summaries[name] = found, frozenset(returned)
+        return found, frozenset(returned)
 
-    def _value(self, ref: Ref, results: dict[int, set[int | None]]) -> Arguments:
-        """Return the arguments that an operand may be."""
-        if isinstance(ref, int):
-            return self._slots[ref] | self._everywhere
-        if isinstance(ref, Result):
-            return results[ref.pc]
-        number = argument_of(ref)
-        return frozenset() if number is None else frozenset([number])
-
-    def _follow(
-        self, each: Decoded, results: dict[int, set[int | None]], summary: _Summary
-    ) -> set[int | None]:
-        """Add the accesses of one instruction. Return the arguments that its results may be."""
-        if each.operands is None or each.fault is not None:
-            row: list[Arguments] = [
-                self._everywhere.union(*self._slots.values(), *results.values())
-            ]
-        else:
-            row = [self._value(ref, results) for ref in each.operands]
-        union: set[int | None] = set().union(*row)
+    def _step(
+        self, each: Decoded, row: Sequence[Arguments]
+    ) -> tuple[list[tuple[Decoded, Arguments, Arguments]], Arguments]:
+        """Return the accesses of one instruction, and the arguments that its results may be."""
+        nothing: Arguments = frozenset()
+        union = nothing.union(*row)
         if each.fault is not None:
-            summary.add(each.pc, each, union, {*union, None})
-        elif each.kind == "cfunc":
-            read, written = self._summaries.split(each, row)
-            summary.add(each.pc, each, set().union(*read), set().union(*written))
-        elif each.kind == "call" and self._summaries.is_open(each.callee):
-            summary.add(each.pc, each, union, union)
-            return union | self._summaries.anything
-        elif each.kind == "call":
-            inner = self._summaries.of(each.callee)
+            return [(each, self._loaded, self._loaded)], union
+        if each.kind == "cfunc":
+            read = None if each.name is None else self._reads(each.name, each.attributes)
+            places = range(0) if read is None else range(len(row))[read]
+            if each.operands is None and read != ALL:
+                places = range(0)
+            reads = nothing.union(*[row[i] for i in places])
+            writes = nothing.union(*[x for i, x in enumerate(row) if i not in places])
+            return [(each, reads, writes)], union
+        if each.kind == "call":
+            if each.callee in self._summaries and self._summaries[each.callee] is None:
+                return [(each, union, union)], union | self._loaded
+            found, returned = self._summaries.get(each.callee) or self.summary(each.callee)
 
             def outer(numbers: Iterable[int | None]) -> Arguments:
-                return set().union(*[row[i] if i is not None and i < 0 else {i} for i in numbers])
+                return nothing.union(*[[i] if i is None or i >= 0 else row[i] for i in numbers])
 
-            for _, call, reads, writes in inner.accesses:
-                summary.add(each.pc, call, outer(reads), outer(writes))
-            return {*outer(inner.returned)}
-        elif each.kind == "return":
-            summary.returned |= union
-        elif each.kind == "load_global":
-            return {None}
-        elif each.kind == "store_global":
-            summary.add(each.pc, each, union, {None})
-        else:  # halt, jump_if_false, set and jump
-            summary.add(each.pc, each, union if each.kind != "set" else set(), set())
-        return union
+            return [(call, outer(x), outer(y)) for _, call, x, y in found], outer(returned)
+        if each.kind == "load_global":
+            return [], nothing.union([None])
+        if each.kind == "store_global":
+            return [(each, union, nothing.union([None]))], nothing
+        return [(each, nothing if each.kind == "set" else union, nothing)], nothing
+
+
+def _values(refs: Sequence[Ref], held: Arguments, results: dict[int, Arguments]) -> list[Arguments]:
+    """Return the arguments that each operand may be."""
+    return [
+        held.union([ref] if ref < 0 else ())
+        if isinstance(ref, int)
+        else results[ref.pc]
+        if isinstance(ref, Result)
+        else frozenset({argument_of(ref)} - {None})
+        for ref in refs
+    ]

@@ -379,24 +379,19 @@ class PlannedTemplate:
         for block in main:
             numbers[block.start] = len(steps)
             for each in block.code:
-                loads = each.arguments
-                # what is loaded right before the instruction, if that is all that it takes
-                exact = loads is not None and each.pc - each.start == len(loads)
-                if each.name is not None and loads is not None and each.at == 0:
-                    if each.pc - each.start != len(loads) + 1:
-                        return None
+                loads, name = each.arguments or [], each.name
+                pushed = each.pc - each.start - (name is not None)
+                if len(each.operands or ()) != len(loads) or pushed != len(loads):
+                    return None
+                if name is not None and each.at == 0:
                     _, _, *rest = self.code.get(("main", each.pc), (0, 0, each.attributes))
                     types = tuple(map(self.type_of, loads))
-                    steps.append(Site(each.name, rest[0] or {}, tuple(loads), types))
-                elif each.kind == "jump_if_false" and exact and loads[0] not in self.types:
+                    steps.append(Site(name, rest[0] or {}, tuple(loads), types))
+                elif each.kind == "jump_if_false" and loads[0] not in self.types:
                     steps += [Jump("LOAD_ARG", loads[0]), Jump("JUMP_IF_FALSE", each.at)]
-                elif each.kind == "jump" and exact:
+                elif each.kind == "jump":
                     steps.append(Jump("JUMP", each.at))
-                elif (
-                    each.kind != "halt"
-                    or each.pc != each.start
-                    or block.end < len(main.function.code)
-                ):
+                elif each.kind != "halt" or block.end < len(main.function.code):
                     return None
             if block.left or block.changed:
                 return None

@@ -25,8 +25,6 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 _PUSHES: Final = frozenset({Opcode.load_arg, Opcode.push_str, Opcode.push_const, Opcode.push_int})
 _NEED_HEIGHT: Final = "the stack's height is not known here"
 _FEW: Final = 32  # results of a call that get a reference each
-_MOST: Final = 1 << 22  # operands of an instruction
-_KINDS: Final = {opcode: opcode.text for opcode in Opcode}
 _MALFORMED: Final = (TypeError, ValueError, LookupError, AttributeError)
 """What following malformed immediates raises, in code that was not verified."""
 
@@ -45,7 +43,7 @@ Count: TypeAlias = Callable[[str | None], int | None]
 class Decoded(NamedTuple):
     """An instruction that does more than push or drop a value.
 
-    kind: the opcode's text.
+    kind: the opcode's name.
     pc, start: the place of the instruction, and of the first one after the previous decoded one.
     operands: the values that it takes, in order. None: too many to know, as for a `halt`.
     results: number of results that it leaves. None: known only at run time.
@@ -185,18 +183,12 @@ def single_call(program: Program) -> Decoded | None:
     """Return the only host call of a program that makes it on arguments and ends; None for
     another program."""
     blocks = [*main_of(program)] if len(program.functions) == 1 else []
-    calls = [each for block in blocks for each in block.code]
+    calls: list[Decoded] = [each for block in blocks for each in block.code]
     if len(blocks) == 1 and [each.kind for each in calls] == ["cfunc", "halt"]:
         loads = calls[0].arguments
         if calls[0].name is not None and loads is not None and calls[0].pc == len(loads) + 1:
             return calls[0]
     return None
-
-
-def loads_globals(program: Program) -> bool:
-    """Return whether the program reads a tensor of the free store by its handle."""
-    codes = [function.code for function in program.functions.values()]
-    return any(each.opcode is Opcode.load_global for code in codes for each in code)
 
 
 class _Fault(Exception):
@@ -234,7 +226,7 @@ class _Decoder:
                 try:
                     goes_on = self.step(pc, opcode, immediates)
                 except (_Fault, *_MALFORMED) as fault:
-                    self.decoded.append(Decoded(_KINDS[opcode], pc, self.first, fault=str(fault)))
+                    self.decoded.append(Decoded(opcode._name_, pc, self.first, fault=str(fault)))
                     goes_on = False
                 if len(self.decoded) > before:
                     self.first = pc + 1
@@ -249,7 +241,7 @@ class _Decoder:
 
     def step(self, pc: int, opcode: Opcode, immediates: tuple[Any, ...]) -> bool:
         """Follow one instruction. Return whether the next one follows it."""
-        kind, goes_on = _KINDS[opcode], True
+        kind, goes_on = opcode._name_, True
         operands: Sequence[Ref] | None = ()
         results: int | None = 0
         callee, attributes, at = None, NO_ATTRIBUTES, None
@@ -321,8 +313,6 @@ class _Decoder:
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
-            if n > _MOST:
-                raise _Fault(f"takes {n} values")
             self.stack[:0] = [self.value(i) for i in range(self.low + at, self.low)]
             self.low, at = self.low + at, 0
             for i in [i for i in self.changed if i >= self.low]:

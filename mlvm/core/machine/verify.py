@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -83,37 +84,14 @@ the program, and not to its length times the height of its stack."""
 Meet: TypeAlias = Callable[[int, Abstract, Abstract], Abstract]
 
 
-class Frame:
-    """The slots of a frame on the way through a function, from a state on."""
+def _state(slots: Sequence[Abstract], like: State = ()) -> State:
+    """Return the slots as a state that has the tuples of a former one where it can."""
+    parts = [tuple(slots[i : i + _WIDTH]) for i in range(0, len(slots), _WIDTH)]
+    return tuple([y if x == y else x for x, y in zip_longest(parts, like[: len(parts)])])
 
-    def __init__(self, state: State) -> None:
-        self._state, self._changed = state, set[int]()
-        self.slots = [x for part in state for x in part]
 
-    def leave(self, low: int, changed: Mapping[int, Abstract], more: Sequence[Abstract]) -> None:
-        """Drop the slots from `low` on, set those of `changed`, and push values."""
-        slots = self.slots
-        if low < len(slots) or more:
-            self._changed.update(range(low // _WIDTH, (low + len(more)) // _WIDTH + 1))
-            slots[low:] = more
-        for i, x in changed.items():
-            slots[i] = x
-            self._changed.add(i // _WIDTH)
-
-    def state(self) -> State:
-        """Return the state here, to be kept."""
-        if self._changed:
-            old = len(self._state)
-            self._state = tuple(
-                [
-                    self._state[i]
-                    if i < old and i not in self._changed
-                    else tuple(self.slots[i * _WIDTH : (i + 1) * _WIDTH])
-                    for i in range(-(-len(self.slots) // _WIDTH))
-                ]
-            )
-            self._changed.clear()
-        return self._state
+def _height(state: State) -> int:
+    return sum(map(len, state))
 
 
 def _met(x: State, y: State, meet: Meet) -> State:
@@ -258,47 +236,47 @@ class _Verifier:
         self.context, self.since, start, state, first, results = walk
         function = self.context.function
         code, nparams = self.decoded[function.name], function.nparams
-        frame = Frame(self.context.states[start] if state is None else state)
+        like = self.context.states[start] if state is None else state
+        self.slots = [x for part in like for x in part]
         while True:
-            self.slots, self.results = frame.slots, dict(results)
-            block = code.block(start, len(frame.slots) - nparams)
-            self.goes_on = True
+            self.results = dict(results)
+            block = code.block(start, len(self.slots) - nparams)
             for i in range(first, len(block.code)):
                 each = block.code[i]
                 self.pc = each.pc
                 if each.fault is not None:
                     raise self.error(each.fault)
-                _KINDS[each.kind](self, each)
-                if not self.goes_on:  # the function that it calls has not returned yet
-                    state = frame.state()
+                getattr(self, each.kind)(each)
+                if each.kind == "call" and not self.context.calls[each.pc].returns:
+                    state = _state(self.slots, like)
                     rest = _Walk(self.context, self.since, start, state, i, self.results)
                     self.context.calls[each.pc].waiting.append(rest)
-                    self.reach(block.start, each.pc + 1)
+                    self.reach(start, each.pc + 1)
                     return
-            self.reach(block.start, block.end)
-            last = block.code[-1] if block.code else None
-            if block.is_open:
-                self.outputs |= last is not None and last.kind == "halt"
-            else:
-                values = [*map(self.value, block.left)]
-                if block.many:
-                    values += self.results[block.end - 1]
-                changed = {nparams + i: self.value(x) for i, x in block.changed}
-                frame.leave(nparams + block.low, changed, values)
-                if last is not None and last.kind == "halt" and not self.outputs:
-                    self.outputs = any(x.kind in ("Tensor", ANY) for x in frame.slots[nparams:])
-            self.pc = block.end - 1
-            if last is not None and last.pc == self.pc and last.kind in _JUMPS:
-                self.merge(self.context, last.at, frame.state())
+            self.reach(start, block.end)
+            last = block.code[-1].kind if block.code else ""
+            values = [*map(self.value, block.left)]
+            if block.many:
+                values += self.results[block.end - 1]
+            changed = [(nparams + i, self.value(x)) for i, x in block.changed]
+            if not block.is_open:
+                self.slots[nparams + block.low :] = values
+                for slot, x in changed:
+                    self.slots[slot] = x
+            if last == "halt" and not self.outputs:
+                tensors = [x for x in self.slots[nparams:] if x.kind in ("Tensor", ANY)]
+                self.outputs = block.is_open or bool(tensors)
+            start, self.pc, first, results = block.end, block.end - 1, 0, {}
+            if last in ("jump", "jump_if_false") and block.code[-1].pc == self.pc:
+                like = self.merge(self.context, block.code[-1].at, _state(self.slots, like))
             if not block.goes_on:
                 return
-            start, first, results = block.end, 0, {}
             if start >= len(function.code):
                 raise ProgramError(f"{function.name}: the end is reached without halt or return")
             if start in code.targets:
                 if block.is_open:
                     raise self.error("the stack's height is not known here")
-                self.merge(self.context, start, frame.state())
+                self.merge(self.context, start, _state(self.slots, like))
                 return
 
     def reach(self, start: int, end: int) -> None:
@@ -322,16 +300,17 @@ class _Verifier:
             params = (UNKNOWN,) * len(params)
             key = (ANY,) * len(params)
         context = contexts.get(key) or contexts.setdefault(key, _Context(function, {}))
-        self.merge(context, 0, _state_of(params))
+        self.merge(context, 0, _state(params))
         return context
 
-    def merge(self, context: _Context, pc: int, state: State) -> None:
-        """The state reaches `pc` of a function."""
+    def merge(self, context: _Context, pc: int, state: State) -> State:
+        """Note that the state reaches `pc` of a function. Return it."""
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
         if after is not before:
             context.states[pc] = after
             self.work.append(_Walk(context, pc, pc))
+        return state
 
     def meet(self, x: State, y: State, where: str) -> State:
         heights = _height(x), _height(y)
@@ -388,8 +367,10 @@ class _Verifier:
 
     # --- what each instruction does ---
 
-    def nothing(self, each: Decoded) -> None:
+    def halt(self, each: Decoded) -> None:
         """Do nothing: the end of the block does it."""
+
+    set = jump = halt
 
     def load_global(self, each: Decoded) -> None:
         [handle] = each.operands or ()
@@ -467,9 +448,7 @@ class _Verifier:
         context = self.enter(self.program.functions[each.callee], self.operands(each))
         context.callers[self.context, self.since] = None
         self.context.calls[each.pc] = context
-        if not context.returns:
-            self.goes_on = False
-        elif each.results is not None and context.result is not None:
+        if context.returns and each.results is not None and context.result is not None:
             self.count(each.results)
             self.results[each.pc] = [x for part in context.result for x in part]
 
@@ -479,7 +458,7 @@ class _Verifier:
             raise self.error("main has no caller to return to; it ends with halt")
         if function.nresults not in (STAR, n):
             raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
-        before, after = context.result, _state_of(self.operands(each))
+        before, after = context.result, _state(self.operands(each))
         if not context.returns:
             context.result, context.returns = after, True
             self.work += context.waiting
@@ -550,32 +529,12 @@ class _Verifier:
         return error
 
 
-_KINDS: Final[Mapping[str, Callable[[_Verifier, Decoded], None]]] = {
-    "cfunc": _Verifier.cfunc,
-    "call": _Verifier.call,
-    "return": _Verifier.return_,
-    "load_global": _Verifier.load_global,
-    "store_global": _Verifier.store_global,
-    "jump_if_false": _Verifier.jump_if_false,
-    **dict.fromkeys(("halt", "set", "jump"), _Verifier.nothing),
-}
-_JUMPS: Final = "jump", "jump_if_false"
-
-
 def _nresults(functions: FunctionTable, name: str | None) -> int | None:
     """Return the number of results that the function of that name declares."""
     try:
         return None if name is None else functions.binding(name).callee.nresults
     except UnknownFunction:
         return None
-
-
-def _height(state: State) -> int:
-    return sum(map(len, state))
-
-
-def _state_of(values: Sequence[Abstract]) -> State:
-    return tuple([tuple(values[i : i + _WIDTH]) for i in range(0, len(values), _WIDTH)])
 
 
 def _check_signature(function: Function) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mlvm.core.errors import LimitExceeded, OutOfMemory
 from mlvm.core.machine.callee import OpFresh, Value, is_tensor
-from mlvm.core.machine.decode import loads_globals
+from mlvm.core.machine.decode import decode
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
@@ -108,7 +108,8 @@ class BoundedVM(LocalVM):
             return False
         if self._careful.meets([self._store.entry(handle).array for handle in args]):
             return True
-        return loads_globals(program)
+        codes = decode(program).values()
+        return any(x.kind == "load_global" for code in codes for x in code.instructions())
 
     def array_of(self, handle: TensorHandle) -> Array:
         array = super().array_of(handle)
