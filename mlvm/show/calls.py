@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from mlvm.arena.writes import reads_of
 from mlvm.core.machine.callee import OUT
-from mlvm.core.machine.decode import main_of
+from mlvm.core.machine.decode import decode
 from mlvm.core.memo import Memo
 from mlvm.core.program.program import Program
 from mlvm.machines.accesses import accesses
@@ -23,7 +23,7 @@ def calls_in(program: Program) -> list[tuple[int, str]]:
     functions they run in this order."""
     return [
         (each.pc, each.name or "")
-        for each in main_of(program).instructions()
+        for each in decode(program)["main"].instructions()
         if each.kind == "cfunc"
     ]
 
@@ -31,7 +31,7 @@ def calls_in(program: Program) -> list[tuple[int, str]]:
 def is_straight(program: Program) -> bool:
     """Return whether all calls of main run in their order, each once."""
     leaving = "jump", "jump_if_false", "call"
-    return not any(each.kind in leaving for each in main_of(program).instructions())
+    return not any(each.kind in leaving for each in decode(program)["main"].instructions())
 
 
 def label_of(name: str, attributes: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from mlvm.core.errors import ProgramError
-from mlvm.core.machine.decode import argument_of, main_of
+from mlvm.core.machine.decode import argument_of, decode
 from mlvm.core.program.program import STAR, Instruction, Program
 
 Launch: TypeAlias = tuple[Program, tuple[int, ...]]
@@ -23,7 +23,7 @@ def concatenate(launches: Sequence[Launch]) -> Program:
     for program, args in launches:
         if len(program.functions) > 1 or program.constants:
             raise ProgramError("only straight programs without constants are concatenated")
-        for each in main_of(program).instructions():
+        for each in decode(program)["main"].instructions():
             if each.kind == "cfunc" and program.main.code[each.pc].immediates[0] == STAR:
                 raise ProgramError("a program with cfunc * is not concatenated")
             if each.kind == "cfunc" and each.at != 0:

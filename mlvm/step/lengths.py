@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.core.lengths import Length
-from mlvm.core.machine.decode import main_of
+from mlvm.core.machine.decode import decode
 from mlvm.core.program.program import Instruction
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
@@ -373,7 +373,7 @@ class PlannedTemplate:
     def steps(self) -> list[Site | Jump] | None:
         """Return the steps of a program of calls and jumps alone, as the linker numbers them; None
         for another."""
-        main = main_of(self.planned.program)
+        main = decode(self.planned.program)["main"]
         steps: list[Site | Jump] = []
         numbers: dict[int, int] = {}  # of the step that begins at a pc
         for block in main:

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.machine.callee import OUT, Fused
-from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 
 _PUSHES: Final = frozenset({Opcode.load_arg, Opcode.push_str, Opcode.push_const, Opcode.push_int})
-_NEED_HEIGHT: Final = "the stack's height is not known here"
 _FEW: Final = 32  # results of a call that get a reference each
-_MALFORMED: Final = (TypeError, ValueError, LookupError, AttributeError)
-"""What following malformed immediates raises, in code that was not verified."""
 
 
 class Result(NamedTuple):
@@ -50,7 +47,7 @@ class Decoded(NamedTuple):
     callee: of a `call` the function's name. Of a `cfunc` the reference to its name.
     attributes: of a `cfunc`.
     at: of a `set` the slot; of a jump the pc of its target; of a `cfunc` its announced results.
-    fault: what is wrong with the use of the stack. Then the block ends here.
+    fault: what is wrong with the use of the stack, or with immediates. Then the block ends here.
     """
 
     kind: str
@@ -66,13 +63,13 @@ class Decoded(NamedTuple):
     @property
     def name(self) -> str | None:
         """The name of the host function that a `cfunc` calls; None if the program computes it."""
-        return text_of(self.callee) if self.kind == "cfunc" else None
+        return _immediate(self.callee, Opcode.push_str)  # type: ignore[no-any-return]
 
     @property
     def arguments(self) -> list[int] | None:
         """The numbers of the launch's arguments that the operands are; None for other operands."""
-        numbers = [] if self.operands is None else [*map(argument_of, self.operands)]
-        return numbers if self.operands is not None and None not in numbers else None  # type: ignore[return-value]
+        numbers = [*map(argument_of, self.operands or ())]
+        return None if self.operands is None or None in numbers else numbers  # type: ignore[return-value]
 
 
 class Block(NamedTuple):
@@ -101,23 +98,11 @@ class Block(NamedTuple):
 
 def argument_of(ref: Ref | None) -> int | None:
     """Return the number of the launch's argument that an operand is; None for another."""
-    return _pushed(ref, Opcode.load_arg)  # type: ignore[no-any-return]
+    return _immediate(ref, Opcode.load_arg)  # type: ignore[no-any-return]
 
 
-def text_of(ref: Ref | None) -> str | None:
-    """Return the text that an operand is; None for another."""
-    return _pushed(ref, Opcode.push_str)  # type: ignore[no-any-return]
-
-
-def _pushed(ref: Any, opcode: Opcode) -> Any:
+def _immediate(ref: Any, opcode: Opcode) -> Any:
     return ref.immediates[0] if ref.__class__ is Instruction and ref.opcode is opcode else None
-
-
-def nresults_of(name: str | None) -> int | None:
-    """Return the number of results of a host function that its name tells."""
-    if name is None or not (name in OPS or name.removesuffix(OUT) in OPS or name == Fused.name):
-        return None
-    return int(name in OPS)
 
 
 @dataclass
@@ -129,22 +114,18 @@ class Code:
 
     function: Function
     functions: dict[str, Function]
-    count: Count = nresults_of
-    targets: set[int] = field(init=False)
+    count: Count = lambda name: None
     blocks: dict[int, Block] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.targets = self.function.targets
+    @cached_property
+    def targets(self) -> set[int]:
+        return self.function.targets
 
     def block(self, start: int, height: int) -> Block:
         """Decode the block that begins there, with that number of values above base."""
         if start not in self.blocks:
             self.blocks[start] = _Decoder(self, start, height).run()
         return self.blocks[start]
-
-    def found(self) -> list[Block]:
-        """Return the blocks that were decoded, by their first pc."""
-        return [self.blocks[pc] for pc in sorted(self.blocks)]
 
     def __iter__(self) -> Iterator[Block]:
         """Yield all blocks by their first pc, also those that are never reached."""
@@ -167,32 +148,11 @@ class Code:
         return (each for block in self for each in block.code)
 
 
-def decode(program: Program, count: Count = nresults_of) -> dict[str, Code]:
+def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
     """Return the functions of a program, to be decoded. `count` returns the number of results of a
     host function, by its name."""
     functions = program.functions
     return {name: Code(function, functions, count) for name, function in functions.items()}
-
-
-def main_of(program: Program) -> Code:
-    """Return the program's main, to be decoded."""
-    return Code(program.main, program.functions)
-
-
-def single_call(program: Program) -> Decoded | None:
-    """Return the only host call of a program that makes it on arguments and ends; None for
-    another program."""
-    blocks = [*main_of(program)] if len(program.functions) == 1 else []
-    calls: list[Decoded] = [each for block in blocks for each in block.code]
-    if len(blocks) == 1 and [each.kind for each in calls] == ["cfunc", "halt"]:
-        loads = calls[0].arguments
-        if calls[0].name is not None and loads is not None and calls[0].pc == len(loads) + 1:
-            return calls[0]
-    return None
-
-
-class _Fault(Exception):
-    """What is wrong with the use of the stack."""
 
 
 class _Decoder:
@@ -225,7 +185,7 @@ class _Decoder:
                 before = len(self.decoded)
                 try:
                     goes_on = self.step(pc, opcode, immediates)
-                except (_Fault, *_MALFORMED) as fault:
+                except (TypeError, ValueError, LookupError, AttributeError) as fault:
                     self.decoded.append(Decoded(opcode._name_, pc, self.first, fault=str(fault)))
                     goes_on = False
                 if len(self.decoded) > before:
@@ -250,7 +210,7 @@ class _Decoder:
             attributes = rest[0] if rest else NO_ATTRIBUTES
             callee = self.stack.pop() if self.stack else self.pop(1)[0]
             operands = self.everything() if nparams == STAR else self.pop(nparams)
-            results = self.of.count(text_of(callee)) if at == STAR else at
+            results = self.of.count(_immediate(callee, Opcode.push_str)) if at == STAR else at
         elif opcode is Opcode.get:
             self.stack.append(self.value(immediates[0]))
             return True
@@ -267,13 +227,15 @@ class _Decoder:
             operands, goes_on = self.pop(immediates[0]), False
         elif opcode is Opcode.jump or opcode is Opcode.jump_if_false:
             if self.is_open:
-                raise _Fault(_NEED_HEIGHT)
+                raise ValueError("the stack's height is not known here")
             [at], goes_on = immediates, opcode is Opcode.jump_if_false
             operands = self.pop(int(goes_on))
         elif opcode is Opcode.set:
             [at] = immediates
             operands = self.pop(1)
-            self.put(at, operands[0])
+            self.value(at)  # if it is there
+            values: Any = self.stack if at >= self.low else self.changed
+            values[at - self.low if at >= self.low else at] = operands[0]
         elif opcode is Opcode.load_global:
             operands, results = self.pop(1), 1
         else:
@@ -308,8 +270,8 @@ class _Decoder:
         if at < 0:
             known = len(self.stack) + (0 if self.is_open else self.low)
             if n > known:
-                qualifier = " known" if self.is_open else ""
-                raise _Fault(f"needs {n} values above base; there are {known}{qualifier}")
+                there = f"there are {known}" + " known" * self.is_open
+                raise ValueError(f"needs {n} values above base; {there}")
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
@@ -332,24 +294,11 @@ class _Decoder:
 
     def value(self, i: int) -> Ref:
         """Return the value of a slot."""
-        self._require(i)
-        return self.stack[i - self.low] if i >= self.low else self.changed.get(i, i)
-
-    def put(self, i: int, value: Ref) -> None:
-        """Set the value of a slot."""
-        self._require(i)
-        if i >= self.low:
-            self.stack[i - self.low] = value
-        else:
-            self.changed[i] = value
-
-    def _require(self, i: int) -> None:
         above = self.low + (0 if self.is_open else len(self.stack))
         if not -self.nparams <= i < above:
-            raise _Fault(
-                f"slot {i} is not there: {self.nparams} parameters lie below base, "
-                f"{above} values above"
-            )
+            below = f"{self.nparams} parameters lie below base"
+            raise ValueError(f"slot {i} is not there: {below}, {above} values above")
+        return self.stack[i - self.low] if i >= self.low else self.changed.get(i, i)
 
 
 def _results(function: Function) -> int | None:

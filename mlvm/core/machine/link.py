@@ -150,8 +150,10 @@ class _Linker:
             self.deferred or any(again in each.code for each in self.program.functions.values())
         )
         step_of: dict[int, int] = {}
-        for block in self.decoded.found() if self.verdict is not None else self.decoded:
-            self.singly(self.done, block.start, is_reached=False)
+        reached = self.decoded.blocks
+        blocks = self.decoded if self.verdict is None else [reached[pc] for pc in sorted(reached)]
+        for block in blocks:
+            self.singly(block.start, is_reached=False)
             step_of[block.start] = len(ends)
             end = block.end
             if self.verdict is not None:
@@ -159,25 +161,20 @@ class _Linker:
             for each in block.code:
                 if each.pc < end and each.name is not None:
                     self.call(each, each.name)
-            self.singly(self.done, end)
-        self.singly(self.done, len(function.code), is_reached=False)
+            self.singly(end)
+        self.singly(len(function.code), is_reached=False)
         for i, (code, value, number, rest) in enumerate(self.code.steps):
             if code in (JUMP, JUMP_IF_FALSE):
                 self.code.steps[i] = code, value, step_of[number], rest
-
-    @property
-    def done(self) -> int:
-        """The pc of the next instruction."""
-        return self.code.ends[-1] + 1 if self.code.ends else 0
 
     def add(self, start: int, end: int, step: Step) -> None:
         self.code.steps.append(step)
         self.code.starts.append(start)
         self.code.ends.append(end)
 
-    def singly(self, start: int, end: int, *, is_reached: bool = True) -> None:
-        """Make a step of each of these instructions."""
-        for pc in range(start, end):
+    def singly(self, end: int, *, is_reached: bool = True) -> None:
+        """Make a step of each instruction after the last step and before `end`."""
+        for pc in range(self.code.ends[-1] + 1 if self.code.ends else 0, end):
             instruction = self.code.function.code[pc]
             self.add(pc, pc, self.step(instruction) if is_reached else (UNREACHED, None, 0, None))
 
@@ -219,10 +216,10 @@ class _Linker:
         if numbers is not None and not unproven and nresults in (STAR, 0):
             first = pc - 1 - len(numbers)
             if first >= each.start and code[first : pc - 1] == each.operands:
-                self.singly(self.done, first)
+                self.singly(first)
                 self.add(first, pc, (CALL_ON_ARGS, binding, tuple(numbers), bound or None))
                 return
-        self.singly(self.done, pc - 1)
+        self.singly(pc - 1)
         may_alias = self.verdict is not None and isinstance(callee, WritesInto)
         number = code[pc].immediates[0]
         details = CallDetails(bound, nresults, unproven, may_alias)

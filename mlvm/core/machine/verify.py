@@ -78,10 +78,7 @@ UNKNOWN: Final = Abstract(ANY)
 
 State: TypeAlias = tuple[tuple[Abstract, ...], ...]
 """The slots of a frame where paths meet, parameters first, in tuples of `_WIDTH`. States that
-follow each other share the tuples without changes: all together they take memory in proportion to
-the program, and not to its length times the height of its stack."""
-
-Meet: TypeAlias = Callable[[int, Abstract, Abstract], Abstract]
+follow each other share the tuples without changes."""
 
 
 def _state(slots: Sequence[Abstract], like: State = ()) -> State:
@@ -92,18 +89,6 @@ def _state(slots: Sequence[Abstract], like: State = ()) -> State:
 
 def _height(state: State) -> int:
     return sum(map(len, state))
-
-
-def _met(x: State, y: State, meet: Meet) -> State:
-    """Return what holds for both states of one height; x itself if that is x."""
-    parts = []
-    for start, (a, b) in enumerate(zip(x, y, strict=True)):
-        if a is not b and a != b:
-            pairs = enumerate(zip(a, b, strict=True), start * _WIDTH)
-            met = tuple([p if p == q else meet(i, p, q) for i, (p, q) in pairs])
-            a = a if met == a else met
-        parts.append(a)
-    return x if all(map(operator.is_, parts, x)) else tuple(parts)
 
 
 class Verdict(NamedTuple):
@@ -227,9 +212,8 @@ class _Verifier:
         main = self.enter(self.program.main, ())
         while self.work:
             self.follow(self.work.pop())
-        return Verdict(
-            self.decoded, self.ends, self.unproven, self.outputs, self.bound, _cost(main)
-        )
+        facts = self.unproven, self.outputs, self.bound, _cost(main)
+        return Verdict(self.decoded, self.ends, *facts)
 
     def follow(self, walk: _Walk) -> None:
         """Walk on to where paths meet, or this one ends. Only there a copy of the slots is kept."""
@@ -308,6 +292,7 @@ class _Verifier:
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
         if after is not before:
+            self.count(len(after))  # of a high stack, which few places share
             context.states[pc] = after
             self.work.append(_Walk(context, pc, pc))
         return state
@@ -315,18 +300,18 @@ class _Verifier:
     def meet(self, x: State, y: State, where: str) -> State:
         heights = _height(x), _height(y)
         if heights[0] != heights[1]:
-            raise self.error(
-                f"the stack has {heights[0]} or {heights[1]} values at {where}, "
-                f"depending on the path"
-            )
-
-        def both(i: int, a: Abstract, b: Abstract) -> Abstract:
-            common = a.meet(b)
-            if common is None:
-                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
-            return common
-
-        return _met(x, y, both)
+            values = "the stack has {} or {} values".format(*heights)
+            raise self.error(f"{values} at {where}, depending on the path")
+        parts = list(x)
+        for n, (a, b) in enumerate(zip(x, y, strict=True)):
+            if a is not b and a != b:
+                met = tuple([p.meet(q) for p, q in zip(a, b, strict=True)])
+                if None in met:
+                    i = met.index(None)
+                    slot = f"slot {n * _WIDTH + i} is {a[i]} or {b[i]}"
+                    raise self.error(f"{slot} at {where}, depending on the path")
+                parts[n] = a if met == a else met  # type: ignore[assignment]
+        return x if all(map(operator.is_, parts, x)) else tuple(parts)
 
     # --- values ---
 
@@ -394,11 +379,10 @@ class _Verifier:
             self.unproven.add((self.context.function.name, self.pc))
         else:
             results = self.results_of(name, self.operands(each), each.at, each.attributes)
-        if each.results is not None:
-            if results is None:
-                self.count(each.results)
-                results = [UNKNOWN] * each.results
-            self.results[each.pc] = results
+        if each.results is not None and results is None:
+            self.count(each.results)
+            results = [UNKNOWN] * each.results
+        self.results[each.pc] = results or []
 
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
@@ -475,12 +459,9 @@ class _Verifier:
         if nresults > _FEW:
             self.many += nresults
             if self.many > self.functions.max_results:
+                limit = f"the limit is {self.functions.max_results:,}; return fewer"
                 where = f"{self.context.function.name}, pc {self.pc}"
-                most = f"{self.functions.max_results:,}"
-                raise LimitExceeded(
-                    f"{where}: calls leave too many values on the stack: the limit is {most}; "
-                    "return fewer"
-                )
+                raise LimitExceeded(f"{where}: calls leave too many values on the stack: {limit}")
 
     # --- immediates and errors ---
 

@@ -39,7 +39,7 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, HandleError
 from mlvm.core.machine.callee import OUT
-from mlvm.core.machine.decode import single_call
+from mlvm.core.machine.decode import decode
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import Program
@@ -1034,10 +1034,12 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
     """Return the call of a one-call program: function, op, numbers of its arguments, and
     attributes. Raises `CaptureError` for another program, or one with outputs."""
     if not hasattr(program, "single"):
-        only = single_call(program)
-        if only is None:
+        found = [each for code in decode(program).values() for each in code.instructions()]
+        loads = found[0].arguments if [x.kind for x in found] == ["cfunc", "halt"] else None
+        only = found[0] if found else None
+        if only is None or only.name is None or loads is None or only.pc != len(loads) + 1:
             raise _refused("a program of several calls is launched")
-        name, loads = str(only.name), only.arguments or []
+        name = only.name
         if only.at != 0:
             if name in OPS:
                 call = f"{name}, whose results' types depend on values, is called"

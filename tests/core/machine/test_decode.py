@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 
 from mlvm.core.errors import MlvmError
-from mlvm.core.machine.decode import Decoded, Result, decode, main_of, single_call
+from mlvm.core.machine.decode import Decoded, Result, decode
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import STAR, Function, Instruction, Program
@@ -39,7 +39,7 @@ def faults(text: str) -> list[str | None]:
 
 
 def blocks(text: str) -> list[tuple[int, int, int]]:
-    return [(block.start, block.end, block.height) for block in main_of(asm(text))]
+    return [(block.start, block.end, block.height) for block in decode(asm(text))["main"]]
 
 
 @given(codes)
@@ -51,15 +51,5 @@ def test_decoding_covers_all_code(pieces: list[list[Instruction]]) -> None:
         verify(program, FunctionTable())
     except MlvmError:
         return
-    covered = [pc for block in main_of(program) for pc in range(block.start, block.end)]
+    covered = [pc for block in decode(program)["main"] for pc in range(block.start, block.end)]
     assert covered == list(range(len(code)))
-
-
-def test_a_program_of_one_call() -> None:
-    call = single_call(Program.of_op("sum", 1, {"axis": 0}, 1))
-    assert call is not None
-    assert (call.name, call.arguments, dict(call.attributes), call.at) == (
-        "sum", [0], {"axis": 0}, 1,
-    )  # fmt: skip
-    for text in ("halt", 'load_arg 0 | load_arg 1 | push_str "sum" | cfunc 1 1 | halt'):
-        assert single_call(asm(f".func main 0 * | {text}")) is None
