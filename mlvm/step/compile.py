@@ -238,6 +238,13 @@ def curve_of(
     return points
 
 
+def as_recorded(flow: Flow) -> Planned:
+    """Compile the calls of the step as they were recorded: in their order, each once, and none is
+    left out, fused or moved. A debugger runs such a program."""
+    options = _Options(fuse=False, recompute=False, policy=REFERENCE, effort=1, ordered=False)
+    return _written(_planned(flow, options))
+
+
 class _Variant(NamedTuple):
     """A step with its plan, and the part that is hoisted from it."""
 
@@ -344,12 +351,13 @@ def _written(level: _Level) -> Planned:
 
 
 class _Options(NamedTuple):
-    """Options of a compilation: see `compile_flow`."""
+    """Options of a compilation: see `compile_flow`. Unless `ordered`, calls keep their order."""
 
     fuse: bool
     recompute: bool
     policy: FusionPolicy
     effort: int
+    ordered: bool = True
 
 
 class _Level(NamedTuple):
@@ -559,6 +567,8 @@ class _ProgramWriter:
         else:
             self.push(call.ins[0], level, base)
         leave = self._jump("jump_if_false")
+        if call.line is not None:
+            self.lines[leave] = call.line
         self.level(second if call.name == "while" else first, within)
         back = self._jump("jump")
         self._land(leave)
@@ -587,6 +597,8 @@ class _ProgramWriter:
         for use in call.passed:
             self.push(use, level, base)
         self.code.append(Instruction.of("call", self._names[call.callee]))
+        if call.line is not None:
+            self.lines[len(self.code) - 1] = call.line
 
     def _call_user(self, call: Call, level: _Level, base: int) -> None:
         """Write the call of a user's function, as a function of the program that copies results."""
@@ -607,6 +619,8 @@ class _ProgramWriter:
         for use in (*call.outs, *call.ins):
             self.push(use, level, base)
         self.code.append(Instruction.of("call", name))
+        if call.line is not None:
+            self.lines[len(self.code) - 1] = call.line
 
     def _name(self, proposal: str) -> str:
         """Return a name for a function that no other has."""
@@ -723,8 +737,10 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
 def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Schedule]:
     """Return schedules of the step, the fastest first. The last is the step as it was recorded:
     its calls one by one, each once."""
-    fuse, recompute, policy, _ = options
+    fuse, recompute, policy, *_ = options
     calls, units = flow.calls, UnitTable()
+    if not options.ordered:
+        return [Schedule([units[call] for call in calls], live_out)]
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([units[call] for call in calls], live_out)

@@ -24,6 +24,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
+from mlvm.eager.runs import interpreter
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
@@ -38,6 +39,7 @@ from tests.fuzz import (
     attributes,
     budgets,
     counts,
+    debugger,
     extremes,
     graphs,
     guards,
@@ -339,6 +341,23 @@ def test_a_byte_outside_of_scratch_memory_is_noticed(behind: bool) -> None:
         byte = vm.tensor_from_storage(scratch.storage, ml.TensorType("u8", (1,)), at)
         vm.write(byte, np.zeros(1, np.uint8))
     assert len(written) == 1
+
+
+# --- debugger -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # of gradients that reach no parameter
+def test_steps_op_by_op_have_the_bits_of_calls() -> None:
+    runs, failure = debugger.fuzz(with_long(9, 60), 0)
+    assert failure is None, failure
+    assert runs["the same bits"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_execution_that_keeps_a_wrong_snapshot_is_noticed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(interpreter.Snapshot, "copy", lambda snapshot: snapshot)
+    _, failure = debugger.fuzz(3, 0)
+    assert failure is not None
 
 
 # --- templates ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial, update_wrapper
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.planner import MOST_EFFORT, Plan
@@ -105,6 +105,12 @@ class Captured(Generic[P, R]):
         >>> step(ml.ones(3)), step
         (Tensor([1., 1., 1.], f32[3]), <captured <lambda>, 1 program>)
     """
+
+    save_repro: ClassVar[Callable[..., None]]
+    """`step.save_repro(path, *args)`; see `mlvm.eager.runs.captured`, which adds it."""
+
+    debug: ClassVar[Callable[..., None]]
+    """`step.debug(*args)`; see `mlvm.eager.runs.captured`, which adds it."""
 
     def __init__(
         self,

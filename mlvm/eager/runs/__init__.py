@@ -1,0 +1,1 @@
+"""Runs of captured functions as data: programs op by op, their execution, and a debugger."""
