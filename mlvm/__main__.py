@@ -44,7 +44,7 @@ from mlvm.core.program.assembly import (
     parse_constant,
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import OPCODES, Program
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.runs import commands as run_commands
@@ -692,8 +692,8 @@ def print_info() -> None:
     print(f"devices: {'; '.join([*available, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage {' '.join(DType.storage)}")
     print("instructions:")
-    for opcode in Opcode:
-        words = " ".join([opcode.text, *opcode.immediates])
+    for text, opcode in OPCODES.items():
+        words = " ".join([text, *opcode.immediates])
         print(f"  {words:32} {opcode.effect:28} {opcode.meaning}")
 
 

@@ -47,7 +47,7 @@ from mlvm.core.errors import (
     StaleProgramError,
     brief,
 )
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
@@ -496,8 +496,7 @@ class Captured(Generic[P, R]):
         entry = self._last_entry()
         launch, outcome = entry.launch, entry.outcome
         planned = launch.planned
-        code = planned.program.main.code
-        if launch.queues or any(instruction.opcode is Opcode.push_int for instruction in code):
+        if launch.queues or planned.takes:
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
         if entry.fields or outcome.rebound:
             raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")

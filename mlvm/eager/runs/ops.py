@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, EncodingError
+from mlvm.core.machine.decode import decode
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
@@ -207,17 +208,18 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
         spans = spans_of(function)
         last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
         latest: Place | None = None
-        for pc, instruction in enumerate(function.code):
+        for each in decode(program)[function.name].instructions():
+            pc = each.pc
             place = function.name, pc
             line = lines.get(place)
-            if instruction.opcode is not Opcode.cfunc or line is None:
+            if each.kind != "cfunc" or line is None:
                 continue
-            around = [each for each in spans if each.start <= pc < each.end]
+            around = [span for span in spans if span.start <= pc < span.end]
             statement = statement_of(line)
             if latest is not None and last == (statement, around):
                 names.pop(latest, None)
             last, latest, assigned = (statement, around), place, statement[2]
-            is_test = any(each.kind == LOOP and pc < each.test for each in around)
+            is_test = any(span.kind == LOOP and pc < span.test for span in around)
             if len(assigned) == 1 and not is_test:
                 names[place] = assigned
     return names
