@@ -55,8 +55,11 @@ class CurvePoint(NamedTuple):
 class Measured:
     """The memory that one call of a function needs.
 
-    `arena` is the capacity in bytes of an arena that it runs in eagerly, `plan` the plan of the
-    captured function. `curve` returns the memory and time of other programs of it.
+    `arena` is the high-water mark of an arena that it runs in eagerly: the most bytes of tensors
+    that are alive at once. It is exact except in `cond`, `scan` and other control flow, of which
+    one iteration and all branches count. `capacity` is enough for an arena of fixed capacity,
+    where gaps between tensors count, too. `plan` is the plan of the captured function. `curve`
+    returns the memory and time of other programs of it.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
         >>> measured
@@ -100,8 +103,13 @@ class Measured:
 
     @property
     def arena(self) -> int:
-        """The capacity in bytes of an arena that the call runs in eagerly."""
+        """The high-water mark in bytes of an arena that the call runs in eagerly."""
         return self._facts.arena
+
+    @property
+    def capacity(self) -> int:
+        """The capacity in bytes of an arena that the call runs in eagerly."""
+        return self._facts.capacity
 
     @property
     def plan(self) -> Plan:
@@ -213,6 +221,7 @@ class _Facts(NamedTuple):
     """Measurements of a call at given sizes."""
 
     arena: int
+    capacity: int
     plan: Plan
     curve: Callable[[], list[tuple[int, float]]]
 
@@ -326,13 +335,13 @@ def _facts(
             hoist=hoist,
             budget=options.budget,
         )
-        nbytes = call.record.arena_bytes
+        eager = call.record.high_water, call.record.arena_bytes
         curve: Callable[[], list[tuple[int, float]]] = partial(
             curve_of, call.flow, policy=policy, hoist=hoist
         )
         named = spec.axes(signature, args, kwargs)
         if not named:
-            return _Facts(nbytes, compiler(call.flow).plan, curve)
+            return _Facts(*eager, compiler(call.flow).plan, curve)
         call = trace(fn, args, kwargs, arena, signature, (), named)
 
         def compiled(flow: Flow) -> Planned:
@@ -342,8 +351,8 @@ def _facts(
 
         plan = OpenTrace(call, named, signature).measured(signature, compiled)
         if plan is None:
-            return _Facts(nbytes, compiler(call.flow).plan, curve)
-        return _Facts(nbytes, plan, lambda: _points(fn, original, options))
+            return _Facts(*eager, compiler(call.flow).plan, curve)
+        return _Facts(*eager, plan, lambda: _points(fn, original, options))
 
 
 def _points(fn: Callable[..., Any], arguments: Any, options: _Options) -> list[tuple[int, float]]:
