@@ -61,7 +61,8 @@ class TextSize(NamedTuple):
     num_heads: int
 
 
-Size = MixerSize | ConvNetSize | TextSize
+ImagesSize = MixerSize | ConvNetSize
+Size = ImagesSize | TextSize
 
 MIXERS: Final[dict[str, MixerSize]] = {
     "tiny": MixerSize(32, (16, 16, 1), 10, 4, 64, 4, 32, 128),
@@ -70,7 +71,7 @@ MIXERS: Final[dict[str, MixerSize]] = {
 }
 STEPS: Final = {"tiny": 20, "cifar": 2, "s16": 1}
 """How many training steps are one round."""
-CASES: Final[dict[str, Size]] = {
+CASES: Final[dict[str, ImagesSize]] = {
     **MIXERS,
     "convnet": ConvNetSize(64, (32, 32, 3), 10, (32, 64)),
 }

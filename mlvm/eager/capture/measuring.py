@@ -357,6 +357,7 @@ def _facts(
 
 def _points(fn: Callable[..., Any], arguments: Any, options: _Options) -> list[tuple[int, float]]:
     """Return the curve of a function at the bounds of its lengths."""
+    args, kwargs = arguments
     points: list[tuple[int, float]] = []
-    _facts(fn, *arguments, options, points)
+    _facts(fn, args, kwargs, options, points)
     return points
