@@ -27,6 +27,7 @@ FLOORS = [
     ["mlvm.machines"],
     ["mlvm.arena"],
     ["mlvm.show", "mlvm.input", "mlvm.step", "mlvm.parallel"],
+    ["mlvm.build"],
     ["mlvm.eager"],
     ["mlvm.onnx"],
     ["mlvm"],  # __init__ and __main__
@@ -58,6 +59,7 @@ ROOMS = [
     "files",
     "interop",
     "capture",
+    "runs",
     "public",
 ]
 """Those of `mlvm.eager`, from the floor up: each imports from itself and from those before it.
@@ -68,12 +70,12 @@ CEILING = {
     "mlvm/machines": 2_500,
     "mlvm/machines/native": 3_000,
     "mlvm/machines/gpu": 3_500,
-    "mlvm/machines/standalone": 2_000,
     "mlvm/machines/remote": 4_000,
     "mlvm/arena": 2_000,
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,
     "mlvm/step": 4_500,
+    "mlvm/build": 2_000,
     "mlvm/parallel": 4_000,
     "mlvm/eager": 1_000,
     "mlvm/eager/tensor": 3_000,
@@ -88,11 +90,12 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
+    "mlvm/eager/runs": 3_000,
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 3_500,
     "bench": 6_000,
-    "tests": 64_500,
+    "tests": 65_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
@@ -300,6 +303,7 @@ def test_the_hard_dependencies_are_numpy_and_typing_extensions() -> None:
     ("mlvm.arena", "from ..eager.tensor.tensor import Tensor"),
     ("mlvm.machines", "from mlvm.arena.arena import Arena"),
     ("mlvm.step", "from mlvm.input.queue import QueueTensor"),
+    ("mlvm.step", "from mlvm.build.targets import CannotBuild"),
     ("mlvm.parallel", "from mlvm.eager.tensor.tensor import Tensor"),
     ("mlvm.eager", "import models"),
     ("mlvm.eager.tensor", "from mlvm.eager.functions import creation"),

@@ -3,8 +3,8 @@
     machines --programs 100000 --seed 0
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
-    values, graphs, saved, transformations, lengths, interrupts, templates, guards, budgets:
-        as these
+    values, graphs, saved, transformations, lengths, interrupts, templates, guards, budgets,
+        debugger: as these
     arguments --only conv2d
     recipes
 
@@ -27,7 +27,10 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 `guards`: state that changes between calls of a captured function, which must see it or refuse it.
+`recordings`: files of `ml.runs.record` with bytes or values changed, which nothing may accept.
 `budgets`: training steps with `capture(memory=)`, which must keep eager's bits and their budgets.
+
+`debugger`: captured steps op by op, forwards and backwards, beside the captured call.
 
 `templates`: random chains of public calls, with the cache of composed calls and without it, under
 tapes, autocast, captures, arena resets, a second VM, threads and interrupts. Results, errors and
@@ -63,7 +66,7 @@ from tests.packages import named_if_missing
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    *("interrupts", "templates", "guards", "budgets"),
+    *("interrupts", "templates", "guards", "budgets", "debugger", "recordings"),
 )
 OTHERS = (
     "threads",
