@@ -54,7 +54,12 @@ from mlvm.eager.runs.repro import Repro
 from mlvm.eager.tensor.number import open_lengths
 from mlvm.fixed_step import about_fixed_step
 from mlvm.machines import printing
-from mlvm.machines.files import require_suffix, require_writable, write_array, write_file
+from mlvm.machines.files import (
+    require_suffix,
+    require_writable,
+    write_array,
+    write_file,
+)
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM

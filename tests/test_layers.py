@@ -70,7 +70,7 @@ CEILING = {
     "mlvm/machines": 2_500,
     "mlvm/machines/native": 3_000,
     "mlvm/machines/gpu": 3_500,
-    "mlvm/machines/remote": 4_000,
+    "mlvm/machines/remote": 4_500,
     "mlvm/arena": 2_000,
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,

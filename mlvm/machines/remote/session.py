@@ -16,7 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded, MachineError
+from mlvm.core.errors import (
+    ConnectionLost,
+    EncodingError,
+    HandleError,
+    LimitExceeded,
+    MachineError,
+)
 from mlvm.core.memo import memoized
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
