@@ -22,7 +22,7 @@ from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.log import LogWriter, read_log
 from mlvm.eager.runs.replay import Replay, open_run
-from mlvm.eager.runs.verify import verify
+from mlvm.eager.runs.verification import verify
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 
 PROGRAMS: Final = 20_000

@@ -19,7 +19,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.replay import Replay
-from mlvm.eager.runs.run import Run, Step
+from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.steps import CELL
 
@@ -47,7 +47,7 @@ class Elements(NamedTuple):
         )
 
 
-class Operand(NamedTuple):
+class OperandOrigin(NamedTuple):
     """Operand of an op: its origin, its type, and whether it is equal in both runs; None if the ops
     of the runs are different ones."""
 
@@ -65,7 +65,7 @@ class OpReport(NamedTuple):
     """
 
     op: Executed
-    operands: Sequence[Operand]
+    operands: Sequence[OperandOrigin]
     line: Line | None
     text: str
 
@@ -132,7 +132,7 @@ def _bits(x: Array) -> Array:
     return little.reshape(-1, 1).view(np.uint8)
 
 
-def _are_equal(a: Run, b: Run, x: Step, y: Step) -> bool:
+def _are_equal(a: Run, b: Run, x: RecordedStep, y: RecordedStep) -> bool:
     """Return whether two steps are equal: their results, and the state after them if both have
     tensors of the same types. A member that shards its state has others."""
     results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
@@ -145,7 +145,7 @@ def _are_equal(a: Run, b: Run, x: Step, y: Step) -> bool:
     return types[0] != types[1] or x.after == y.after
 
 
-def _difference(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
+def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
     """Return the cause of the difference of two steps, the first that differ."""
     head = f"step {x.number}"
     if x.before != y.before:
@@ -171,13 +171,13 @@ def _difference(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
         return Difference(x.number, "result", text, _results(x, y))
 
 
-def _results(x: Step, y: Step) -> list[str]:
+def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
     pairs = zip(x.table.results, x.results, y.results, strict=False)
     return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
 
 
 def _differing_state(
-    left: Replay, right: Replay, x: Step, y: Step
+    left: Replay, right: Replay, x: RecordedStep, y: RecordedStep
 ) -> tuple[list[str], Elements | None]:
     """Return the names of state that differs before a step, and the elements of the first one."""
     states = []
@@ -220,7 +220,7 @@ def _differing_input(
 class _Trace:
     """Execution of a step op by op, with the digest of each result."""
 
-    def __init__(self, replay: Replay, step: Step) -> None:
+    def __init__(self, replay: Replay, step: RecordedStep) -> None:
         self.replay, self.step = replay, step
         self.execution: Execution = replay.execution(step.number)
         self.ops: list[Executed] = []
@@ -249,7 +249,7 @@ class _Trace:
             is_equal = None
             if other is not None and twin is not None:
                 is_equal = self.digest(ref) == other.digest(twin.operands[i])
-            operands.append(Operand(self.origin(ref), type, is_equal))
+            operands.append(OperandOrigin(self.origin(ref), type, is_equal))
         text = op.line.text if op.line else ""
         if op.line is not None:
             lines = self.replay.run.source(op.line.file)
@@ -276,7 +276,7 @@ class _Trace:
         return f"constant {values.item()!r}" if values.size == 1 else "constant"
 
 
-def _differing_op(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
+def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
     """Compute a step op by op in both runs, and return the first op whose result differs."""
     traces = _Trace(left, x), _Trace(right, y)
     same = x.table.content == y.table.content

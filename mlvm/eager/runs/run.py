@@ -40,7 +40,7 @@ class Stored(NamedTuple):
     length: int
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A recorded step.
 
     number: of the step, from 0.
@@ -102,7 +102,7 @@ class Run:
         self.every = 1
         self.cells: list[Cell] = []
         self.tables: list[StepTable] = []
-        self.steps: list[Step] = []
+        self.steps: list[RecordedStep] = []
         self.checkpoints: list[Checkpoint] = []
         self.is_closed = self.has_failed = False
         log = read_log(folder / LOG)
@@ -166,7 +166,7 @@ class Run:
         values: list[Any],
         cells: list[Any],
         stored: list[Any],
-    ) -> Step:
+    ) -> RecordedStep:
         if not 0 <= program < len(self.tables):
             raise EncodingError(f"there is no program {program}")
         table = self.tables[program]
@@ -181,7 +181,7 @@ class Run:
                     raise EncodingError("expected the value of a result")
         places = [_stored(each, self._is_cell) for each in cells]
         input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
-        return Step(
+        return RecordedStep(
             len(self.steps),
             program,
             table,
@@ -211,7 +211,7 @@ class Run:
         """The first number without axes that each step returns, of the steps that return one."""
         return [min(step.values.items())[1] for step in self.steps if step.values]
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> RecordedStep:
         """Return a step. Raises `ArgumentError` if there is no such step."""
         if type(number) is not int or not 0 <= number < len(self.steps):
             raise ArgumentError(
@@ -273,11 +273,11 @@ class Run:
 
         return self._decoded(DATA, decode)
 
-    def input(self, step: Step, each: Stored) -> Array:
+    def input(self, step: RecordedStep, each: Stored) -> Array:
         """Return a stored input of a step, which its digest confirms."""
         return self.confirmed(step, each.number, self.stored(each))
 
-    def confirmed(self, step: Step, number: int, array: Array) -> Array:
+    def confirmed(self, step: RecordedStep, number: int, array: Array) -> Array:
         """Return an input of a step. Raises `EncodingError` if it has not the recorded digest."""
         if number_of(digest(array)) != step.inputs[number]:
             name = step.table.names[number]
