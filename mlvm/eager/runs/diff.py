@@ -305,7 +305,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
-    """Say which recording a replay does not reproduce."""
+    """Return a text that names the recordings that replays do not reproduce."""
     wrong = [name for name, each in (("A", left), ("B", right)) if each.replay(number)]
     if not wrong:
         return ""

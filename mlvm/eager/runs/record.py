@@ -171,7 +171,7 @@ class _Session:
         self._last_checkpoint, self._spent = -1, 0
         self._programs: dict[object, _Recorded] = {}
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
-        self._stored: dict[bytes, tuple[int, int]] = {}  # places of contents in the data
+        self._stored: dict[bytes, tuple[int, int]] = {}  # offsets and lengths of contents
         self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
         self._lock = threading.RLock()
         self._running = threading.local()
@@ -293,7 +293,7 @@ class _Session:
 
     def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
         """Store the contents of the cells of a step that no step has computed: in a checkpoint if
-        one is due or a cell is new, else in the data. Return the places in the data."""
+        one is due or a cell is new, else in the data. Return the offsets in the data."""
         is_new = any(number not in self._cells.digests for number in cells)
         if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
             changed = self._cells.changed(cells)
@@ -323,7 +323,7 @@ class _Session:
         self, arrays: Sequence[Array], digests: Sequence[bytes]
     ) -> list[tuple[int, int, int]]:
         """Store the inputs of a step that no step since the last checkpoint has computed, as far as
-        the limit allows. Return their numbers with the places in the data."""
+        the limit allows. Return their numbers with the offsets in the data."""
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
             if key in self._computed and key not in self._stored:
@@ -342,7 +342,7 @@ class _Session:
         return places
 
     def _store(self, array: Array) -> tuple[int, int]:
-        """Append an array to the data; return its place and length there."""
+        """Append an array to the data; return its offset and length there."""
         writer = Writer()
         writer.array(array)
         data = writer.message(Kind.call)[HEADER.size :]

@@ -23,6 +23,7 @@ from mlvm.eager.runs.names import KEYS, tensors_below
 from mlvm.eager.runs.run import Checkpoint, RecordedStep, Run
 from mlvm.eager.runs.steps import CELL, StepTable
 from mlvm.eager.tree import load as load_tree
+from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
 from mlvm.step.saved import LoadedStep
 
@@ -123,7 +124,7 @@ class Replay:
     def execution(self, number: int) -> Execution:
         """Return the execution of a step op by op, before its first op. Raises what `at` raises."""
         operands = self.operands(number)
-        return Execution(self.run.program(self.run.step(number).table), operands)
+        return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
 
     def replay(self, number: int) -> list[Mismatch]:
         """Compute a step again. Return what differs from the log, nothing for equal bits."""
@@ -146,7 +147,7 @@ class Replay:
         if self._loaded is None or self._loaded[0] is not table:
             if self._loaded is not None:
                 self._loaded[1].close()
-            self._loaded = table, LoadedStep(self.run.program(table).step, LocalVM("replay"))
+            self._loaded = table, LoadedStep(self.run.program(table).step, _machine())
         return self._loaded[1](*operands)
 
     # --- steps ------------------------------------------------------------------------------
@@ -252,6 +253,13 @@ class Replay:
                 )
             arrays.append(self.run.confirmed(step, i, array))
         return arrays
+
+
+def _machine() -> LocalVM:
+    """Return a new VM for replays, on which `ml.debug.print` prints nothing."""
+    vm = LocalVM("replay")
+    printing.register_silent(vm)
+    return vm
 
 
 def _unique(names: Sequence[str]) -> list[str]:

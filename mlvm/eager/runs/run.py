@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """Content in the data file: the number of the cell or input, its place and its length."""
+    """Content in the data file: the number of the cell or input, its offset and its length."""
 
     number: int
     place: int
