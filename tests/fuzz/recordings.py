@@ -45,7 +45,7 @@ def record(folder: Path) -> None:
     def step(x: Tensor) -> Tensor:
         loss, grads = ml.value_and_grad(lambda w: ml.mean((x @ w["w"] + w["b"]) ** 2))(w)
         optimizer.update(grads)
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     @ml.capture
     def evaluate(x: Tensor, factor: float) -> Tensor:

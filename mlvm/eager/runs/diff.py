@@ -27,21 +27,21 @@ from mlvm.eager.runs.steps import CELL
 class Elements(NamedTuple):
     """Differing elements of two arrays of one type.
 
-    count, size: how many differ, of how many.
-    index: of the first one.
+    differing, size: how many differ, of how many.
+    first: the index of the first one.
     values: of the first one in both arrays.
     bits: of these values, as hexadecimal digits.
     """
 
-    count: int
+    differing: int
     size: int
-    index: tuple[int, ...]
+    first: tuple[int, ...]
     values: tuple[Any, Any]
     bits: tuple[str, str]
 
     def __str__(self) -> str:
         (a, b), (bits_a, bits_b) = self.values, self.bits
-        at = f"first at [{', '.join(map(str, self.index))}]"
+        at = f"first at [{', '.join(map(str, self.first))}]"
         return (
             f"{self.count:,} of {self.size:,} elements differ, {at}: {a} ({bits_a}), {b} ({bits_b})"
         )
@@ -180,11 +180,10 @@ def _differing_state(
     left: Replay, right: Replay, x: RecordedStep, y: RecordedStep
 ) -> tuple[list[str], Elements | None]:
     """Return the names of state that differs before a step, and the elements of the first one."""
-    states = []
+    states: list[dict[str, Array]] = []
     for replay, step in ((left, x), (right, y)):
-        cells = replay.cells(step.number)
-        names = replay.run.cells
-        states.append({names[each].name: cells[each] for each in step.table.cells()})
+        contents, rows = replay.cells(step.number), replay.run.cells
+        states.append({rows[each].name: contents[each] for each in step.table.cells()})
     others = {digest(array) for array in states[1].values()}
     if states[0].keys() == states[1].keys():
         names = [name for name, array in states[0].items() if _differ(array, states[1][name])]
@@ -288,7 +287,8 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         return Difference(x.number, "result", text, names)
     a, b = pair
     twins = a is not None and b is not None and a.name == b.name
-    twins = twins and len(a.operands) == len(b.operands)
+    if a is not None and b is not None and len(a.operands) != len(b.operands):
+        twins = False
     reports = [
         None if op is None else trace.report(op, other if twins else None, twin)
         for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))

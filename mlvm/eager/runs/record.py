@@ -284,7 +284,7 @@ class _Session:
             data = "".join(linecache.getlines(file)).encode("utf-8", "surrogatepass")
             if 0 < len(data) <= _MOST_SOURCE:
                 sources[file] = digest_of(data).hex()
-                self._write_once(f"{SOURCES}/{sources[file]}.py", data)
+                self._write_once(f"{SOURCES}/{sources[file]}.txt", data)
         return sources
 
     def _write_once(self, name: str, data: bytes) -> None:

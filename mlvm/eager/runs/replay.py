@@ -22,6 +22,7 @@ from mlvm.eager.runs.log import digest_of, number_of
 from mlvm.eager.runs.names import KEYS, tensors_below
 from mlvm.eager.runs.run import Checkpoint, RecordedStep, Run
 from mlvm.eager.runs.steps import CELL, StepTable
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import load as load_tree
 from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
@@ -56,7 +57,11 @@ class Moment(NamedTuple):
                 raise ArgumentError(
                     f"load: there is no state of {name!r}; there is that of {names}"
                 )
-        tensors = {path: x for path, x in tensors_below(objects.items()) if path in self.state}
+        tensors = {
+            path: x
+            for path, x in tensors_below(objects.items())
+            if path in self.state and isinstance(x, Tensor)
+        }
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
             random.set_state(self.state[KEYS])

@@ -7,7 +7,7 @@ What does not fit raises `EncodingError` with the name of the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -236,7 +236,7 @@ class Run:
         """Return the lines of a source file as they were recorded, none if it was not."""
         for table in self.tables:
             if file in table.sources:
-                name = f"{SOURCES}/{Path(table.sources[file]).name}.py"
+                name = f"{SOURCES}/{Path(table.sources[file]).name}.txt"
                 data = self._read(name, table.sources[file])
                 return data.decode("utf-8", "surrogatepass").splitlines()
         return []
@@ -253,7 +253,7 @@ class Run:
             cell = self.cells[number]
             if cell.name not in file.entries:
                 raise EncodingError(f"{self.folder / name}: {cell.name} is missing")
-            array = self._decoded(name, lambda c=cell: _as_type(file.read(c.name, True), c.type))
+            array = self._decoded(name, partial(_cell_in, file, cell))
             if number_of(digest(array)) != expected:
                 raise EncodingError(f"{self.folder / name}: {cell.name} was changed")
             contents[number] = array
@@ -314,8 +314,9 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
     raise EncodingError("expected the place of a content")
 
 
-def _as_type(array: Array, type: TensorType) -> Array:
-    """Return the array of a checkpoint as the type of its cell."""
+def _cell_in(file: WeightsFile, cell: Cell) -> Array:
+    """Return the content of a cell in a checkpoint, as its type."""
+    array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)
     if TensorType.of(array) != type:
