@@ -48,6 +48,12 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
             stream.flush()
 
 
+def open_to_append(file: Path) -> BinaryIO:
+    """Create a file to which a process appends; each write reaches the system immediately, so a
+    kill loses nothing of it. Raises `FileExistsError`, and other `OSError`."""
+    return file.open("xb", buffering=0)
+
+
 def write_array(file: Name, array: Array) -> None:
     """Replace a file by a .npy file of the array. Raises `OSError`."""
     with replacing(Path(file)) as stream:  # numpy ignores errors of files that it knows

@@ -56,6 +56,16 @@ def register(vm: VM) -> None:
     vm.register(WATCH, keep, nparams=1, nresults=0, result=lambda *_, **__: ())
 
 
+def register_silent(vm: VM) -> None:
+    """Register host functions of these names that do nothing, for a replay of a call."""
+
+    def ignore(frame: Frame) -> None:
+        """Do nothing."""
+
+    vm.register(PRINT, ignore, nresults=0, result=lambda *_, **__: ())
+    vm.register(WATCH, ignore, nparams=1, nresults=0, result=lambda *_, **__: ())
+
+
 def take_series(name: str, *, clear: bool) -> list[Array]:
     """Return the series of a name, oldest first; with `clear` it begins anew."""
     with _lock:

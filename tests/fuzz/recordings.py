@@ -22,7 +22,7 @@ from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.log import LogWriter, read_log
 from mlvm.eager.runs.replay import Replay, open_run
-from mlvm.eager.runs.verify import verify
+from mlvm.eager.runs.verification import verify
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 
 PROGRAMS: Final = 20_000
@@ -45,7 +45,7 @@ def record(folder: Path) -> None:
     def step(x: Tensor) -> Tensor:
         loss, grads = ml.value_and_grad(lambda w: ml.mean((x @ w["w"] + w["b"]) ** 2))(w)
         optimizer.update(grads)
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     @ml.capture
     def evaluate(x: Tensor, factor: float) -> Tensor:

@@ -25,7 +25,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.runs import interpreter
-from mlvm.eager.runs.verify import Verified
+from mlvm.eager.runs.verification import Verified
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension

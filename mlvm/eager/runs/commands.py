@@ -18,8 +18,8 @@ from mlvm.eager.runs.cells import storable
 from mlvm.eager.runs.diff import diff
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.replay import Replay, open_run
-from mlvm.eager.runs.run import Step
-from mlvm.eager.runs.verify import verify
+from mlvm.eager.runs.run import RecordedStep
+from mlvm.eager.runs.verification import verify
 from mlvm.machines.files import write_array
 
 _MOST_PRINTED: Final = 8
@@ -182,7 +182,7 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
     return 0
 
 
-def _may_have_nan(replay: Replay, step: Step) -> bool:
+def _may_have_nan(replay: Replay, step: RecordedStep) -> bool:
     """Return whether a step returns or writes a nan or infinity, or is to be executed op by op."""
     if not step.table.file:
         return False

@@ -19,7 +19,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.replay import Replay
-from mlvm.eager.runs.run import Run, Step
+from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.steps import CELL
 
@@ -27,27 +27,27 @@ from mlvm.eager.runs.steps import CELL
 class Elements(NamedTuple):
     """Differing elements of two arrays of one type.
 
-    count, size: how many differ, of how many.
-    index: of the first one.
+    differing, size: how many differ, of how many.
+    first: the index of the first one.
     values: of the first one in both arrays.
     bits: of these values, as hexadecimal digits.
     """
 
-    count: int
+    differing: int
     size: int
-    index: tuple[int, ...]
+    first: tuple[int, ...]
     values: tuple[Any, Any]
     bits: tuple[str, str]
 
     def __str__(self) -> str:
         (a, b), (bits_a, bits_b) = self.values, self.bits
-        at = f"first at [{', '.join(map(str, self.index))}]"
+        at = f"first at [{', '.join(map(str, self.first))}]"
         return (
             f"{self.count:,} of {self.size:,} elements differ, {at}: {a} ({bits_a}), {b} ({bits_b})"
         )
 
 
-class Operand(NamedTuple):
+class OperandOrigin(NamedTuple):
     """Operand of an op: its origin, its type, and whether it is equal in both runs; None if the ops
     of the runs are different ones."""
 
@@ -65,7 +65,7 @@ class OpReport(NamedTuple):
     """
 
     op: Executed
-    operands: Sequence[Operand]
+    operands: Sequence[OperandOrigin]
     line: Line | None
     text: str
 
@@ -132,7 +132,7 @@ def _bits(x: Array) -> Array:
     return little.reshape(-1, 1).view(np.uint8)
 
 
-def _are_equal(a: Run, b: Run, x: Step, y: Step) -> bool:
+def _are_equal(a: Run, b: Run, x: RecordedStep, y: RecordedStep) -> bool:
     """Return whether two steps are equal: their results, and the state after them if both have
     tensors of the same types. A member that shards its state has others."""
     results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
@@ -145,7 +145,7 @@ def _are_equal(a: Run, b: Run, x: Step, y: Step) -> bool:
     return types[0] != types[1] or x.after == y.after
 
 
-def _difference(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
+def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
     """Return the cause of the difference of two steps, the first that differ."""
     head = f"step {x.number}"
     if x.before != y.before:
@@ -171,20 +171,19 @@ def _difference(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
         return Difference(x.number, "result", text, _results(x, y))
 
 
-def _results(x: Step, y: Step) -> list[str]:
+def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
     pairs = zip(x.table.results, x.results, y.results, strict=False)
     return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
 
 
 def _differing_state(
-    left: Replay, right: Replay, x: Step, y: Step
+    left: Replay, right: Replay, x: RecordedStep, y: RecordedStep
 ) -> tuple[list[str], Elements | None]:
     """Return the names of state that differs before a step, and the elements of the first one."""
-    states = []
+    states: list[dict[str, Array]] = []
     for replay, step in ((left, x), (right, y)):
-        cells = replay.cells(step.number)
-        names = replay.run.cells
-        states.append({names[each].name: cells[each] for each in step.table.cells()})
+        contents, rows = replay.cells(step.number), replay.run.cells
+        states.append({rows[each].name: contents[each] for each in step.table.cells()})
     others = {digest(array) for array in states[1].values()}
     if states[0].keys() == states[1].keys():
         names = [name for name, array in states[0].items() if _differ(array, states[1][name])]
@@ -220,7 +219,7 @@ def _differing_input(
 class _Trace:
     """Execution of a step op by op, with the digest of each result."""
 
-    def __init__(self, replay: Replay, step: Step) -> None:
+    def __init__(self, replay: Replay, step: RecordedStep) -> None:
         self.replay, self.step = replay, step
         self.execution: Execution = replay.execution(step.number)
         self.ops: list[Executed] = []
@@ -249,7 +248,7 @@ class _Trace:
             is_equal = None
             if other is not None and twin is not None:
                 is_equal = self.digest(ref) == other.digest(twin.operands[i])
-            operands.append(Operand(self.origin(ref), type, is_equal))
+            operands.append(OperandOrigin(self.origin(ref), type, is_equal))
         text = op.line.text if op.line else ""
         if op.line is not None:
             lines = self.replay.run.source(op.line.file)
@@ -276,7 +275,7 @@ class _Trace:
         return f"constant {values.item()!r}" if values.size == 1 else "constant"
 
 
-def _differing_op(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
+def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
     """Compute a step op by op in both runs, and return the first op whose result differs."""
     traces = _Trace(left, x), _Trace(right, y)
     same = x.table.content == y.table.content
@@ -288,7 +287,8 @@ def _differing_op(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
         return Difference(x.number, "result", text, names)
     a, b = pair
     twins = a is not None and b is not None and a.name == b.name
-    twins = twins and len(a.operands) == len(b.operands)
+    if a is not None and b is not None and len(a.operands) != len(b.operands):
+        twins = False
     reports = [
         None if op is None else trace.report(op, other if twins else None, twin)
         for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))
@@ -305,7 +305,7 @@ def _differing_op(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
-    """Say which recording a replay does not reproduce."""
+    """Return a text that names the recordings that replays do not reproduce."""
     wrong = [name for name, each in (("A", left), ("B", right)) if each.replay(number)]
     if not wrong:
         return ""

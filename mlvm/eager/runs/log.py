@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 from mlvm.core.errors import EncodingError, MlvmError
 from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
+from mlvm.machines.files import open_to_append
 
 VERSION: Final = 1
 """Version of the format. A later release reads all earlier versions."""
@@ -64,7 +65,7 @@ class LogWriter:
 
     def __init__(self, path: Path) -> None:
         self.chain = digest_of(_HEAD)
-        self._stream: BinaryIO = path.open("xb", buffering=0)
+        self._stream: BinaryIO = open_to_append(path)
         self._stream.write(_HEAD)
 
     def append(self, value: Any) -> None:

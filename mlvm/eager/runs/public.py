@@ -16,7 +16,7 @@ from mlvm.eager.runs.record import record, step
 from mlvm.eager.runs.replay import Moment, Replay
 from mlvm.eager.runs.replay import open_run as open
 from mlvm.eager.runs.run import Run
-from mlvm.eager.runs.verify import Verified, verify
+from mlvm.eager.runs.verification import Verified, verify
 
 __all__ = [
     "Difference",

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import threading
-import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import replace
-from functools import update_wrapper
+from functools import wraps
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
 
-from mlvm import __version__
 from mlvm.arena.arena import Allocation, scope
 from mlvm.core.digest import digest
 from mlvm.core.errors import ArgumentError, CaptureError, brief
@@ -35,7 +34,7 @@ from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
 from mlvm.eager.tensor.context import current_capture, default_arena
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.machines.files import write_file
+from mlvm.machines.files import open_to_append, write_file
 from mlvm.parallel.membership import place_of
 
 P = ParamSpec("P")
@@ -102,7 +101,7 @@ class record(ContextDecorator):
         self._session.close(finished=error[0] is None)
 
 
-class step(Generic[P, R]):
+def step(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that is not captured as a step of recordings. A decorator.
 
     Inside `ml.runs.record`, its calls are recorded as those of a captured function: it is traced
@@ -121,25 +120,21 @@ class step(Generic[P, R]):
     Refuses:
         ml.runs.step(3)  # CaptureError
     """
+    captured = capture(fn)
 
-    def __init__(self, fn: Callable[P, R]) -> None:
-        self._captured: Captured[P, R] = capture(fn)
-        update_wrapper(self, fn, updated=())
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        fn = self._captured.fn
+    @wraps(fn)
+    def observed(*args: P.args, **kwargs: P.kwargs) -> R:
         if not step_observers or current_capture.get() is not None:
             return fn(*args, **kwargs)
         return step_observers[-1](  # type: ignore[no-any-return]
-            self._captured, lambda args, kwargs: fn(*args, **kwargs), args, kwargs
+            captured, lambda args, kwargs: fn(*args, **kwargs), args, kwargs
         )
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+    return observed
 
 
-class _Program(NamedTuple):
-    """Program of recorded steps.
+class _Recorded(NamedTuple):
+    """Program of recorded steps, with its table.
 
     number: its number in the log.
     table: its operands and results.
@@ -155,7 +150,7 @@ class _Inputs(NamedTuple):
     """Values that a call gets: the program, the arrays of its external inputs, and their tensors
     where they have one."""
 
-    program: _Program
+    program: _Recorded
     arrays: list[Array]
     tensors: list[Allocation | None]
 
@@ -168,19 +163,19 @@ class _Session:
         for name in (CHECKPOINTS, PROGRAMS, SOURCES):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self._log = LogWriter(folder / LOG)
-        self._data: BinaryIO = (folder / DATA).open("xb", buffering=0)
+        self._data: BinaryIO = open_to_append(folder / DATA)
         self._end = 0  # of the data
         self._steps = 0
         self._cells = Cells()
         self._ncells = self._ntables = self._ncheckpoints = 0  # in the log
         self._last_checkpoint, self._spent = -1, 0
-        self._programs: dict[object, _Program] = {}
+        self._programs: dict[object, _Recorded] = {}
         self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
-        self._stored: dict[bytes, tuple[int, int]] = {}  # places of contents in the data
+        self._stored: dict[bytes, tuple[int, int]] = {}  # offsets and lengths of contents
         self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
         self._lock = threading.RLock()
         self._running = threading.local()
-        self._log.append(("run", {"mlvm": __version__, "every": every}))
+        self._log.append(("run", {"mlvm": sys.modules["mlvm"].__version__, "every": every}))
 
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
@@ -257,7 +252,7 @@ class _Session:
             self._programs[key] = self._declared(table, lambda _: [])
         return _Inputs(self._programs[key], arrays, tensors)
 
-    def _added(self, captured: Captured[..., Any], match: Match) -> _Program:
+    def _added(self, captured: Captured[..., Any], match: Match) -> _Recorded:
         """Trace a call once more, and store its program."""
         traced = traced_step(captured, match, self._cells)
         table = traced.table
@@ -272,7 +267,7 @@ class _Session:
 
     def _declared(
         self, table: StepTable, numbers: Callable[[Sequence[float]], list[Array]]
-    ) -> _Program:
+    ) -> _Recorded:
         """Append the table of a program, and the cells that are new in it."""
         rows = self._cells.rows[self._ncells :]
         self._ncells += len(rows)
@@ -280,7 +275,7 @@ class _Session:
         number = self._ntables
         self._ntables += 1
         self._log.append(("program", table.to_value()))
-        return _Program(number, table, numbers)
+        return _Recorded(number, table, numbers)
 
     def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
         """Store the source files that can be read; return their digests by path."""
@@ -289,7 +284,7 @@ class _Session:
             data = "".join(linecache.getlines(file)).encode("utf-8", "surrogatepass")
             if 0 < len(data) <= _MOST_SOURCE:
                 sources[file] = digest_of(data).hex()
-                self._write_once(f"{SOURCES}/{sources[file]}.py", data)
+                self._write_once(f"{SOURCES}/{sources[file]}.txt", data)
         return sources
 
     def _write_once(self, name: str, data: bytes) -> None:
@@ -298,7 +293,7 @@ class _Session:
 
     def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
         """Store the contents of the cells of a step that no step has computed: in a checkpoint if
-        one is due or a cell is new, else in the data. Return the places in the data."""
+        one is due or a cell is new, else in the data. Return the offsets in the data."""
         is_new = any(number not in self._cells.digests for number in cells)
         if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
             changed = self._cells.changed(cells)
@@ -328,7 +323,7 @@ class _Session:
         self, arrays: Sequence[Array], digests: Sequence[bytes]
     ) -> list[tuple[int, int, int]]:
         """Store the inputs of a step that no step since the last checkpoint has computed, as far as
-        the limit allows. Return their numbers with the places in the data."""
+        the limit allows. Return their numbers with the offsets in the data."""
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
             if key in self._computed and key not in self._stored:
@@ -347,7 +342,7 @@ class _Session:
         return places
 
     def _store(self, array: Array) -> tuple[int, int]:
-        """Append an array to the data; return its place and length there."""
+        """Append an array to the data; return its offset and length there."""
         writer = Writer()
         writer.array(array)
         data = writer.message(Kind.call)[HEADER.size :]

@@ -20,9 +20,11 @@ from mlvm.eager.runs.cells import digest_of_cells
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.log import digest_of, number_of
 from mlvm.eager.runs.names import KEYS, tensors_below
-from mlvm.eager.runs.run import Checkpoint, Run, Step
+from mlvm.eager.runs.run import Checkpoint, RecordedStep, Run
 from mlvm.eager.runs.steps import CELL, StepTable
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import load as load_tree
+from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
 from mlvm.step.saved import LoadedStep
 
@@ -38,7 +40,7 @@ class Moment(NamedTuple):
     inputs: the external inputs by name.
     """
 
-    step: Step
+    step: RecordedStep
     state: Mapping[str, Array]
     inputs: Mapping[str, Array]
 
@@ -55,7 +57,11 @@ class Moment(NamedTuple):
                 raise ArgumentError(
                     f"load: there is no state of {name!r}; there is that of {names}"
                 )
-        tensors = {path: x for path, x in tensors_below(objects.items()) if path in self.state}
+        tensors = {
+            path: x
+            for path, x in tensors_below(objects.items())
+            if path in self.state and isinstance(x, Tensor)
+        }
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
             random.set_state(self.state[KEYS])
@@ -123,7 +129,7 @@ class Replay:
     def execution(self, number: int) -> Execution:
         """Return the execution of a step op by op, before its first op. Raises what `at` raises."""
         operands = self.operands(number)
-        return Execution(self.run.program(self.run.step(number).table), operands)
+        return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
 
     def replay(self, number: int) -> list[Mismatch]:
         """Compute a step again. Return what differs from the log, nothing for equal bits."""
@@ -140,18 +146,18 @@ class Replay:
         self._require(self._finish(step, results))
         return results
 
-    def compute(self, step: Step, operands: Sequence[Array]) -> list[Array]:
+    def compute(self, step: RecordedStep, operands: Sequence[Array]) -> list[Array]:
         """Return the results of a step's program on these operands."""
         table = step.table
         if self._loaded is None or self._loaded[0] is not table:
             if self._loaded is not None:
                 self._loaded[1].close()
-            self._loaded = table, LoadedStep(self.run.program(table).step, LocalVM("replay"))
+            self._loaded = table, LoadedStep(self.run.program(table).step, _machine())
         return self._loaded[1](*operands)
 
     # --- steps ------------------------------------------------------------------------------
 
-    def _go_to(self, step: Step) -> None:
+    def _go_to(self, step: RecordedStep) -> None:
         """Go to the state before a step, which its digest confirms."""
         start = self._checkpoint_before(step)
         if self._next is None or not start.step <= self._next <= step.number:
@@ -173,7 +179,7 @@ class Replay:
                 f"python -m mlvm verify names such steps"
             )
 
-    def _checkpoint_before(self, step: Step) -> Checkpoint:
+    def _checkpoint_before(self, step: RecordedStep) -> Checkpoint:
         """Return the last checkpoint that is not after the step and has its state."""
         needed = step.table.cells()
         for each in reversed(self.run.checkpoints):
@@ -183,7 +189,7 @@ class Replay:
             return Checkpoint(step.number, "", 0, {})
         raise EncodingError(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: RecordedStep) -> None:
         """Apply what was written to the state before a step, and compare its digest."""
         for checkpoint in self.run.checkpoints:
             if checkpoint.step == step.number:  # some of it may have been written since
@@ -195,14 +201,14 @@ class Replay:
                 f"{self.run.folder}: the state before step {step.number} is not the recorded one"
             )
 
-    def _digest(self, step: Step) -> int:
+    def _digest(self, step: RecordedStep) -> int:
         cells = step.table.cells()
         digests = {each: digest(self._cells[each]) for each in cells if each in self._cells}
         if len(digests) < len(cells):
             raise EncodingError(f"{self.run.folder}: step {step.number} has state that is missing")
         return number_of(digest_of(*digest_of_cells(digests, cells)))
 
-    def _finish(self, step: Step, results: Sequence[Array]) -> list[Mismatch]:
+    def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
         """Take the results of a step as state and values of later steps. Return mismatches."""
         table = step.table
         returned = [results[i] for i in table.returns if i >= 0]
@@ -226,13 +232,13 @@ class Replay:
             self._skip(step)
         return mismatches
 
-    def _skip(self, step: Step) -> None:
+    def _skip(self, step: RecordedStep) -> None:
         """Go to the next step; this one updates nothing that a later one reads."""
         self._next = step.number + 1
         if self._next < len(self.run.steps):
             self._write(self.run.steps[self._next])
 
-    def _external(self, step: Step) -> list[Array]:
+    def _external(self, step: RecordedStep) -> list[Array]:
         """Return the external inputs of a step."""
         stored = {each.number: each for each in step.stored_inputs}
         arrays: list[Array] = []
@@ -252,6 +258,13 @@ class Replay:
                 )
             arrays.append(self.run.confirmed(step, i, array))
         return arrays
+
+
+def _machine() -> LocalVM:
+    """Return a new VM for replays, on which `ml.debug.print` prints nothing."""
+    vm = LocalVM("replay")
+    printing.register_silent(vm)
+    return vm
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ What does not fit raises `EncodingError` with the name of the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """Content in the data file: the number of the cell or input, its place and its length."""
+    """Content in the data file: the number of the cell or input, its offset and its length."""
 
     number: int
     place: int
     length: int
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A recorded step.
 
     number: of the step, from 0.
@@ -102,7 +102,7 @@ class Run:
         self.every = 1
         self.cells: list[Cell] = []
         self.tables: list[StepTable] = []
-        self.steps: list[Step] = []
+        self.steps: list[RecordedStep] = []
         self.checkpoints: list[Checkpoint] = []
         self.is_closed = self.has_failed = False
         log = read_log(folder / LOG)
@@ -166,7 +166,7 @@ class Run:
         values: list[Any],
         cells: list[Any],
         stored: list[Any],
-    ) -> Step:
+    ) -> RecordedStep:
         if not 0 <= program < len(self.tables):
             raise EncodingError(f"there is no program {program}")
         table = self.tables[program]
@@ -181,7 +181,7 @@ class Run:
                     raise EncodingError("expected the value of a result")
         places = [_stored(each, self._is_cell) for each in cells]
         input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
-        return Step(
+        return RecordedStep(
             len(self.steps),
             program,
             table,
@@ -211,7 +211,7 @@ class Run:
         """The first number without axes that each step returns, of the steps that return one."""
         return [min(step.values.items())[1] for step in self.steps if step.values]
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> RecordedStep:
         """Return a step. Raises `ArgumentError` if there is no such step."""
         if type(number) is not int or not 0 <= number < len(self.steps):
             raise ArgumentError(
@@ -236,7 +236,7 @@ class Run:
         """Return the lines of a source file as they were recorded, none if it was not."""
         for table in self.tables:
             if file in table.sources:
-                name = f"{SOURCES}/{Path(table.sources[file]).name}.py"
+                name = f"{SOURCES}/{Path(table.sources[file]).name}.txt"
                 data = self._read(name, table.sources[file])
                 return data.decode("utf-8", "surrogatepass").splitlines()
         return []
@@ -253,7 +253,7 @@ class Run:
             cell = self.cells[number]
             if cell.name not in file.entries:
                 raise EncodingError(f"{self.folder / name}: {cell.name} is missing")
-            array = self._decoded(name, lambda c=cell: _as_type(file.read(c.name, True), c.type))
+            array = self._decoded(name, partial(_cell_in, file, cell))
             if number_of(digest(array)) != expected:
                 raise EncodingError(f"{self.folder / name}: {cell.name} was changed")
             contents[number] = array
@@ -273,11 +273,11 @@ class Run:
 
         return self._decoded(DATA, decode)
 
-    def input(self, step: Step, each: Stored) -> Array:
+    def input(self, step: RecordedStep, each: Stored) -> Array:
         """Return a stored input of a step, which its digest confirms."""
         return self.confirmed(step, each.number, self.stored(each))
 
-    def confirmed(self, step: Step, number: int, array: Array) -> Array:
+    def confirmed(self, step: RecordedStep, number: int, array: Array) -> Array:
         """Return an input of a step. Raises `EncodingError` if it has not the recorded digest."""
         if number_of(digest(array)) != step.inputs[number]:
             name = step.table.names[number]
@@ -314,8 +314,9 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
     raise EncodingError("expected the place of a content")
 
 
-def _as_type(array: Array, type: TensorType) -> Array:
-    """Return the array of a checkpoint as the type of its cell."""
+def _cell_in(file: WeightsFile, cell: Cell) -> Array:
+    """Return the content of a cell in a checkpoint, as its type."""
+    array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)
     if TensorType.of(array) != type:

@@ -51,7 +51,7 @@ def train(
 
         value, grads = ml.value_and_grad(loss)(model)
         optimizer.update(grads)
-        return value  # type: ignore[no-any-return]
+        return value
 
     run = ml.capture(step) if captured else ml.runs.step(step)
     data = batches()
@@ -60,4 +60,4 @@ def train(
             x, y = data[i]
             run(ml.asarray(x), ml.asarray(y))
             between(n, model)
-    return ml.runs.open(folder)  # type: ignore[no-any-return]
+    return ml.runs.open(folder)

@@ -12,8 +12,9 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
 from mlvm.eager.runs.replay import Replay
-from tests.brief import refuses
+from tests.brief import Capsys, refuses
 from tests.eager.runs.recorded import STEPS, batches, train
+from tests.wired import connect_to
 
 
 def test_a_recording_has_each_step(folder: Path) -> None:
@@ -212,3 +213,26 @@ def test_one_member_of_a_group_records(folder: Path) -> None:
     with ml.runs.record(folder / "a"), ml.parallel.Group(2) as group:
         group.run(member)
     assert ml.runs.open(folder / "a").losses == [2.0]
+
+
+def test_a_replay_prints_nothing(folder: Path, capsys: Capsys) -> None:
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        y = x + 1.0
+        ml.debug.print("y {}", y)
+        return ml.sum(y)
+
+    with ml.runs.record(folder / "a"):
+        step(ml.ones(2))
+    assert "y [2. 2.]" in capsys.readouterr().out
+    run = ml.runs.open(folder / "a")
+    assert Replay(run).replay(0) == []
+    assert Replay(run).execution(0).length >= 2
+    assert not capsys.readouterr().out
+
+
+def test_a_vm_elsewhere_is_recorded(folder: Path) -> None:
+    a = train(folder / "a")
+    with ml.use(connect_to(ml.VM("elsewhere"))):
+        b = train(folder / "b")
+    assert ml.runs.diff(a, b) is None
