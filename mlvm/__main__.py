@@ -44,14 +44,17 @@ from mlvm.core.program.assembly import (
     parse_constant,
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import OPCODES, Program
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.eager.runs import commands as run_commands
 from mlvm.eager.runs.debugger import Debugger
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
 from mlvm.eager.tensor.number import open_lengths
+from mlvm.fixed_step import about_fixed_step
 from mlvm.machines import printing
 from mlvm.machines.files import require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
@@ -126,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "step over the ops of a captured call, forwards and backwards"
     add = commands.add_parser("debug", help=text, description=text).add_argument
-    add("file", metavar="FILE", help="what Captured.save_repro or Captured.save wrote")
+    text = "what Captured.save_repro or Captured.save wrote, or the folder of a recording"
+    add("file", metavar="FILE", help=text)
+    add("--step", type=_count, default=0, metavar="N", help="the step of a recording (default: 0)")
     argument = "the next input of a saved step, as in run; a repro has its own"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     command = "run this command, such as 'b any(isnan(q))', in place of those of stdin"
@@ -221,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add("device", metavar="DEVICE", help="such as opencl:0")
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
+    run_commands.add_commands(commands)
     remote.add_commands(commands)
     return parser
 
@@ -436,6 +442,10 @@ def run(options: argparse.Namespace) -> None:
 
 def debug(options: argparse.Namespace) -> int:
     """Debug a captured call. Returns 1 if a command failed, else 0."""
+    if Path(options.file).is_dir():
+        replay = Replay(open_run(options.file))
+        failed = Debugger(replay.execution(options.step)).run(options.commands or None)
+        return int(failed > 0 and bool(options.commands))
     loaded = read_any(options.file)
     if isinstance(loaded, Program):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
@@ -674,6 +684,7 @@ def print_info() -> None:
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
+    print(f"digest of a fixed training step: {about_fixed_step()}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
     available = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
@@ -681,8 +692,8 @@ def print_info() -> None:
     print(f"devices: {'; '.join([*available, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage {' '.join(DType.storage)}")
     print("instructions:")
-    for opcode in Opcode:
-        words = " ".join([opcode.text, *opcode.immediates])
+    for text, opcode in OPCODES.items():
+        words = " ".join([text, *opcode.immediates])
         print(f"  {words:32} {opcode.effect:28} {opcode.meaning}")
 
 
@@ -707,6 +718,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "ops": lambda options: print_ops(options.names),
     "info": lambda _: print_info(),
     "tune": lambda options: print_tuning(options.device),
+    **run_commands.COMMANDS,
     **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},
 }
 

@@ -25,8 +25,9 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
 from mlvm.core.errors import BudgetError, OpError, PositionRefused, ProgramError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.machine.decode import argument_of
 from mlvm.core.op import NO_ATTRIBUTES
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
@@ -144,10 +145,10 @@ class Planned:
         code = self.program.main.code
         _, nresults, _ = code[2].immediates
         operands, body = code[:2], _moved(code[3:-1], 1)
-        start = [*operands, Instruction(Opcode.cfunc, (1, nresults + 1, {"wait": False}))]
+        start = [*operands, Instruction.of("cfunc", 1, nresults + 1, {"wait": False})]
         end = len(start) + 1 + len(body) + 1
-        leave, again = Instruction(Opcode.jump_if_false, (end,)), Instruction(Opcode.jump, (0,))
-        after = [Instruction(Opcode.pop, (nresults,)), Instruction(Opcode.halt)]
+        leave, again = Instruction.of("jump_if_false", end), Instruction.of("jump", 0)
+        after = [Instruction.of("pop", nresults), Instruction.of("halt")]
         return Program.straight([*start, leave, *body, again, *after])
 
 
@@ -476,7 +477,7 @@ class _ProgramWriter:
         begins.append(len(self.moments))
         took = len(self._elements) - before
         if took:
-            self.code.append(Instruction(Opcode.pop, (took,)))
+            self.code.append(Instruction.of("pop", took))
             for _ in range(took):
                 self._elements.popitem()
         if level.result is not None:
@@ -488,18 +489,15 @@ class _ProgramWriter:
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
-        loads = {old: Instruction(Opcode.load_arg, (new,)) for old, new in number.items()}
+        loads = {old: Instruction.of("load_arg", new) for old, new in number.items()}
 
         def renumbered(code: Iterable[Instruction]) -> list[Instruction]:
-            return [
-                loads[each.immediates[0]] if each.opcode is Opcode.load_arg else each
-                for each in code
-            ]
+            return [each if (old := argument_of(each)) is None else loads[old] for each in code]
 
         functions = [
             function._replace(code=tuple(renumbered(function.code))) for function in self._functions
         ]
-        main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
+        main = Function("main", 0, STAR, (*renumbered(self.code), Instruction.of("halt")))
         program = Program([main, *functions])
         scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
         leave_out(program, scratch)  # nothing else reads it
@@ -525,11 +523,11 @@ class _ProgramWriter:
         each = self._location(use, level, base)
         if each.role != "element":
             number = self.numbers.setdefault(each, len(self.numbers))
-            self.code.append(Instruction(Opcode.load_arg, (number,)))
+            self.code.append(Instruction.of("load_arg", number))
             if use.value.home is None:  # then this is the only place that it ever has
                 self._loads[use] = self.code[-1]
             return
-        self.code.append(Instruction(Opcode.get, (each.place,)))
+        self.code.append(Instruction.of("get", each.place))
         if each.type is not self._elements[each.place]:
             self.code += _reshaped(each.type)
 
@@ -545,7 +543,7 @@ class _ProgramWriter:
             places = [self._location(use, level, base) for use in row]
             self._elements.update((each.place, each.type) for each in places)
             nparams, nresults, row = 1, len(row), ()
-            self.code.append(Instruction(Opcode.push_int, (first.queue,)))
+            self.code.append(Instruction.of("push_int", first.queue))
         for use in row:
             self.push(use, level, base)
         self.code += host_call(name, nparams, nresults, attributes)
@@ -568,14 +566,14 @@ class _ProgramWriter:
             self.level(first, within)
         else:
             self.push(call.ins[0], level, base)
-        leave = self._jump(Opcode.jump_if_false)
+        leave = self._jump("jump_if_false")
         if call.line is not None:
             self.lines[leave] = call.line
         self.level(second if call.name == "while" else first, within)
-        back = self._jump(Opcode.jump)
+        back = self._jump("jump")
         self._land(leave)
         if call.name == "while":
-            self.code[back] = Instruction(Opcode.jump, (start,))
+            self.code[back] = Instruction.of("jump", start)
         else:
             self.level(second, within)
             self._land(back)
@@ -598,7 +596,7 @@ class _ProgramWriter:
                 self._functions.append(self._function(procedure, body))
         for use in call.passed:
             self.push(use, level, base)
-        self.code.append(Instruction(Opcode.call, (self._names[call.callee],)))
+        self.code.append(Instruction.of("call", self._names[call.callee]))
         if call.line is not None:
             self.lines[len(self.code) - 1] = call.line
 
@@ -607,19 +605,20 @@ class _ProgramWriter:
         name = self._name(call.name)
         self._names[Procedure(name, Block())] = name
         nouts, nins = len(call.outs), len(call.ins)
-        code = [Instruction(Opcode.get, (i - nins,)) for i in range(nins)]
+        code = [Instruction.of("get", i - nins) for i in range(nins)]
         code += host_call(call.name, nins, nouts, call.attributes)
+        at_calls = [len(code) - 1]
         for i in range(nouts):
-            code += [Instruction(Opcode.get, (at,)) for at in (i - nins - nouts, i)]
+            code += [Instruction.of("get", at) for at in (i - nins - nouts, i)]
             code += host_call(f"copy{OUT}", 2, 0, NO_ATTRIBUTES)
-        code.append(Instruction(Opcode.return_, (0,)))
+            at_calls.append(len(code) - 1)
+        code.append(Instruction.of("return", 0))
         if call.line is not None:
-            at_calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
             self.inner_lines.update(((name, pc), call.line) for pc in at_calls)
         self._functions.append(Function(name, nouts + nins, 0, tuple(code)))
         for use in (*call.outs, *call.ins):
             self.push(use, level, base)
-        self.code.append(Instruction(Opcode.call, (name,)))
+        self.code.append(Instruction.of("call", name))
         if call.line is not None:
             self.lines[len(self.code) - 1] = call.line
 
@@ -640,9 +639,9 @@ class _ProgramWriter:
         self.inner_lines.update(inner.inner_lines)
         return Function(name, len(procedure.params), 0, tuple(code))
 
-    def _jump(self, opcode: Opcode) -> int:
+    def _jump(self, opcode: str) -> int:
         """Write a jump whose target `_land` sets later. Return its pc."""
-        self.code.append(Instruction(opcode, (0,)))
+        self.code.append(Instruction.of(opcode, 0))
         return len(self.code) - 1
 
     def _land(self, jump: int) -> None:
@@ -680,7 +679,7 @@ class _FrameWriter(_ProgramWriter):
         else:
             super().push(use, level, base)
             return
-        self.code.append(Instruction(Opcode.get, (slot,)))
+        self.code.append(Instruction.of("get", slot))
         if use.type is not type:
             self.code += _reshaped(use.type)
 
@@ -703,7 +702,7 @@ class _FrameWriter(_ProgramWriter):
         frame: list[Instruction] = []
         for _, type in self._slots:
             frame += host_call("zeros", 0, 1, {"shape": type.shape, "dtype": type.dtype.name})
-        return [*frame, *_moved(self.code, len(frame)), Instruction(Opcode.return_, (0,))]
+        return [*frame, *_moved(self.code, len(frame)), Instruction.of("return", 0)]
 
 
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:

@@ -42,7 +42,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import flatten, items_of, noting_flattened, replace, unflatten
 from mlvm.step.flow import Flow, Home, Use, Value
-from mlvm.step.lengths import Template, at, frozen, places
+from mlvm.step.templates import FlowTemplate, at, frozen, places
 
 
 class Result(NamedTuple):
@@ -231,11 +231,11 @@ class TracedCall(NamedTuple):
     numbers: Numbers
     free: Sequence[int]
     flattened: Set[int]
-    template: Template | None = None
+    template: FlowTemplate | None = None
 
     def frozen(self) -> TracedCall:
         """Return the call with places for what depends on open lengths."""
-        template, home = Template.of(self.flow)
+        template, home = FlowTemplate.of(self.flow)
         outcome = self.outcome.with_types(frozen, home)
         return self._replace(flow=template.frozen, outcome=outcome, template=template)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunction
-from mlvm.core.program.program import Opcode
+from mlvm.core.machine.decode import decode
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
@@ -225,12 +225,10 @@ def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
     """Return a new VM for an execution, with the host functions of a VM that the program calls."""
     new = LocalVM("execution")
     if isinstance(vm, VM):
-        for function in program.step.planned.program.functions.values():
-            for opcode, immediates in function.code:
-                if opcode is Opcode.push_str:
-                    [name] = immediates
-                    try:
-                        new.functions.binding(name)
-                    except UnknownFunction:
-                        new.register_callees({name: vm.functions.binding(name).callee})
+        codes = decode(program.step.planned.program).values()
+        for name in {each.name for code in codes for each in code.instructions()} - {None}:
+            try:
+                new.functions.binding(name)
+            except UnknownFunction:
+                new.register_callees({name: vm.functions.binding(name).callee})
     return new

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.writes import count_written
+from mlvm.arena.writes import reads_of
 from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, ShapeError
 from mlvm.core.machine.callee import OUT, UserFunction
 from mlvm.core.machine.run import MAX_DEPTH
@@ -283,13 +283,11 @@ class Interpreter:
     def _written(
         self, name: str, nparams: int, attributes: Attributes
     ) -> tuple[tuple[int, ...], bool]:
-        """Return the numbers of the parameters that a call writes to, and whether it may also read
-        them."""
-        count = count_written(name, attributes)
-        if count is not None:
-            return tuple(range(count)), False
-        callee = self.vm.functions.binding(name).callee
-        reads = callee.reads if isinstance(callee, UserFunction) else None
+        """Return the numbers of the parameters that a call writes to, and whether it may read them,
+        too."""
+        reads, callee = reads_of(name, attributes), self.vm.functions.binding(name).callee
+        if reads is None and isinstance(callee, UserFunction):
+            reads = callee.reads
         read = set() if reads is None else set(range(nparams)[reads])
         return tuple([i for i in range(nparams) if i not in read]), reads is None
 

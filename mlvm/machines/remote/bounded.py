@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from mlvm.core.errors import LimitExceeded, OutOfMemory
 from mlvm.core.machine.callee import OpFresh, Value, is_tensor
+from mlvm.core.machine.decode import decode
 from mlvm.core.op import Attributes
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import Entry, FreeStore, Handle, Storage
 from mlvm.core.types import Array, TensorType, root
@@ -107,8 +108,8 @@ class BoundedVM(LocalVM):
             return False
         if self._careful.meets([self._store.entry(handle).array for handle in args]):
             return True
-        codes = [function.code for function in program.functions.values()]
-        return any(each.opcode is Opcode.load_global for code in codes for each in code)
+        codes = decode(program).values()
+        return any(x.kind == "load_global" for code in codes for x in code.instructions())
 
     def array_of(self, handle: TensorHandle) -> Array:
         array = super().array_of(handle)

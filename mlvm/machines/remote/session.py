@@ -17,12 +17,12 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded
-from mlvm.core.machine.verify import uses_of
 from mlvm.core.memo import memoized
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import check_array
 from mlvm.core.vm import VM
+from mlvm.machines.accesses import uses_of
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, Stream
 from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name

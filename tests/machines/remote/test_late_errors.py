@@ -9,7 +9,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import PositionRefused
-from mlvm.core.machine.verify import uses_of
+from mlvm.machines.accesses import uses_of
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
