@@ -90,12 +90,12 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
-    "mlvm/eager/runs": 3_000,
+    "mlvm/eager/runs": 3_500,
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 3_500,
     "bench": 6_000,
-    "tests": 65_000,
+    "tests": 66_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 
