@@ -20,7 +20,7 @@ from operator import is_
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
-from mlvm.arena.planner import Plan, plan
+from mlvm.arena.planner import PeakValue, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
 from mlvm.core.errors import BudgetError, OpError, PositionRefused, ProgramError
@@ -52,7 +52,8 @@ from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, w
 from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
-from mlvm.step.peak import at_peak, peak_text
+from mlvm.step.peak import at_peak, hoisted_values, peak_text
+from mlvm.step.raising import updates_last, with_raising
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
@@ -154,10 +155,11 @@ class Planned:
 
 class HoistedPart(NamedTuple):
     """The hoisted part of a step: a program that computes states of other states. Its outputs, of
-    these `types`, are the step's states behind those that it reads."""
+    these `types`, are the step's states behind those that it reads. `values` describe them."""
 
     planned: Planned
     types: tuple[TensorType, ...]
+    values: tuple[PeakValue, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -267,21 +269,31 @@ class _Variant(NamedTuple):
         planned = _written(self.level)
         if self.hoisted is None:
             return planned
-        plan = planned.plan._replace(ahead=self.hoisted.nbytes)
+        plan = planned.plan._replace(ahead=self.hoisted.nbytes, peak=self.peak)
         return replace(planned, plan=plan, hoisted=self.hoisted)
+
+    @property
+    def peak(self) -> tuple[PeakValue, ...]:
+        """The values in memory at the peak, with the hoisted ones, the largest first."""
+        values = at_peak(self.level.schedule)
+        if self.hoisted is None:
+            return values
+        return tuple(sorted((*values, *self.hoisted.values), key=lambda each: -each.nbytes))
 
 
 def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
     """Plan the step, and the part that is hoisted from it."""
-    flow = without_moves(Flow(without_dead_calls(flow), flow.results))
+    flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
+    flow = updates_last(flow)
     if options.policy.halves:
         flow = Flow(in_halves(flow), flow.results)
     split = None
     if hoist is not None:
         split = split_flow(flow, hoist, panels=options.policy.panels)
-    if split is None:
+    if hoist is None or split is None:
         return _Variant(_planned(flow, options), None)
-    part = HoistedPart(_written(_planned(split.hoisted, options)), split.types)
+    written = _written(_planned(split.hoisted, options))
+    part = HoistedPart(written, split.types, hoisted_values(split, hoist.states))
     return _Variant(_planned(split.rest, options), part)
 
 
@@ -332,7 +344,7 @@ def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
         f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
-        f"{peak_text(at_peak(smallest.level.schedule))}",
+        f"{peak_text(smallest.peak)}",
         smallest.nbytes,
     )
 

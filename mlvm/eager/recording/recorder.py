@@ -290,6 +290,7 @@ class Recorder:
     storages: memory that the function allocates.
     stack: the identity of the stack that it pushes residuals to.
     recomputing: whether calls recompute values of the forward pass.
+    high_water: once it is closed, the most bytes of tensors that were alive at once.
     """
 
     what = "a captured function"
@@ -312,6 +313,7 @@ class Recorder:
         self.calls: list[Call] = []
         self.stack: Final = object()  # identity of the stack that it pushes residuals to
         self.recomputing = False
+        self.high_water = 0
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
         self.scopes = _Scopes()
@@ -873,6 +875,7 @@ class Recorder:
 
     def close(self) -> None:
         """End all tensors of the function."""
+        self.high_water = self.arena.high_water
         self.placeholders.clear()
         self.arena.close()
         self.arguments.close()

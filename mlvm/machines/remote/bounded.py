@@ -214,7 +214,16 @@ class _BoundedStore(FreeStore):
         if self.consumed + names + nbytes > self._limits.held_bytes:
             total = self.consumed + names
             usage = f"the VM uses {total:,}, and the limit is {self._limits.held_bytes:,}"
-            raise OutOfMemory(f"{nbytes:,} more bytes: {usage}")
+            own = "" if self.limit is None else f", though memory= is {self.limit:,}"
+            raise OutOfMemory(f"{nbytes:,} more bytes: {usage} (--held-bytes of the server){own}")
+
+    def _require_room(self, nbytes: int) -> None:
+        if self.limit is not None and self.consumed + nbytes > self.limit:
+            raise OutOfMemory(
+                f"{nbytes:,} more bytes: the VM uses {self.consumed:,}, and the limit is "
+                f"{self.limit:,} (memory= of ml.connect; --held-bytes of the server is "
+                f"{self._limits.held_bytes:,}); free tensors, or connect with more"
+            )
 
     def _name(self, entry: Entry) -> Handle:
         self._check_handles()
