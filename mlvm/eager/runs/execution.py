@@ -226,7 +226,8 @@ def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
     new = LocalVM("execution")
     if isinstance(vm, VM):
         codes = decode(program.step.planned.program).values()
-        for name in {each.name for code in codes for each in code.instructions()} - {None}:
+        names = {each.name for code in codes for each in code.instructions()}
+        for name in [each for each in names if each is not None]:
             try:
                 new.functions.binding(name)
             except UnknownFunction:
