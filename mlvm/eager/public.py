@@ -134,6 +134,7 @@ SHOWN: Final = {
     "optim": "mlvm.eager.optim",
     "parallel": "mlvm.eager.parallel",
     "random": "mlvm.eager.functions.random",
+    "runs": "mlvm.eager.runs.public",
     "testing": "mlvm.eager.autodiff.testing",
     "tree": "mlvm.eager.tree",
 }

@@ -63,8 +63,8 @@ class Kernels:
 
     def build(self, saved: SavedStep, folder: Path, records: int = 1 << 26) -> Path:
         """The step's program. Raises `CannotBuild`."""
-        how = {"simd": self.simd, "target": "aarch64" if self.simd == "neon" else "host"}
-        builder.build(saved, folder, open_lengths, records=records, **how)
+        target = "aarch64" if self.simd == "neon" else "host"
+        builder.build(saved, folder, open_lengths, simd=self.simd, target=target, records=records)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([*COMPILER, *strict, "-Werror", "-c", "-o", "strict.o", "tables.c"], folder)
         own = ["tables.c"]

@@ -27,6 +27,7 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 `guards`: state that changes between calls of a captured function, which must see it or refuse it.
+`recordings`: files of `ml.runs.record` with bytes or values changed, which nothing may accept.
 `budgets`: training steps with `capture(memory=)`, which must keep eager's bits and their budgets.
 
 `debugger`: captured steps op by op, forwards and backwards, beside the captured call.
@@ -65,7 +66,7 @@ from tests.packages import named_if_missing
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    *("interrupts", "templates", "guards", "budgets", "debugger"),
+    *("interrupts", "templates", "guards", "budgets", "debugger", "recordings"),
 )
 OTHERS = (
     "threads",

@@ -25,6 +25,7 @@ from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
 from mlvm.eager.runs import interpreter
+from mlvm.eager.runs.verify import Verified
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
@@ -46,6 +47,7 @@ from tests.fuzz import (
     interrupts,
     kinks,
     recipes,
+    recordings,
     remote,
     saved,
     tails,
@@ -552,3 +554,12 @@ def test_a_wrong_recipe_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(recipes, "written", lambda: wrong)
     [threshold] = [each for each in recipes.recipes() if each.name == "threshold"]
     assert [*recipes.faults_of(threshold)] != []
+
+
+def test_damaged_recordings_are_not_accepted(monkeypatch: Patch) -> None:
+    outcomes, failure = recordings.fuzz(with_long(30, 2000), 0, 0)
+    assert failure is None
+    assert outcomes["not accepted"] > 0
+    accepting = Verified([0], [], {}, [])
+    monkeypatch.setattr(recordings, "verify", lambda *_, **__: accepting)
+    assert "accepts a damaged recording" in str(recordings.fuzz(4, 0, 0)[1])

@@ -36,9 +36,11 @@ def sets() -> list[str]:
 
 def computed(simd: str, folder: Path, arguments: Sequence[str]) -> list[Value]:
     """Compute all values with an instruction set, in a process of its own."""
-    file, variables = folder / simd, {"MLVM_SIMD": simd, "MLVM_NATIVE": "1"}
+    file = folder / simd
     module = "-m", "tests.same_bits", "--write", str(file), *arguments
-    done = run_python(*module, timeout=7200, OPENBLAS_NUM_THREADS="1", **variables)
+    done = run_python(
+        *module, timeout=7200, OPENBLAS_NUM_THREADS="1", MLVM_SIMD=simd, MLVM_NATIVE="1"
+    )
     if done.returncode:
         sys.exit(f"{simd}: {done.stderr[-4000:]}")
     return read(file)

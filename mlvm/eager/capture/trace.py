@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.placement import rounded
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType
+from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
 from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
 from mlvm.eager.capture.guards.signature import Signature, Signatures
@@ -328,13 +328,19 @@ def trace(
                 return x if signature.is_reached(x) else record.placeholder(x)
             if isinstance(x, TensorType):
                 return record.placeholder_of(x)
+            if isinstance(x, NamedType):
+                raise CaptureError(
+                    f"a captured function: expected a tensor, got the type {x}, whose sizes have "
+                    f"names; such types are for ml.measure, as in ml.measure(step, x)."
+                    f"at({min(x.names)}=32)"
+                )
             return number_arguments.pop() if type(x) in (int, float) else x
 
         try:
             for field, x in signature.fields:
                 field.set(placeholder(x))
             inputs = [
-                replace(placeholder, each, (Tensor, TensorType, int, float))
+                replace(placeholder, each, (Tensor, TensorType, NamedType, int, float))
                 for each in (args, kwargs)
             ]
             before = replace(lambda x: x, inputs)

@@ -1,1 +1,1 @@
-"""Runs of captured functions as data: programs op by op, their execution, and a debugger."""
+"""Runs as data: recordings of steps, their comparison and replay, and a debugger."""

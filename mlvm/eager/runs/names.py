@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
+
+KEYS: Final = "random keys"
+"""The name of the global random keys of a VM."""
 
 _MOST: Final = 100_000  # objects of one walk
 _ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
@@ -19,16 +22,22 @@ def names_of_tensors(
     """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches from
     its arguments, variables and globals, by the id of its root. The shortest path counts."""
     names: dict[int, str] = {}
+    for path, x in tensors_below(_roots(fn, args, kwargs)):
+        names.setdefault(id(x.root), path)
+    return names
+
+
+def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
+    """Yield the tensors that these objects reach with their paths, the shortest ones first."""
     seen: set[int] = set()
-    queue = deque(_roots(fn, args, kwargs))
+    queue = deque(roots)
     while queue and len(seen) < _MOST:
         path, value = queue.popleft()
         if isinstance(value, Allocation):
-            names.setdefault(id(value.root), path)
+            yield path, value
         elif not isinstance(value, _ENDS) and id(value) not in seen:
             seen.add(id(value))
             queue.extend(_parts(path, value))
-    return names
 
 
 def _roots(
@@ -74,7 +83,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_internal(kind: type) -> bool:
-    """Return whether a class is one of mlvm's whose fields are no names of a user's."""
+    """Return whether a class is mlvm's own, so that users do not read its fields."""
     ours = kind.__module__.startswith("mlvm.")
     return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
 

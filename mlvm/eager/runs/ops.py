@@ -2,7 +2,7 @@
 
 In: a captured function and the arguments of a call. Out: an `OpProgram`, whose step has one
 instruction for each recorded call, before fusion, reordering, recomputation and layouts; and the
-arrays that the call's program takes as inputs. The results have the bits of the captured call.
+arrays that are the inputs of the call's program. The results have the bits of the captured call.
 Nothing is launched: the function is traced once more.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, EncodingError
+from mlvm.core.machine.decode import decode
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
@@ -21,7 +22,7 @@ from mlvm.eager.capture.guards.signature import Signature, Signatures
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
-from mlvm.eager.runs.names import names_of_tensors
+from mlvm.eager.runs.names import KEYS, names_of_tensors
 from mlvm.eager.runs.nesting import LOOP, Span, spans_of
 from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
@@ -127,21 +128,32 @@ def op_program(
     arrays of its inputs. Python numbers at the places `free` of the signature become states; the
     others are constants of the program.
 
-    Raises what `capture` raises, and `CaptureError` for a function that takes from a queue.
+    Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
     call, signature = _traced(fn, args, kwargs, free)
-    record = call.record
-    if record.outside.keepalive and (record.outside.queues or _takes(call)):
+    if takes_from_queue(call):
         raise CaptureError(f"{captured!r} takes from a queue, which no file can hold")
+    inputs = [values_of(x.root) for x in signature.inputs]
+    return program_of_call(call, signature, names_in_call(fn, args, kwargs, call)), inputs
+
+
+def names_in_call(fn: Any, args: Any, kwargs: Any, call: TracedCall) -> dict[int, str]:
+    """Return the names of the tensors that a traced call reaches, by their ids."""
+    names = names_of_tensors(fn, args, kwargs)
+    names[id(random.prepare(call.record.vm).state.root)] = KEYS
+    return names
+
+
+def program_of_call(call: TracedCall, signature: Signature, names: Mapping[int, str]) -> OpProgram:
+    """Return the program of a traced call, with the present state."""
+    record, outcome = call.record, call.outcome
     planned = as_recorded(call.flow)
-    outcome = call.outcome
     scalars = {
         id(x): scalar_array(call.numbers.values[place], dtype)
         for (place, dtype), x in call.numbers.tensors.items()
     }
     states = [scalars[id(x)] if id(x) in scalars else values_of(x) for x in record.outside.states]
-    inputs = [values_of(x.root) for x in signature.inputs]
     step = SavedStep(
         planned,
         tuple([x.root.type for x in signature.inputs]),
@@ -149,15 +161,13 @@ def op_program(
         tuple([x.home.location(x.type) for x in outcome.results]),
         tuple(states),
     )
-    names = names_of_tensors(fn, args, kwargs)
-    names[id(random.prepare(record.vm).state.root)] = "random keys"
     returned = {number: path for path, number in reversed(outcome.named_results())}
     rebound = {number: field.name for field, number in outcome.rebound}
     lines = {
         place: line_at(str(line), getattr(line, "layer", None))
         for place, line in planned.lines.items()
     }
-    program = OpProgram(
+    return OpProgram(
         step,
         lines,
         names_of_values(planned.program, lines),
@@ -165,7 +175,6 @@ def op_program(
         tuple([names.get(id(x.root), "") for x in record.outside.states]),
         tuple([returned.get(i) or rebound.get(i, "") for i in range(len(outcome.results))]),
     )
-    return program, inputs
 
 
 def _traced(
@@ -181,15 +190,17 @@ def _traced(
             make_exclusive(error.x)
 
 
-def _takes(call: TracedCall) -> bool:
-    return any(each.queue is not None for each in call.flow.calls)
+def takes_from_queue(call: TracedCall) -> bool:
+    """Return whether the call takes an element of a queue."""
+    is_first = bool(call.record.outside.queues)
+    return is_first or any(each.queue is not None for each in call.flow.calls)
 
 
 def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place, tuple[str, ...]]:
     """Return the name of the result of each instruction that has one: of the calls in a row that
     one statement makes, the last one has the name that the statement assigns.
 
-    In a branch or loop of the statement, the last call of each side or of the body has it too. The
+    In a branch or loop of the statement, the last call of each side or of the body also has it. The
     condition of a loop has no name.
     """
     names: dict[Place, tuple[str, ...]] = {}
@@ -197,17 +208,18 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
         spans = spans_of(function)
         last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
         latest: Place | None = None
-        for pc, instruction in enumerate(function.code):
+        for each in decode(program)[function.name].instructions():
+            pc = each.pc
             place = function.name, pc
             line = lines.get(place)
-            if instruction.opcode is not Opcode.cfunc or line is None:
+            if each.kind != "cfunc" or line is None:
                 continue
-            around = [each for each in spans if each.start <= pc < each.end]
+            around = [span for span in spans if span.start <= pc < span.end]
             statement = statement_of(line)
             if latest is not None and last == (statement, around):
                 names.pop(latest, None)
             last, latest, assigned = (statement, around), place, statement[2]
-            is_test = any(each.kind == LOOP and pc < each.test for each in around)
+            is_test = any(span.kind == LOOP and pc < span.test for span in around)
             if len(assigned) == 1 and not is_test:
                 names[place] = assigned
     return names
