@@ -66,7 +66,7 @@ class Kernels:
         target = "aarch64" if self.simd == "neon" else "host"
         builder.build(saved, folder, open_lengths, simd=self.simd, target=target, records=records)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
-        command([*COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
+        command([*COMPILER, *strict, "-Werror", "-c", "-o", "strict.o", "tables.c"], folder)
         own = ["tables.c"]
         own += [f"mlvm/build/src/{name}.c" for name in ("command", "step", "lanes")]
         plan = [*builder.PLAN, *["formulas"] * (saved.open is not None)]

@@ -29,7 +29,7 @@ STEP = "from mlvm.fixed_step import fixed_step; print(fixed_step())"
 def test_instruction_sets_give_the_same_bits(capfd: pytest.CaptureFixture[str]) -> None:
     few = with_long([], ["--every", "23", "--step", "lstm"])
     assert main(few) == 0, capfd.readouterr().out
-    steps = with_long(44, 8)
+    steps = with_long(66, 12)
     assert f", of {steps} steps, with {', '.join(sets())}\n0 differ\n" in capfd.readouterr().out
 
 

@@ -155,22 +155,26 @@ def of_steps(only: str = "") -> Iterator[Value]:
     """Yield what each step computes, eagerly op by op, then captured."""
     for name, build in worlds().items():
         if only in name:
-            yield from _run(name, build, captured=False)
-            yield from _run(f"{name}, captured", build, captured=True)
+            yield from _run(name, build, None)
+            yield from _run(f"{name}, captured", build, {})
+            yield from _run(f"{name}, captured without fusion", build, {"fuse": False})
 
 
-def _run(name: str, build: Callable[[], world.World], *, captured: bool) -> Iterator[Value]:
+def _run(
+    name: str, build: Callable[[], world.World], options: dict[str, Any] | None
+) -> Iterator[Value]:
+    """Run a step eagerly, or captured with these options."""
     vm = ml.VM("bits")
     weights, results = ml.Arena(vm, "weights"), ml.Arena(vm, "results")
     with weights.allocating():
         ml.random.seed(0)
         built = build()
-    step = ml.capture(built.step) if captured else built.step
+    step = built.step if options is None else ml.capture(built.step, **options)
     trace = _Trace(name)
     for turn in range(built.steps):
         with results.allocating():
             args = built.arguments(turn)
-            if captured:
+            if options is not None:
                 returned = step(*args)
             else:
                 with vm.instrumented(trace):
