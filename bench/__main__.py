@@ -42,6 +42,7 @@ SUITES = {
     "queue": "bench.queue",
     "remote": "bench.remote",
     "scaling": "bench.scaling",
+    "science": "bench.science",
     "transformations": "bench.transformations",
 }
 
