@@ -55,6 +55,7 @@ from mlvm.step.peak import at_peak, peak_text
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
+from mlvm.step.windows import with_windows
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
@@ -741,6 +742,9 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
+        windowed = with_windows(sloped, live_out) if policy.windows else sloped
+        if windowed is not sloped:
+            schedules.append(in_order(fused(windowed, most, policy, units), most))
         for row in [calls] if sloped == calls else [sloped, calls]:
             schedules.append(in_order(fused(row, most, policy, units), most))
             if schedules[-1].most_alive <= most:

@@ -34,7 +34,7 @@
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
 #define UNARY_ROW(name, R, X, expression)                                     \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \
         (void)a;                                                              \
         R *out = (R *)p[0];                                                   \
@@ -45,7 +45,7 @@
         }                                                                     \
     }
 #define BINARY_ROW(name, R, X, expression)                                    \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \
         (void)a;                                                              \
         R *out = (R *)p[0];                                                   \
@@ -57,7 +57,7 @@
     }
 #define TERNARY_ROW(name, R, X, Y, expression) MIXED_ROW(name, R, X, Y, Y, expression)
 #define MIXED_ROW(name, R, X, Y, Z, expression)                               \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \
         (void)a;                                                              \
         R *out = (R *)p[0];                                                   \
@@ -71,9 +71,50 @@
             out[i] = (R)(expression);                                         \
         }                                                                     \
     }
+/* A row function with steps, of up to three operands: `z` is `y` where there are two. Blocks are loaded
+ * as vectors, by expressions of vectors. */
+#if defined(__AVX512F__)
+#define ROW_VECTOR 64
+#elif defined(__AVX2__)
+#define ROW_VECTOR 32
+#else
+#define ROW_VECTOR 16
+#endif
+typedef float Part_f32 __attribute__((vector_size(ROW_VECTOR), aligned(4), may_alias));
+typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_alias));
+#define STEPPED_ROW(name, part, T, count, expression)                             \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)   \
+    {                                                                             \
+        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) };  \
+        T *out = (T *)p[0];                                                       \
+        const T *xs = (const T *)p[1], *ys = (const T *)p[2], *zs = (const T *)p[count]; \
+        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK, dz = by[count] * BLOCK;   \
+        for (; n >= BLOCK; n -= BLOCK) {                                          \
+            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)         \
+            {                                                                     \
+                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);    \
+                part z = *(const part *)(zs + i);                                 \
+                (void)z;                                                          \
+                *(part *)(out + i) = expression;                                  \
+            }                                                                     \
+            out += BLOCK, xs += dx, ys += dy, zs += dz;                           \
+        }                                                                         \
+        int64_t i = 0;                                                            \
+        for (; i + PART <= n; i += PART) {                                        \
+            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);        \
+            part z = *(const part *)(zs + i);                                     \
+            (void)z;                                                              \
+            *(part *)(out + i) = expression;                                      \
+        }                                                                         \
+        for (; i < n; i++) {                                                      \
+            T x = xs[i], y = ys[i], z = zs[i];                                    \
+            (void)z;                                                              \
+            out[i] = expression;                                                  \
+        }                                                                         \
+    }
 /* Two results of one operand, in one pass. */
 #define PAIR_ROW(name, T, first, second)                                      \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \
         (void)a;                                                              \
         T *out = (T *)p[0], *other = (T *)p[1];                               \
@@ -169,7 +210,7 @@ EACH_SIGNED(SIGNED_DIVISION)
  * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
  * products of such quotients are exact. */
 #define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)              \
-    static void name##_##t##_row(char *const *p, int64_t n, const double *a)   \
+    static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a)   \
     {                                                                          \
         (void)a;                                                               \
         T block[DIVISION_BLOCK];                                               \
@@ -211,7 +252,7 @@ BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
  * the C library's, of a longer type: the last digits of its own are not always right. */
 #define TURNING(name, t, T, longer)                                          \
-    static void name##_##t##_row(char *const *p, int64_t n, const double *a) \
+    static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a) \
     {                                                                        \
         (void)a;                                                             \
         T block[TURNING_BLOCK];                                              \
@@ -253,7 +294,7 @@ LOG_OF_SUM(f64, double, )
 
 #define MOVES(size, T, unused)                                                \
     TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                       \
-    static void copy_##size##_row(char *const *p, int64_t n, const double *a) \
+    static void copy_##size##_row(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \
         (void)a;                                                              \
         if (p[0] != p[1])                                                     \
@@ -396,6 +437,18 @@ BF16_UNARY(gelu_tanh_slope, short_gelu_tanh_slope)
 PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(widen_bf16(x))),
          narrow_from_bf16(short_gelu_tanh_slope(widen_bf16(x))))
 
+/* --- pairs of ops: one that is computed of x and y, and then another of that and z --- */
+
+#define PAIR_OF(first, a, second, b, t, T)                                         \
+    STEPPED_ROW(first##_then_##second##_##t, Part_##t, T, 3, (x a y) b z)          \
+    STEPPED_ROW(first##_before_##second##_##t, Part_##t, T, 3, z b (x a y))
+#define PAIRS_WITH(DO, second, b, t, T) \
+    DO(add, +, second, b, t, T) DO(subtract, -, second, b, t, T) DO(multiply, *, second, b, t, T)
+#define PAIRS_OF(DO, t, T) \
+    PAIRS_WITH(DO, add, +, t, T) PAIRS_WITH(DO, subtract, -, t, T) PAIRS_WITH(DO, multiply, *, t, T)
+PAIRS_OF(PAIR_OF, f32, float)
+PAIRS_OF(PAIR_OF, f64, double)
+
 /* --- the ops --- */
 
 #define BOOL 1
@@ -407,6 +460,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 
 #define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
 #define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
+#define STEPPED(op, cost, result) STEPPED_ROW(OF(op), OF(Part), T, 2, result)
 #define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
 #define PAIR(op, cost, first, second) PAIR_ROW(OF(PASTE(op, _and_slope)), T, first, second)
 #define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
@@ -435,6 +489,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 
 #undef UNARY
 #undef BINARY
+#undef STEPPED
 #undef TERNARY
 #undef PAIR
 #undef PREDICATE
@@ -443,6 +498,9 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #undef SAME
 #define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define STEPPED(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define PAIR_ENTRIES(first, a, second, b, t, T) \
+    ENTRY(first##_then_##second##_##t) ENTRY(first##_before_##second##_##t)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define PAIR(op, cost, first, second) ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
@@ -456,6 +514,7 @@ const RowEntry TARGETED(elementwise_rows)[] = {
 #endif
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
+    PAIRS_OF(PAIR_ENTRIES, f32, ) PAIRS_OF(PAIR_ENTRIES, f64, )
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)
