@@ -63,7 +63,7 @@ from tests.packages import named_if_missing
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    *("interrupts", "templates", "guards", "budgets"),
+    *("interrupts", "templates", "guards", "budgets", "windows"),
 )
 OTHERS = (
     "threads",
