@@ -21,7 +21,7 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
 from mlvm.step.flow import Call, Unit, UnitTable, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
-from mlvm.step.windows import may_share, written_shape
+from mlvm.step.windows import may_write, written_shape
 
 WINDOW: Final = 64
 """The most units between a call and a chain that it joins."""
@@ -332,6 +332,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
         shape: Shape | None = first.outs[0].type.shape
     else:
         shape = domains[first] if policy.links(first.op) or _has_window(first) else None
+    windows = [call for call in (*unit.calls, *calls) if call.window]
     for call in calls:
         if shape is None or domains[call] != shape or (is_head and _has_window(call)):
             return False
@@ -340,12 +341,12 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
                 return False
         if _has_window(call) and call.ins[0].value in unit.makes:
             return False
+        if windows and not may_write(call, windows):
+            return False
         for out in call.outs:
             home = out.value.home
             if home is None:
                 continue
-            if not may_share(call, home, (*unit.calls, *calls)):
-                return False
             if is_head and any(use.value.home is home for use in first.ins):
                 return False  # it must not write over operands of a later row
             if home in unit.reads_from or home in unit.writes_to:

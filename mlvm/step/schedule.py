@@ -141,7 +141,9 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
     types: dict[Value, set[TensorType]] = {}
     writer: dict[Value, int] = {}
     slices = {call.outs[0].value: call for call in calls if call.window}
-    windows: dict[Value, list[tuple[Attributes, int]]] = {}  # by value: each, with what `needed` has of it
+    windows: dict[
+        Value, list[tuple[Attributes, int]]
+    ] = {}  # by value: each, with what `needed` has of it
     for i, call in enumerate(calls):
         assert call.op is not None
         for j, (value, type) in enumerate(call.ins):

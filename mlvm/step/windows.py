@@ -1,7 +1,7 @@
 """Windows: slices that a chain reads where they are, and slices that it writes into.
 
-Each reader of a slice gets a slice of its own, which can then join the reader's chain. There it is a
-window (`mlvm.core.machine.fused`): it is not copied.
+Each reader of a slice gets a slice of its own, which can then join the reader's chain. There it is
+a window (`mlvm.core.machine.fused`): it is not copied.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, is_apart
 from mlvm.core.types import Shape
-from mlvm.step.flow import Call, Home, Use, Value
+from mlvm.step.flow import Call, Use, Value
 
 
 def written_shape(call: Call) -> Shape | None:
@@ -74,12 +74,19 @@ def _can_read(call: Call, use: Use) -> bool:
     return call.op.links and call.outs[0].type.shape == use.type.shape and not call.sized
 
 
-def may_share(call: Call, home: Home, calls: Sequence[Call]) -> bool:
-    """Return whether a call may write to a home in a chain of calls, as far as these read windows
-    of it: they must be apart from the one that it writes, or the same."""
+def may_write(call: Call, calls: Sequence[Call]) -> bool:
+    """Return whether a call may be in a chain of calls, as far as these read windows of the memory
+    that it writes to: they must be apart from the one that it writes, or the same.
+
+    So it is not if the chain would have to copy the tensor of the window that it writes."""
+    shape, home = written_shape(call), call.outs[0].value.home
+    x = call.ins[0].value if shape is not None else None
     for each in calls:
-        if each.window and each.ins[0].value.home is home:
-            sets = written_shape(call) is not None and call.ins[0].value.home is home
+        if not each.window:
+            continue
+        read = each.ins[0].value
+        if read is x or (home is not None and read.home is home):
+            sets = x is not None and (read is x or x.home is home)
             if not sets or is_apart(each.attributes, call.attributes) is False:
                 return False
     return True

@@ -26,7 +26,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
-from mlvm.step.saved import LoadedStep, SavedStep
+from mlvm.step.saved import LoadedStep
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.lengths import Build, difference_in_c, from_file
 
@@ -40,11 +40,11 @@ STEPS: Final = (1, 1, 1, 1, 1, 1, 2, -1, -2, 3)
 
 
 class Statement(NamedTuple):
-    """Statement: writes `term` to array `target` at an index, or appends it to the values."""
+    """Statement: writes `term` to array `target` at a place, or appends it to the values."""
 
     term: Term
     target: int | None
-    index: Callable[[Value], Any]
+    place: Callable[[Value], Any]
     text: str
 
 
@@ -96,7 +96,8 @@ class Drawn:
         fit = [
             i
             for i, shape in enumerate(self.shapes + self.kept)
-            if len(shape) == len(lengths) and all(a >= b for a, b in zip(shape, lengths, strict=True))
+            if len(shape) == len(lengths)
+            and all(a >= b for a, b in zip(shape, lengths, strict=True))
         ]
         i = rng.choice(fit)
         shape = (self.shapes + self.kept)[i]
@@ -160,12 +161,12 @@ class Drawn:
     def turn(self, xp: Any, j: Value, arrays: list[Value]) -> list[Value]:
         """Run the statements once; return the arrays and the values kept."""
         values = list(arrays)
-        for term, target, index, _ in self.statements:
+        for term, target, place, _ in self.statements:
             result = term(xp, values, j)
             if target is None:
                 values.append(result)
             else:
-                values[target][index(j)] = result
+                values[target][place(j)] = result
         return values
 
     def by_numpy(self, arrays: list[Any]) -> list[Any]:
@@ -199,7 +200,10 @@ def _greatest(xp: Any, a: Value, b: Value) -> Value:
 def _bits(values: list[Any]) -> list[Any]:
     """Return what must be equal: the elements, where all nans are one."""
     arrays = [np.asarray(x) for x in values]
-    return [np.where(x == x, x, np.asarray(np.nan, x.dtype)) if x.dtype.kind == "f" else x for x in arrays]
+    return [
+        np.where(x == x, x, np.asarray(np.nan, x.dtype)) if x.dtype.kind == "f" else x
+        for x in arrays
+    ]
 
 
 def check(seed: int, counts: Counter[str], build: Build | None = None) -> str:

@@ -11,10 +11,9 @@ temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product 
 come first, a reduction may end in a parameter. The results have the bits that the ops give one by
 one.
 
-A `slice` of an operand is a window: no copy is made, its readers read the operand in place. It works
-on no shape, so it may come anywhere before them. A `slice_set` of a value of the chain's shape writes
-into a window of a parameter, whose other elements are copied from its first operand if the two are
-different tensors.
+A `slice` of an operand is a window: no copy is made, its readers read the operand in place. It may
+come anywhere before them. A `slice_set` of a value of the chain's shape writes into a window of a
+parameter, whose other elements are copied from its first operand if these are different tensors.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
-from mlvm.core.ops.layout import begin_as, window_index
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
+from mlvm.core.ops.layout import begin_as, window_index
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -147,7 +146,7 @@ class Chain:
             result = op.infer([inferred[source] for source in sources], attributes)
             if target in windows:
                 raise ArgumentError(f"{op.name} would write {target}, a window")
-            if op.name in (READS_WINDOW, WRITES_WINDOW):
+            if result is not None and op.name in (READS_WINDOW, WRITES_WINDOW):
                 is_read = op.name == READS_WINDOW
                 if sources[0] < self.outputs or is_read == (target >= 0):
                     raise ArgumentError(f"{op.name} expects a window of an operand")
@@ -255,9 +254,7 @@ class Chain:
             kernel = half.suited(op, self.kernel(op), [inferred[number] for number in numbers])
             operands = itemgetter(*[place.get(number, number) for number in numbers])
             steps.append(_Step(kernel, operands, attributes or None))
-        sliced = tuple(
-            i for i, each in enumerate(shapes) if any(_aligned(each, len(shape))[:cut])
-        )
+        sliced = tuple(i for i, each in enumerate(shapes) if any(_aligned(each, len(shape))[:cut]))
         return _Layout(
             tuple(steps),
             blocks,

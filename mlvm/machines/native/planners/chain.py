@@ -20,13 +20,18 @@ from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, 
 PIECE: Final = 512
 """Most elements that a single op works on in a unit."""
 
-_LEAST: Final = 128  # elements of a piece; fewer cost more in calls of row functions than caches gain
+_LEAST: Final = (
+    128  # elements of a piece; fewer cost more in calls of row functions than caches gain
+)
 _MOST: Final = 1024
 _CACHE: Final = 24576  # bytes of all values of a piece, which the first-level cache has room for
 _SHORT_ROW: Final = 16  # elements; rows of windows that are shorter are copied, several at a time
+_LONG_ROW: Final = 256  # elements; of rows of windows from this length on, each is a piece
 _APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
 
-_FIRST: Final = {f"{op}_{t}": (op, t) for op in ("add", "subtract", "multiply") for t in ("f32", "f64")}
+_FIRST: Final = {
+    f"{op}_{t}": (op, t) for op in ("add", "subtract", "multiply") for t in ("f32", "f64")
+}
 """Row functions that one of a pair may have (`pairs of ops` in `kernels/elementwise.c`)."""
 _STEPPED: Final = {
     *_FIRST,
@@ -140,8 +145,10 @@ class _Steps:
         made = [i for i, step in enumerate(self.steps) if value in step.values[: step.nresults]]
         old = {at for at, window in self.windows.items() if window.parameter in (x, link.target)}
         later = self.steps[made[-1] + 1 :] if made else []
-        if value < self._nparams or value in self.windows or any(
-            not old.isdisjoint(step.values) for step in later
+        if (
+            value < self._nparams
+            or value in self.windows
+            or any(not old.isdisjoint(step.values) for step in later)
         ):
             size = self.types[value].dtype.itemsize
             if f"copy_{size}" not in ROWS:
@@ -249,13 +256,18 @@ def chain_call(
     if len(lengths) > _native.CHAIN_MOST_AXES:
         return None
     places = _Places(chain, dict(zip(outside, steps, strict=True)), size)
-    piece = places.piece
+    piece, pitch = places.piece, lengths[-1]
     if len(lengths) > 1 and 0 < lengths[-1] <= piece:
-        piece = lengths[-1] if chain.windows and lengths[-1] >= _SHORT_ROW else piece
+        pitch = places.pitch(lengths[-1], chain)
+        if chain.windows and pitch == lengths[-1] >= _SHORT_ROW:
+            piece = lengths[-1]
         piece -= piece % lengths[-1]
     unit = unit or piece
-    offsets, scratch = places.offsets(len(used), min(piece, size))
+    is_packed = pitch is lengths[-1]
+    room = min(piece, size) if is_packed else piece // lengths[-1] * pitch
+    offsets, scratch = places.offsets(len(used), room)
     rest = [*lengths]
+    number = {value: i for i, value in enumerate(used)}
     for value in used:
         window = chain.windows.get(value)
         spec = {"KIND": places.kinds[value], "PARAMETER": value, "PLACE": offsets.get(value, 0)}
@@ -266,18 +278,27 @@ def chain_call(
         rest += [spec[name] for name in _native.CHAIN_VALUE]
         rest += places.strides.get(value) or [0] * len(lengths)
     for step in chain.steps:
-        rest += [len(step.values), *map(used.index, step.values)]
+        rest += [len(step.values), *[number[value] for value in step.values]]
+        rest += [places.kinds[value] != _native.SCALAR for value in step.values]
     for written in chain.written.values():
         rest += _frame(written, types)
     counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
-    counts["nwindows"] = len(chain.written)
+    counts |= {"nwindows": len(chain.written), "pitch": pitch}
     integers = {"elements": size, "unit": unit, "piece": piece, **counts}
     units = -(-size // unit)
     rows = [step.row for step in chain.steps]
     name = "chain_into_windows" if chain.written else "chain"
-    return kernel_call(
-        name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows
-    )
+    return kernel_call(name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows)
+
+
+def _are_apart(chain: _Steps) -> bool:
+    """Return whether no thread may read, between rows of a window, what another one writes."""
+    for number, written in chain.written.items():
+        for window in chain.windows.values():
+            at_same = window.parameter in (written.out, written.x)
+            if at_same and window._replace(parameter=written.out) != chain.windows[number]:
+                return False
+    return True
 
 
 def _frame(written: _Written, types: Types) -> list[int]:
@@ -344,7 +365,7 @@ class _Places:
         self._sizes: list[int] = []
         self._free: dict[int, list[int]] = {}
         last = {value: i for i, step in enumerate(chain.steps) for value in step.values}
-        whole = self._add_parameters(chain, size)
+        nbytes = self._add_parameters(chain, size)
         for i, step in enumerate(chain.steps):
             targets, sources = step.values[: step.nresults], step.values[step.nresults :]
             for value in {*sources}:
@@ -355,23 +376,25 @@ class _Places:
                 self._take(target, chain.types[target].dtype.itemsize)
                 if last[target] == i:  # nothing reads it
                     self._put_back(target, chain)
-        scalars = {slot for value, slot in self._slot.items() if self._is_scalar(value)}
-        self._scalars = scalars
-        each = whole + sum(n for i, n in enumerate(self._sizes) if i not in scalars)
+        copied = (_native.TEMPORARY, _native.REPEATED)
+        slots = {slot for value, slot in self._slot.items() if self.kinds[value] in copied}
+        each = nbytes + sum(self._sizes[slot] for slot in slots)
         piece = min(max(_CACHE // max(each, 1), _LEAST), _MOST)
         self.piece = piece - piece % 64
 
     def _add_parameters(self, chain: _Steps, size: int) -> int:
-        """Add what is in memory. Return the bytes of an element of all that is read or written
-        there."""
+        """Add what is in memory. Return the bytes of an element of all tensors that are read or
+        written there."""
         readers: dict[int, set[str]] = {}
         for step in chain.steps:
             for value in step.values:
                 readers.setdefault(value, set()).add(step.row)
-        nbytes = 0
+        tensors: dict[int, int] = {}
         for value, steps in self.strides.items():
             itemsize = chain.types[value].dtype.itemsize
-            nbytes += itemsize if any(steps) else 0
+            if any(steps):
+                window = chain.windows.get(value)
+                tensors[value if window is None else window.parameter] = itemsize
             if value in chain.written:
                 kind = _native.WRITTEN
             elif value not in chain.windows and chain.types[value].size == size:
@@ -385,10 +408,32 @@ class _Places:
             self.kinds[value] = kind
             if kind != _native.WHOLE:
                 self._take(value, itemsize)
-        return nbytes
+        return sum(tensors.values())
 
-    def _is_scalar(self, value: int) -> bool:
-        return self.kinds[value] == _native.SCALAR
+    def pitch(self, length: int, chain: _Steps) -> int:
+        """Return how far apart the rows of a piece are, in elements: as in most windows, if rows
+        are so short that calls for single rows would take longer; `length` for packed rows."""
+        apart = Counter(
+            self.strides[value][-2]
+            for value, kind in self.kinds.items()
+            if kind == _native.SPREAD and self.strides[value][-1] == 1
+        )
+        [(pitch, most)] = apart.most_common(1) or [(length, 0)]
+        if not (chain.windows and most > 1 and length < pitch <= length + length // 2):
+            return length
+        moved = [x for x in self.kinds.values() if x not in (_native.SCALAR, _native.TEMPORARY)]
+        if length >= _LONG_ROW or len(moved) > 2 * most or not _are_apart(chain):
+            return length
+        self._free.clear()  # what is copied keeps its place
+        for value, kind in self.kinds.items():
+            if kind == _native.WHOLE:
+                written = any(value in step.values[: step.nresults] for step in chain.steps)
+                self.kinds[value] = _native.WRITTEN if written else _native.SPREAD
+            elif kind == _native.REPEATED and self.strides[value][-1]:
+                self.kinds[value] = _native.SPREAD
+            if value not in self._slot:
+                self._take(value, chain.types[value].dtype.itemsize)
+        return pitch
 
     def _take(self, value: int, itemsize: int) -> None:
         free = self._free.get(itemsize)
@@ -405,10 +450,11 @@ class _Places:
     def offsets(self, nvalues: int, piece: int) -> tuple[dict[int, int], int]:
         """Return where each value is in scratch memory, after two pointers for each, and the bytes
         in all."""
+        scalars = {slot for x, slot in self._slot.items() if self.kinds[x] == _native.SCALAR}
         begin, end = [], -(-nvalues * 16 // 64) * 64
         for slot, itemsize in enumerate(self._sizes):
             begin.append(end)
-            if slot in self._scalars:
+            if slot in scalars:
                 end += _native.BLOCK_BYTES
             else:
                 end += -(-piece * itemsize // 64) * 64 + _APART

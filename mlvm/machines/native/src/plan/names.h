@@ -21,10 +21,11 @@
     EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH) EACH(GROUPS) EACH(WINDOWS)                 \
     windows_integers(EACH)
 /* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
- * and on. NWINDOWS: how many of its results are windows. */
+ * and on. PITCH: how far apart the rows of a piece are, so that rows of windows need not be packed; what
+ * is between them is computed, but not written. NWINDOWS: how many of its results are windows. */
 #define chain_integers(EACH)                                                             \
     EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
-    EACH(NLINKS) EACH(NWINDOWS)
+    EACH(NLINKS) EACH(PITCH) EACH(NWINDOWS)
 /* A parameter, a window of one, or a temporary of a chain; the strides of its axes, in elements, follow.
  * OFFSET: the elements before the first of a window. */
 #define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE) EACH(OFFSET)

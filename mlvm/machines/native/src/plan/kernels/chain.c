@@ -4,7 +4,8 @@
  * A chain works on consecutive elements of its shape, which is seen as rows: the last axes that all
  * operands agree about are one. A piece is a few rows, or part of one. Row functions see packed
  * operands only: parameters are read and written where they are if a piece of them is packed. Others
- * are copied for each piece, and a single row that repeats once for all pieces. A scalar is a block of
+ * are copied for each piece, and a single row that repeats once for all pieces. The short rows of a window
+ * are a piece with what lies between them, PITCH apart, as then are those of all else. A scalar is a block of
  * its copies, which row functions with steps read again and again. */
 #include "../plan.h"
 
@@ -29,8 +30,8 @@ static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t en
 }
 
 /* Behind the integers of a chain come the lengths of its axes, the last of which is the row; its values;
- * of each of its links how many operands it has with its result, and which; the windows that it writes
- * into. */
+ * of each of its links how many operands it has with its result, which, and their steps; the windows that
+ * it writes into. */
 
 /* Lay out a row, `length` bytes, again and again until there are `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
@@ -44,14 +45,14 @@ static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
 static void copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t count,
                  int64_t size)
 {
-#define COPY(T)                                   \
-    {                                             \
-        const T *in = (const T *)from;            \
-        T *out = (T *)to, first = *in;            \
-        for (int64_t i = 0; !from_stride && to_stride == 1 && i < count; i++) \
-            out[i] = first;                       \
+#define COPY(T)                                                                \
+    {                                                                          \
+        const T *in = (const T *)from;                                         \
+        T *out = (T *)to, first = *in;                                         \
+        for (int64_t i = 0; !from_stride && to_stride == 1 && i < count; i++)  \
+            out[i] = first;                                                    \
         for (int64_t i = 0; (from_stride || to_stride != 1) && i < count; i++) \
-            out[i * to_stride] = in[i * from_stride]; \
+            out[i * to_stride] = in[i * from_stride];                          \
     }
     if (to_stride == 1 && from_stride == 1)
         memcpy(to, from, (size_t)(count * size));
@@ -123,7 +124,10 @@ static char *piece_of(const int64_t *n, const int64_t *value, const Position *po
     int64_t offset = value[OFFSET] + position->column * strides[position->axes];
     for (int64_t axis = 0; axis < position->axes; axis++)
         offset += position->at[axis] * strides[axis];
-    int in_place = strides[position->axes] == 1 && count <= n[REST + position->axes] - position->column;
+    int64_t length = n[REST + position->axes];
+    int in_place = strides[position->axes] == 1;
+    if (count > length - position->column) /* several rows */
+        in_place &= value[KIND] == SPREAD && n[PITCH] > length && strides[position->axes - 1] == n[PITCH];
     return in_place ? parameter + offset * value[SIZE] : space;
 }
 
@@ -137,20 +141,24 @@ static void move(const int64_t *n, const int64_t *value, const Position *positio
     int64_t offset = value[OFFSET] + position->column * strides[last];
     for (int64_t axis = 0; axis < last; axis++)
         offset += (at[axis] = position->at[axis]) * strides[axis];
-    for (int64_t done = 0; done < count; done += step) {
+    for (int64_t done = 0; done < count; done += step, space += n[PITCH] * size) {
         char *outside = parameter + offset * size;
         if (back)
-            copy(outside, strides[last], space + done * size, 1, step, size);
+            copy(outside, strides[last], space, 1, step, size);
         else
-            copy(space + done * size, 1, outside, strides[last], step, size);
+            copy(space, 1, outside, strides[last], step, size);
         offset += next_row(n, strides, at);
     }
 }
 
-/* How many elements the piece that begins at this column has, of the `rest`. */
-static int64_t piece_at(const int64_t *n, int64_t column, int64_t rest)
+/* How many elements the piece that begins there has, of the `rest`. */
+static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest)
 {
-    int64_t length = n[REST + n[NAXES] - 1], most = n[PIECE];
+    int64_t length = n[REST + n[NAXES] - 1], most = n[PIECE], column = position->column;
+    if (n[PITCH] > length) { /* as far as rows are PITCH apart */
+        int64_t rows = n[REST + n[NAXES] - 2] - position->at[n[NAXES] - 2];
+        most = rows * length < most ? rows * length : most;
+    }
     if (n[NAXES] > 1 && (column || length > most)) /* no further than this row */
         most = length - column < most ? length - column : most;
     else if (n[NAXES] > 1 && rest >= length) /* whole rows */
@@ -182,16 +190,18 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         if (value[KIND] == SCALAR)
             copy(space, 1, from, 0, BLOCK_BYTES / value[SIZE], value[SIZE]);
         else if (!value[width - 1])
-            copy(space, 1, from, 0, most, value[SIZE]);
+            copy(space, 1, from, 0, n[PITCH] > length ? n[PIECE] / length * n[PITCH] : most, value[SIZE]);
         else if (length <= n[PIECE] && last - first > length - first % length)
             repeat(space, from, length * value[SIZE], (most < length ? length : most) * value[SIZE]);
         else
             base[i] = (char *)from;
     }
+    int scatters = n[NWINDOWS] || n[PITCH] > length;
     Position position;
     position_at(n, first, &position);
     for (int64_t at = first, count; at < last; at += count) {
-        count = piece_at(n, position.column, last - at);
+        count = piece_at(n, &position, last - at);
+        int64_t span = count > length ? (count / length - 1) * n[PITCH] + length : count;
         for (int64_t i = 0; i < n[NVALUES]; i++) {
             const int64_t *value = values + i * width;
             char *space = scratch + value[PLACE];
@@ -208,15 +218,12 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         const int64_t *link = links;
         for (int64_t i = 0; i < n[NLINKS]; i++) {
             char *operands[MOST_OPERANDS];
-            int64_t steps[MOST_OPERANDS];
-            for (int64_t k = 0; k < link[0]; k++) {
+            for (int64_t k = 0; k < link[0]; k++)
                 operands[k] = now[link[1 + k]];
-                steps[k] = values[link[1 + k] * width + KIND] != SCALAR;
-            }
-            call->rows[i]->run(operands, count, steps);
-            link += 1 + link[0];
+            call->rows[i]->run(operands, span, link + 1 + link[0]);
+            link += 1 + 2 * link[0];
         }
-        for (int64_t i = 0; n[NWINDOWS] && i < n[NVALUES]; i++)
+        for (int64_t i = 0; scatters && i < n[NVALUES]; i++)
             if (values[i * width + KIND] == WRITTEN && now[i] == scratch + values[i * width + PLACE])
                 move(n, values + i * width, &position, count, base[i], now[i], 1);
         advance(n, &position, count);
@@ -240,12 +247,20 @@ static int is_inside(const int64_t *axis, int64_t index)
 static void copy_outside(const int64_t *window, int64_t number, int64_t bytes, char *to, const char *from)
 {
     const int64_t *axis = window + OF_AXES + number * OF_AXIS;
-    int64_t each = bytes / axis[AXIS_LENGTH];
-    for (int64_t i = 0; i < axis[AXIS_LENGTH]; i++, to += each, from += each) {
-        if (!is_inside(axis, i))
-            memcpy(to, from, (size_t)each);
-        else if (number + 1 < window[WINDOW_AXES])
-            copy_outside(window, number + 1, each, to, from);
+    int64_t each = bytes / axis[AXIS_LENGTH], is_last = number + 1 == window[WINDOW_AXES];
+    for (int64_t i = 0; i < axis[AXIS_LENGTH]; i++) {
+        int64_t count = 1; /* of what is copied at once */
+        if (is_last && i < axis[AXIS_START])
+            count = axis[AXIS_START];
+        else if (is_last && i == axis[AXIS_START] + (axis[AXIS_COUNT] - 1) * axis[AXIS_STEP] + 1)
+            count = axis[AXIS_LENGTH] - i;
+        if (count > 1 || !is_inside(axis, i))
+            memcpy(to + i * each, from + i * each, (size_t)(count * each));
+        else if (!is_last)
+            copy_outside(window, number + 1, each, to + i * each, from + i * each);
+        else if (axis[AXIS_STEP] == 1)
+            count = axis[AXIS_COUNT];
+        i += count - 1;
     }
 }
 
@@ -254,7 +269,7 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
     (void)begin, (void)end, (void)scratch;
     const int64_t *n = call->ints, *window = n + REST + n[NAXES] + n[NVALUES] * (STRIDES + n[NAXES]);
     for (int64_t i = 0; i < n[NLINKS]; i++)
-        window += 1 + window[0];
+        window += 1 + 2 * window[0];
     for (int64_t i = 0; i < n[NWINDOWS]; i++) {
         char *to = p[window[WINDOW_OUT]], *from = p[window[WINDOW_IN]];
         if (to != from)
@@ -264,5 +279,5 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
     return 0;
 }
 
-KERNEL_TABLE(chain, KERNEL(row, row, NULL) KERNEL(chain, chain, NULL)
-                        KERNEL(chain_into_windows, chain, finish))
+KERNEL_TABLE(chain,
+             KERNEL(row, row, NULL) KERNEL(chain, chain, NULL) KERNEL(chain_into_windows, chain, finish))

@@ -33,43 +33,43 @@
 /* clang-format on */
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
-#define UNARY_ROW(name, R, X, expression)                                     \
+#define UNARY_ROW(name, R, X, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        R *out = (R *)p[0];                                                   \
-        const X *xs = (const X *)p[1];                                        \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            X x = xs[i];                                                      \
-            out[i] = (R)(expression);                                         \
-        }                                                                     \
+    {                                                                          \
+        (void)a;                                                               \
+        R *out = (R *)p[0];                                                    \
+        const X *xs = (const X *)p[1];                                         \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            X x = xs[i];                                                       \
+            out[i] = (R)(expression);                                          \
+        }                                                                      \
     }
-#define BINARY_ROW(name, R, X, expression)                                    \
+#define BINARY_ROW(name, R, X, expression)                                     \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        R *out = (R *)p[0];                                                   \
-        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                 \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            X x = xs[i], y = ys[i];                                           \
-            out[i] = (R)(expression);                                         \
-        }                                                                     \
+    {                                                                          \
+        (void)a;                                                               \
+        R *out = (R *)p[0];                                                    \
+        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                  \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            X x = xs[i], y = ys[i];                                            \
+            out[i] = (R)(expression);                                          \
+        }                                                                      \
     }
 #define TERNARY_ROW(name, R, X, Y, expression) MIXED_ROW(name, R, X, Y, Y, expression)
-#define MIXED_ROW(name, R, X, Y, Z, expression)                               \
+#define MIXED_ROW(name, R, X, Y, Z, expression)                                \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        R *out = (R *)p[0];                                                   \
-        const X *xs = (const X *)p[1];                                        \
-        const Y *ys = (const Y *)p[2];                                        \
-        const Z *zs = (const Z *)p[3];                                        \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            X x = xs[i];                                                      \
-            Y y = ys[i];                                                      \
-            Z z = zs[i];                                                      \
-            out[i] = (R)(expression);                                         \
-        }                                                                     \
+    {                                                                          \
+        (void)a;                                                               \
+        R *out = (R *)p[0];                                                    \
+        const X *xs = (const X *)p[1];                                         \
+        const Y *ys = (const Y *)p[2];                                         \
+        const Z *zs = (const Z *)p[3];                                         \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            X x = xs[i];                                                       \
+            Y y = ys[i];                                                       \
+            Z z = zs[i];                                                       \
+            out[i] = (R)(expression);                                          \
+        }                                                                      \
     }
 /* A row function with steps, of up to three operands: `z` is `y` where there are two. Blocks are loaded
  * as vectors, by expressions of vectors. */
@@ -82,48 +82,48 @@
 #endif
 typedef float Part_f32 __attribute__((vector_size(ROW_VECTOR), aligned(4), may_alias));
 typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_alias));
-#define STEPPED_ROW(name, part, T, count, expression)                             \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)   \
-    {                                                                             \
-        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) };  \
-        T *out = (T *)p[0];                                                       \
+#define STEPPED_ROW(name, part, T, count, expression)                                    \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)          \
+    {                                                                                    \
+        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) };         \
+        T *out = (T *)p[0];                                                              \
         const T *xs = (const T *)p[1], *ys = (const T *)p[2], *zs = (const T *)p[count]; \
-        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK, dz = by[count] * BLOCK;   \
-        for (; n >= BLOCK; n -= BLOCK) {                                          \
-            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)         \
-            {                                                                     \
-                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);    \
-                part z = *(const part *)(zs + i);                                 \
-                (void)z;                                                          \
-                *(part *)(out + i) = expression;                                  \
-            }                                                                     \
-            out += BLOCK, xs += dx, ys += dy, zs += dz;                           \
-        }                                                                         \
-        int64_t i = 0;                                                            \
-        for (; i + PART <= n; i += PART) {                                        \
-            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);        \
-            part z = *(const part *)(zs + i);                                     \
-            (void)z;                                                              \
-            *(part *)(out + i) = expression;                                      \
-        }                                                                         \
-        for (; i < n; i++) {                                                      \
-            T x = xs[i], y = ys[i], z = zs[i];                                    \
-            (void)z;                                                              \
-            out[i] = expression;                                                  \
-        }                                                                         \
+        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK, dz = by[count] * BLOCK;          \
+        for (; n >= BLOCK; n -= BLOCK) {                                                 \
+            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)                \
+            {                                                                            \
+                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);           \
+                part z = *(const part *)(zs + i);                                        \
+                (void)z;                                                                 \
+                *(part *)(out + i) = expression;                                         \
+            }                                                                            \
+            out += BLOCK, xs += dx, ys += dy, zs += dz;                                  \
+        }                                                                                \
+        int64_t i = 0;                                                                   \
+        for (; i + PART <= n; i += PART) {                                               \
+            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);               \
+            part z = *(const part *)(zs + i);                                            \
+            (void)z;                                                                     \
+            *(part *)(out + i) = expression;                                             \
+        }                                                                                \
+        for (; i < n; i++) {                                                             \
+            T x = xs[i], y = ys[i], z = zs[i];                                           \
+            (void)z;                                                                     \
+            out[i] = expression;                                                         \
+        }                                                                                \
     }
 /* Two results of one operand, in one pass. */
-#define PAIR_ROW(name, T, first, second)                                      \
+#define PAIR_ROW(name, T, first, second)                                       \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        T *out = (T *)p[0], *other = (T *)p[1];                               \
-        const T *xs = (const T *)p[2];                                        \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            T x = xs[i], y = (T)(first), z = (T)(second);                     \
-            out[i] = y;                                                       \
-            other[i] = z;                                                     \
-        }                                                                     \
+    {                                                                          \
+        (void)a;                                                               \
+        T *out = (T *)p[0], *other = (T *)p[1];                                \
+        const T *xs = (const T *)p[2];                                         \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            T x = xs[i], y = (T)(first), z = (T)(second);                      \
+            out[i] = y;                                                        \
+            other[i] = z;                                                      \
+        }                                                                      \
     }
 /* --- arithmetic --- */
 
@@ -210,7 +210,7 @@ EACH_SIGNED(SIGNED_DIVISION)
  * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
  * products of such quotients are exact. */
 #define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)              \
-    static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a)   \
+    static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a)  \
     {                                                                          \
         (void)a;                                                               \
         T block[DIVISION_BLOCK];                                               \
@@ -251,24 +251,24 @@ BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
 
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
  * the C library's, of a longer type: the last digits of its own are not always right. */
-#define TURNING(name, t, T, longer)                                          \
+#define TURNING(name, t, T, longer)                                           \
     static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a) \
-    {                                                                        \
-        (void)a;                                                             \
-        T block[TURNING_BLOCK];                                              \
-        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                  \
-            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK; \
-            const T *xs = (const T *)p[1] + at;                              \
-            int others = 0;                                                  \
-            for (int64_t i = 0; i < count; i++) {                            \
-                others |= !(fabs((double)xs[i]) <= TURNS_MOST);              \
-                block[i] = name##_##t(xs[i]);                                \
-            }                                                                \
-            for (int64_t i = 0; others && i < count; i++)                    \
-                if (!(fabs((double)xs[i]) <= TURNS_MOST))                    \
-                    block[i] = (T)longer(xs[i]);                             \
-            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));        \
-        }                                                                    \
+    {                                                                         \
+        (void)a;                                                              \
+        T block[TURNING_BLOCK];                                               \
+        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                   \
+            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK;  \
+            const T *xs = (const T *)p[1] + at;                               \
+            int others = 0;                                                   \
+            for (int64_t i = 0; i < count; i++) {                             \
+                others |= !(fabs((double)xs[i]) <= TURNS_MOST);               \
+                block[i] = name##_##t(xs[i]);                                 \
+            }                                                                 \
+            for (int64_t i = 0; others && i < count; i++)                     \
+                if (!(fabs((double)xs[i]) <= TURNS_MOST))                     \
+                    block[i] = (T)longer(xs[i]);                              \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));         \
+        }                                                                     \
     }
 enum { TURNING_BLOCK = 256 };
 TURNING(sin, f32, float, sin)
@@ -292,13 +292,13 @@ LOG_OF_SUM(f64, double, )
 
 /* --- moves --- */
 
-#define MOVES(size, T, unused)                                                \
-    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                       \
+#define MOVES(size, T, unused)                                                 \
+    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                        \
     static void copy_##size##_row(char *const *p, int64_t n, const int64_t *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        if (p[0] != p[1])                                                     \
-            memcpy(p[0], p[1], (size_t)n *size);                              \
+    {                                                                          \
+        (void)a;                                                               \
+        if (p[0] != p[1])                                                      \
+            memcpy(p[0], p[1], (size_t)n *size);                               \
     }
 SIZES(MOVES)
 
@@ -439,9 +439,9 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 
 /* --- pairs of ops: one that is computed of x and y, and then another of that and z --- */
 
-#define PAIR_OF(first, a, second, b, t, T)                                         \
-    STEPPED_ROW(first##_then_##second##_##t, Part_##t, T, 3, (x a y) b z)          \
-    STEPPED_ROW(first##_before_##second##_##t, Part_##t, T, 3, z b (x a y))
+#define PAIR_OF(first, a, second, b, t, T)                               \
+    STEPPED_ROW(first##_then_##second##_##t, Part_##t, T, 3, (x a y)b z) \
+    STEPPED_ROW(first##_before_##second##_##t, Part_##t, T, 3, z b(x a y))
 #define PAIRS_WITH(DO, second, b, t, T) \
     DO(add, +, second, b, t, T) DO(subtract, -, second, b, t, T) DO(multiply, *, second, b, t, T)
 #define PAIRS_OF(DO, t, T) \
