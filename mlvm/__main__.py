@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mlvm import __version__
+from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
     ArgumentError,
@@ -53,7 +54,6 @@ from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.machines.terminal import run_command
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
@@ -388,7 +388,7 @@ def run(options: argparse.Namespace) -> None:
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
-    from mlvm.machines.standalone import build as builder  # with the extension alone
+    from mlvm.build import build as builder  # with the extension alone
 
     try:
         loaded = read_file(options.file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -18,6 +19,9 @@ from mlvm.core.machine.frame import PythonFunction
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 """The checkout."""
+
+IGNORED: Final = (ROOT / ".gitignore").read_text("utf-8").split()
+"""Patterns of files that git ignores."""
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=BaseException)
@@ -43,6 +47,16 @@ def refuses(
         return caught.value
     finally:
         del caught  # or the error would hold itself, by its traceback
+
+
+def copied(source: Path, to: Path, *patterns: str) -> Path:
+    """Copy a folder without files that match patterns like those of `.gitignore`; return `to`."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        here = [each for each in patterns if each[0] != "/" or Path(folder) == source]
+        return shutil.ignore_patterns(*[each.strip("/") for each in here])(folder, names)
+
+    return shutil.copytree(source, to, ignore=ignored)
 
 
 def run_python(

@@ -17,7 +17,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +33,8 @@ from typing import Final, NamedTuple
 
 import coverage
 import pytest
+
+from tests.brief import copied
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _C = "mlvm/machines/native/src"
@@ -424,8 +425,7 @@ def main() -> int:
 
 def _copied(to: Path, compiles: bool) -> Path:
     """Copy the checkout, and compile its extension where there are mutants of C."""
-    left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".mypy_cache")
-    shutil.copytree(ROOT, to, ignore=left_out)
+    copied(ROOT, to, ".git", ".venv", "/build", "dist", ".mypy_cache")
     if compiles:
         build(to)
     return to

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.brief import ROOT, output_of
-from tests.test_packaging import HAS_COMPILER, IGNORED, QUICK
+from tests.brief import IGNORED, ROOT, copied, output_of
+from tests.test_packaging import HAS_COMPILER, QUICK
 
 OP: Final = '''
 
@@ -56,9 +55,7 @@ TESTS: Final = (
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
 def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_path: Path) -> None:
-    copy = tmp_path / "checkout"
-    ignored = shutil.ignore_patterns(".git", *(pattern.strip("/") for pattern in IGNORED))
-    shutil.copytree(ROOT, copy, ignore=ignored)
+    copy = copied(ROOT, tmp_path / "checkout", ".git", *IGNORED)
     assert len(WRITTEN) <= 5
     for name, (old, new) in WRITTEN.items():
         text = (copy / name).read_text("utf-8")

@@ -21,11 +21,10 @@ import typing_extensions
 
 import mlvm
 from mlvm.machines.native import extension
-from tests.brief import ROOT
+from tests.brief import IGNORED, ROOT, copied
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 README: Final = (ROOT / "README.md").read_text("utf-8")
-IGNORED: Final = (ROOT / ".gitignore").read_text("utf-8").split()
 SOURCES: Final = "machines/native/src/"
 WITHOUT_PYTHON: Final = "machines/native/src/plan/"
 """Of which `python -m mlvm build` makes a step in C: a wheel has these."""
@@ -59,10 +58,7 @@ def files(folder: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project without what git ignores, for a build writes beside its sources."""
-    copy = tmp_path_factory.mktemp("release") / "checkout"
-    ignored = shutil.ignore_patterns(".git", *(pattern.strip("/") for pattern in IGNORED))
-    shutil.copytree(ROOT, copy, ignore=ignored)
-    return copy
+    return copied(ROOT, tmp_path_factory.mktemp("release") / "checkout", ".git", *IGNORED)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +107,7 @@ def test_free_threaded_python_installs_without_the_limited_api(
     checkout: Path, tmp_path: Path
 ) -> None:
     clone = tmp_path / "clone"
-    shutil.copytree(checkout, clone, ignore=shutil.ignore_patterns("*.so", "build"))
+    copied(checkout, clone, "*.so", "/build")
     flag = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
     (tmp_path / "sitecustomize.py").write_text(flag)
     build = (sys.executable, "setup.py", "-q", "bdist_wheel")
@@ -257,7 +253,7 @@ def test_a_checkout_compiles_a_set_once_when_it_is_asked_for(
     checkout: Path, tmp_path: Path
 ) -> None:
     clone, log, compiler = tmp_path / "clone", tmp_path / "log", tmp_path / "cc"
-    shutil.copytree(checkout, clone, ignore=shutil.ignore_patterns("*.so", "build"))
+    copied(checkout, clone, "*.so", "/build")
     cc = sysconfig.get_config_var("CC")
     compiler.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {cc} "$@"\n')
     compiler.chmod(0o755)

@@ -20,13 +20,13 @@ from typing import Final
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.build import build as builder
 from mlvm.eager.capture.building import planned_of
-from mlvm.machines.standalone import build as standalone
 from mlvm.step.saved import SavedStep
 from tests.fuzz.command import parser_of
 
 HERE: Final = Path(__file__).parent / "c"
-MACHINES: Final = standalone.HERE.parent
+MACHINES: Final = builder.NATIVE.parent
 FLAGS: Final = ["-std=c11", "-g", "-O1", "-w", "-fno-sanitize-recover=undefined"]
 
 
@@ -42,7 +42,7 @@ def small_step(folder: Path) -> None:
     step(ml.asarray([0, 2]))
     step.save(folder / "step.mlvm")
     saved = SavedStep.from_bytes((folder / "step.mlvm").read_bytes())
-    standalone.build(planned_of(saved), folder, simd="plain")
+    builder.build(planned_of(saved), folder, simd="plain")
 
 
 def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
@@ -68,10 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         plan = MACHINES / "native" / "src" / "plan"
         loop = [HERE / "loop.c", plan / "loop.c", plan / "bound.c"]
         package = folder / "mlvm"
-        kernels = sorted((package / "native/src/plan/kernels").glob("*.c"))
+        kernels = sorted((package / "machines/native/src/plan/kernels").glob("*.c"))
         names = "loop", "bound", "records", "processor"
-        runtime = [package / "native/src/plan" / f"{name}.c" for name in names]
-        runtime.append(package / "standalone/src/step.c")
+        runtime = [package / "machines/native/src/plan" / f"{name}.c" for name in names]
+        runtime.append(package / "build/src/step.c")
         weights = [HERE / "weights.c", folder / "tables.c", *runtime, *kernels]
         programs: dict[str, list[str | Path]] = {
             "loop": [*loop, f"-I{MACHINES}"],

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import CaptureError, MlvmError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
-from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 
@@ -269,7 +269,7 @@ def fuzz(
         build = None
         if built:
             from mlvm.machines.native import _native
-            from tests.standalone.making import SET, Kernels
+            from tests.build.making import SET, Kernels
 
             _native.choose_simd(SET)
             build = Kernels(Path(scratch), SET).build

@@ -1,6 +1,6 @@
 """Saved steps as `mlvm build` takes them, those with lengths too.
 
-In: a `SavedStep`. Out: a `Planned` of the standalone machine; with lengths, an `OpenSource`, which
+In: a `SavedStep`. Out: a `Planned` of `mlvm.build`; with lengths, an `OpenSource`, which
 makes the step at any lengths, and with formulas of lengths in the place of sizes and attributes.
 Callers: `mlvm.__main__`.
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mlvm.build.lengths import Formulas, OpenPlanned, OpenSource, StepLength
+from mlvm.build.planned import Planned, Stay, Tensor
+from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import ShapeError
 from mlvm.eager.tensor.number import Numbers, plain
-from mlvm.machines.standalone.lengths import Formulas, OpenPlanned, OpenSource, StepLength
-from mlvm.machines.standalone.planned import Planned, Stay, Tensor
-from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.open_step import FUNCTIONS, OpenStep
 from mlvm.step.saved import SavedStep
 

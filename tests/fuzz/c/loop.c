@@ -187,7 +187,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                  .frames = frames,
                  .frames_room = FRAMES,
                  .arguments = arguments,
-                 .left = -1};
+                 .steps_left = -1};
     alive = looks = 0;
     int outcome = run_machine(&m);
     if (outcome < -1 || outcome > 1 || m.top < 0 || m.top > VALUES)

@@ -1,7 +1,7 @@
 /* libFuzzer: what a built step is given from outside. The input is a file of weights, and a .npy file
  * as the command line reads it. */
 #define main main_of_the_command
-#include "mlvm/standalone/src/command.c"
+#include "mlvm/build/src/command.c"
 #undef main
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
@@ -23,7 +23,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         step_run(&step, &inputs, &outputs);
     } else if (!step_error(&step)[0])
         abort();
-    unpack(&data, "<f4", "2, 3,");
+    static const TensorSpec spec = {"f32[2,3]", "<f4", "2, 3,", 24, 4, NULL};
+    unsigned long long sizes[1] = {0};
+    unpack(&data, &spec, sizes);
     free(data.bytes);
     return 0;
 }

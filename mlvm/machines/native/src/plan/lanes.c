@@ -5,7 +5,7 @@
  * Must hold: the linker (lane_link.py) has checked registers and sizes. A row is written once, and never
  *           changes: registers are numbers of rows. The order in which frames run depends on the code
  *           and the conditions alone, and a row's bits on no other row.
- * Callers:  machine/lanes.c for Python; standalone/src/lanes.c for built steps.
+ * Callers:  machine/lanes.c for Python; build/src/lanes.c for built steps.
  * Locks:    the VM's lock, held by the caller. Memory, programs of segments and errors come by callbacks
  *           of the runner, which may need the interpreter lock.
  *

@@ -5,7 +5,7 @@
  *           the state before the step, for the runner to explain.
  * Must hold: steps and their calls outlive the run. Raw programs are not verified: a step that would leave
  *           the stack ends the loop.
- * Callers:  machine/loop.c for Python; standalone/src/step.c for built steps.
+ * Callers:  machine/loop.c for Python; build/src/step.c for built steps.
  * Locks:    the VM's lock, held by the caller for the launch. The function table changes only under it, so
  *           only in this thread, by a host function or signal handler: each call checks `version`.
  *

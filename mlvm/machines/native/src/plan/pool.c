@@ -4,7 +4,7 @@
  * Out:      the parameters written; 1 for a value that the op refuses, else 0.
  * Must hold: one caller at a time. Units depend on the call alone, so that bits do not depend on threads.
  * Callers:  call.c and loop.c, without the interpreter lock for long calls; built steps have another
- *           pool, standalone/src/threads.c.
+ *           pool, build/src/threads.c.
  * Locks:    the mutex only to sleep and wake. A job is announced by its `number`, a share is claimed by
  *           compare-and-exchange of `begun`, and the end of a share is its `done`.
  *

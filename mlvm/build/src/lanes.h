@@ -2,8 +2,8 @@
 #ifndef MLVM_STANDALONE_LANES_H
 #define MLVM_STANDALONE_LANES_H
 
-#include "../../native/src/plan/lanes.h"
-#include "../../native/src/plan/loop.h"
+#include "../../machines/native/src/plan/lanes.h"
+#include "../../machines/native/src/plan/loop.h"
 
 /* Where the bytes of a tensor of a part lie: in the code's own memory, or in an operand that all share. */
 typedef struct {

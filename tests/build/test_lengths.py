@@ -20,12 +20,12 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.step.saved import LoadedStep, SavedStep
 from tests.brief import Capsys, refuses, with_long
-from tests.standalone.test_standalone import COMPILER, FAST, Builder, compiled, saved
+from tests.build.test_build import COMPILER, FAST, Builder, compiled, saved
 from tests.trees import bits
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
-    from tests.standalone.making import SET
+    from tests.build.making import SET
 
 
 def run(program: Path, arrays: Sequence[Array], *options: str) -> tuple[list[Array], str]:

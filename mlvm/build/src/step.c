@@ -3,8 +3,8 @@
 
 #include "built.h"
 
-#include "../../native/src/plan/processor.h"
-#include "../../native/src/plan/records.h"
+#include "../../machines/native/src/plan/processor.h"
+#include "../../machines/native/src/plan/records.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
+from mlvm.build import build as builder
+from mlvm.build.targets import OPTIONS
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.building import lengths_of, planned_of
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
-from mlvm.machines.standalone import build as standalone
-from mlvm.machines.standalone.targets import OPTIONS
 from mlvm.step.saved import LoadedStep, SavedStep
 
 SET: Final = _native.simd() if _native.simd() in OPTIONS else "avx512"
@@ -48,7 +48,7 @@ class Kernels:
         uses += [("row", name) for name in _native.rows()]
         text = "".join(f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in uses)
         (folder / "used.h").write_text(text)
-        sources = sorted((standalone.NATIVE / "src" / "plan" / "kernels").glob("*.c"))
+        sources = sorted((builder.NATIVE / "src" / "plan" / "kernels").glob("*.c"))
         options = [*OPTIONS[simd].split(), f"-DTARGET={simd}", '-DWANTED="used.h"']
         running = [
             subprocess.Popen([COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder)
@@ -60,13 +60,13 @@ class Kernels:
     def build(self, saved: SavedStep, folder: Path, records: int = 1 << 26) -> Path:
         """The step's program. Raises `CannotBuild`."""
         planned, source = planned_of(saved), lengths_of(saved)
-        standalone.build(planned, folder, source=source, simd=self.simd, records=records)
+        builder.build(planned, folder, source=source, simd=self.simd, records=records)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
         command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c"]
-        own += [f"mlvm/standalone/src/{name}.c" for name in ("command", "step", "lanes")]
-        plan = [*standalone.PLAN, *["formulas"] * (source is not None)]
-        own += [f"mlvm/native/src/plan/{name}.c" for name in plan]
+        own += [f"mlvm/build/src/{name}.c" for name in ("command", "step", "lanes")]
+        plan = [*builder.PLAN, *["formulas"] * (source is not None)]
+        own += [f"mlvm/machines/native/src/plan/{name}.c" for name in plan]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
         arguments: list[str | Path] = [COMPILER, *FLAGS, self.optimize, *own, *out]
         command(arguments, folder)

@@ -12,8 +12,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.build.build import NATIVE
 from mlvm.machines.native import extension
-from mlvm.machines.standalone.build import NATIVE
 
 pytestmark = [
     pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels"),

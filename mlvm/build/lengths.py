@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mlvm.build.literals import integer, real
+from mlvm.build.planned import Planned
+from mlvm.build.targets import CannotBuild
 from mlvm.core.lengths import Length
 from mlvm.core.types import DType, TensorType
-from mlvm.machines.standalone.literals import integer, real
-from mlvm.machines.standalone.planned import Planned
-from mlvm.machines.standalone.targets import CannotBuild
 
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256

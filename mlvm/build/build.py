@@ -13,6 +13,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mlvm.build.images import patched_fields
+from mlvm.build.lengths import Formulas, OpenPlanned, OpenSource, variants
+from mlvm.build.literals import array, string
+from mlvm.build.lower import Temporary
+from mlvm.build.planned import Planned, Tensor
+from mlvm.build.steps import Run, Step, Steps
+from mlvm.build.tables import FILE_OF, Tables
+from mlvm.build.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
 from mlvm.core.errors import MachineError
 from mlvm.core.machine import fused
 from mlvm.core.machine.link import bind, link
@@ -23,16 +31,9 @@ from mlvm.machines.files import write_files
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.standalone.images import patched_fields
-from mlvm.machines.standalone.lengths import Formulas, OpenPlanned, OpenSource, variants
-from mlvm.machines.standalone.literals import array, string
-from mlvm.machines.standalone.lower import Temporary
-from mlvm.machines.standalone.planned import Planned, Tensor
-from mlvm.machines.standalone.steps import Run, Step, Steps
-from mlvm.machines.standalone.tables import FILE_OF, Tables
-from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
 
 HERE: Final = Path(__file__).parent
+PACKAGE: Final = HERE.parent
 NATIVE: Final = Path(native.__file__).parent
 ALIGNMENT: Final = 64
 
@@ -433,10 +434,10 @@ _WRITTEN: Final = (
 )
 _TOO_LARGE: Final = "the step needs more memory than there are addresses"
 _ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
-_RUNTIME: Final = "mlvm/standalone/src"
+_RUNTIME: Final = "mlvm/build/src"
 PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
 """Sources of the loop."""
-_KERNELS: Final = "mlvm/native/src/plan/kernels"
+_PLAN: Final = "mlvm/machines/native/src/plan"
 
 
 def _rounded(nbytes: int) -> int:
@@ -489,8 +490,8 @@ def _sources(
     runtime = ["built.h", "lanes.h", "lanes.c", "step.c", "command.c"]
     sources += [HERE / "src" / name for name in (*runtime, "step_threads.h")]
     sources += [HERE / "src" / "threads.c"] * (threads > 1)
-    sources.append(HERE.parent / "mlvm.h")
-    copies = {folder / "mlvm" / file.relative_to(HERE.parent): file for file in sources}
+    sources.append(NATIVE.parent / "mlvm.h")
+    copies = {folder / "mlvm" / file.relative_to(PACKAGE): file for file in sources}
     for copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
     return {copy: file.read_bytes() for copy, file in copies.items()}
@@ -619,10 +620,10 @@ def _makefile(
     own = ["tables.c", *["weights.c"] * embed]
     own += [f"{_RUNTIME}/{name}.c" for name in ("step", "lanes")]
     own += [f"{_RUNTIME}/threads.c"] * (threads > 1)
-    own += [f"mlvm/native/src/plan/{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
+    own += [f"{_PLAN}/{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     zig = "ZIG" in target.compiler
     rules = [
-        f"made/{name}/%.o: {_KERNELS}/%.c used.h\n\t@mkdir -p $(@D)\n\t$(CC) $(FLAGS) "
+        f"made/{name}/%.o: {_PLAN}/kernels/%.c used.h\n\t@mkdir -p $(@D)\n\t$(CC) $(FLAGS) "
         f"{OPTIONS[name]} -DTARGET={name} -DWANTED='\"used.h\"' -c -o $@ $<\n\n"
         for name in sets
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mlvm.build.lower import Temporary
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import Program
@@ -12,7 +13,6 @@ from mlvm.core.types import TensorType, i64
 from mlvm.machines.lane_link import LaneProgram, Linked, Segment
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.lanes import Flat
-from mlvm.machines.standalone.lower import Temporary
 
 _ALIGNMENT = 64
 

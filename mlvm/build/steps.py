@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
+from mlvm.build.lanes import LaneCode
+from mlvm.build.lower import Bound, Calls, Temporary, lowered
+from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import MlvmError
 from mlvm.core.machine import link as linker
 from mlvm.core.machine.callee import UserFunction, WritesInto
@@ -26,9 +29,6 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.loop import Site, call_of
 from mlvm.machines.native.types import native_type
-from mlvm.machines.standalone.lanes import LaneCode
-from mlvm.machines.standalone.lower import Bound, Calls, Temporary, lowered
-from mlvm.machines.standalone.targets import CannotBuild
 
 RECORDS: Final = {
     residuals.BEGIN: ("RECORDS_BEGIN", slice(0, 0)),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from mlvm.build.images import Image
+from mlvm.build.lanes import LaneCode, Part
+from mlvm.build.lengths import Formulas, number
+from mlvm.build.literals import array, integer, real, string
+from mlvm.build.steps import Function, Step
 from mlvm.core.types import TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.types import DTYPES
-from mlvm.machines.standalone.images import Image
-from mlvm.machines.standalone.lanes import LaneCode, Part
-from mlvm.machines.standalone.lengths import Formulas, number
-from mlvm.machines.standalone.literals import array, integer, real, string
-from mlvm.machines.standalone.steps import Function, Step
 
 _CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from mlvm.build.literals import integer, real
+from mlvm.build.steps import Step
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.standalone.literals import integer, real
-from mlvm.machines.standalone.steps import Step
 
 _FIELDS: Final = ("units", "work", "scratch", "shared")
 

@@ -12,7 +12,7 @@ import pytest
 def native_set() -> Iterator[None]:
     """Have Python's native kernels be of the set that programs are built for."""
     native = pytest.importorskip("mlvm.machines.native._native")
-    from tests.standalone.making import SET
+    from tests.build.making import SET
 
     used = native.simd()
     native.choose_simd(SET)
@@ -23,6 +23,6 @@ def native_set() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def program_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function that builds a step in a folder and returns its program."""
-    from tests.standalone.making import SET, Kernels
+    from tests.build.making import SET, Kernels
 
     return Kernels(tmp_path_factory.mktemp("kernels"), SET, "-O0").build

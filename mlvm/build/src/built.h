@@ -2,9 +2,9 @@
 #ifndef MLVM_BUILT_H
 #define MLVM_BUILT_H
 
-#include "../../mlvm.h"
-#include "../../native/src/plan/formulas.h"
-#include "../../native/src/plan/loop.h"
+#include "../../machines/mlvm.h"
+#include "../../machines/native/src/plan/formulas.h"
+#include "../../machines/native/src/plan/loop.h"
 #include "lanes.h"
 
 #include <stddef.h>

@@ -1,8 +1,8 @@
 """Saved steps run the same without Python, to the bit.
 
-    python -m tests.standalone               # models, and 500 fuzzed functions
-    python -m tests.standalone --functions 40 --only models --simd plain
-    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" python -m tests.standalone
+    python -m tests.build                  # models, and 500 fuzzed functions
+    python -m tests.build --functions 40 --only models --simd plain
+    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" python -m tests.build
 
 The steps are those that `tests.same_programs` captures: of every model, and of functions that the
 language fuzzer writes. Each is built as C, run twice on the same values as in Python, and compared:
@@ -23,12 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import MlvmError
 from mlvm.machines.native import _native
-from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import SavedStep
+from tests.build.making import SET, Kernels, difference
 from tests.same_programs.__main__ import Checkout, chosen, written
-from tests.standalone.making import SET, Kernels, difference
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 AT_ONCE: Final = 8
@@ -74,7 +74,7 @@ def outcome(file: Path, kernels: Kernels, folder: Path) -> tuple[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.standalone", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.build", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--functions", type=int, default=500)
     parser.add_argument("--only", default="", help="parts whose names contain this text")

@@ -24,7 +24,7 @@ from tests.brief import ROOT, Capsys, Patch, cases, line_with, refuses
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
-    from tests.standalone.making import SET, difference
+    from tests.build.making import SET, difference
 
 Builder: TypeAlias = Callable[..., Path]
 COMPILER: Final = os.environ.get("CC", "gcc")
@@ -228,7 +228,7 @@ def test_a_program_of_the_callers(folder: Path) -> None:
         "-1 the memory does not lie at a multiple of 64 bytes",
         "-1 these are no weights: they do not begin with MLVMSTEP",
         "-1 it was not built for this processor and mmx", "3 runs, 0 allocations", "the same",
-        f"-1 take: the op refuses the values that it is given, at standalone/{here}",
+        f"-1 take: the op refuses the values that it is given, at build/{here}",
         "-1 input 0 is NULL", "0 ",
     ]  # fmt: skip
     assert done.returncode == 0
@@ -328,7 +328,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: Capsys) -> None:
 @compiled
 def test_a_string_is_one_literal_whatever_is_in_it(tmp_path: Path) -> None:
     """Nothing in it ends the literal: not a line that is joined to the next, nor a trigraph."""
-    from mlvm.machines.standalone.literals import string
+    from mlvm.build.literals import string
 
     strings = ['x\\\n", "', 'a\nb\r"', "??/", "\x1b7\t1", "caf\u00e9"]
     rows = ", ".join(map(string, strings))
@@ -341,7 +341,7 @@ def test_a_string_is_one_literal_whatever_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_host_function_is_refused(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
-    from mlvm.machines.standalone import steps
+    from mlvm.build import steps
 
     def doubled(x: ml.Tensor) -> ml.Tensor:
         result: ml.Tensor = ml.while_loop(lambda x: ml.sum(x) < 9, lambda x: x * 2, x)
@@ -366,9 +366,9 @@ def test_the_memory_that_examples_need(
     assert main(["build", str(tmp_path / f"{step}.mlvm"), "-o", str(tmp_path / "c")]) == 0
     text = '#include "step.h"\n#include <stdio.h>\nint main(void) { printf("%zu", step_memory()); }'
     (tmp_path / "c" / "memory.c").write_text(text)
-    files = ["memory.c", "tables.c", "mlvm/standalone/src/step.c"]
+    files = ["memory.c", "tables.c", "mlvm/build/src/step.c"]
     plan = "loop", "bound", "records", "processor"
-    files += [f"mlvm/native/src/plan/{name}.c" for name in plan]
+    files += [f"mlvm/machines/native/src/plan/{name}.c" for name in plan]
     options = ["-std=c11", "-I.", "-Wl,--unresolved-symbols=ignore-all", "-o", "memory"]
     subprocess.run([COMPILER, *files, *options], cwd=tmp_path / "c", check=True)
     output = subprocess.run([tmp_path / "c" / "memory"], capture_output=True, check=True).stdout
