@@ -731,7 +731,7 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([units[call] for call in calls], live_out)
 
-    def in_order(chains: Sequence[Unit], most: int) -> Schedule:
+    def in_order(chains: Sequence[Unit], most: int, policy: FusionPolicy = policy) -> Schedule:
         schedule = _ordered(chains, live_out, enough=most)
         if not policy.passes:
             return schedule
@@ -744,9 +744,14 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
         sloped = with_slopes(calls) if policy.passes else calls
         windowed = with_windows(sloped, live_out) if policy.windows else sloped
         if windowed is not sloped:
-            schedules.append(in_order(fused(windowed, most, policy, units), most))
+            chains = fused(windowed, most, policy.of_formulas, units)
+            schedules.append(in_order(chains, most, policy.of_formulas))
         for row in [calls] if sloped == calls else [sloped, calls]:
-            schedules.append(in_order(fused(row, most, policy, units), most))
+            chains = fused(row, most, policy, units)
+            if policy.is_cut(chains):
+                longer = fused(row, most, policy.of_formulas, units)
+                schedules.append(in_order(longer, most, policy.of_formulas))
+            schedules.append(in_order(chains, most))
             if schedules[-1].most_alive <= most:
                 return schedules
         calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less

@@ -42,6 +42,7 @@ class FusionPolicy(NamedTuple):
     halves: whether row functions widen halves as they read them (`mlvm.step.halves`).
     transposes: whether products take transposed factors, with the same bits.
     windows: whether chains read and write slices in place.
+    near: the most units between a call and a chain that it joins.
     """
 
     heads: bool = False
@@ -53,16 +54,28 @@ class FusionPolicy(NamedTuple):
     halves: bool = False
     transposes: bool = False
     windows: bool = False
+    near: int = 16
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
+
+    @property
+    def of_formulas(self) -> FusionPolicy:
+        """The policy for large formulas, whose chains have any length."""
+        return self._replace(longest=math.inf, near=64)
+
+    def is_cut(self, units: Iterable[Unit]) -> bool:
+        """Return whether a chain may have ended only because no longer one is allowed."""
+        return any(len(unit.calls) > 0.75 * self.longest for unit in units)
 
 
 REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less by sharing the cache than the blocks cost."""
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
-NATIVE: Final = FusionPolicy(heads=True, reductions=False, shortest=2, windows=True, **_SHORTCUTS)
+NATIVE: Final = FusionPolicy(
+    heads=True, reductions=False, shortest=2, longest=24, windows=True, **_SHORTCUTS
+)
 """A reduction alone is as fast as in a chain, for which there is no row function."""
 
 
@@ -106,7 +119,7 @@ def joined(
             if not _takes(partner, unit.calls, domains):
                 continue
             between = row.between(partner, unit)
-            if len(between) > WINDOW:
+            if len(between) > policy.near:
                 continue
             merged = None
             if not any(partner.must_precede(other) for other in between):

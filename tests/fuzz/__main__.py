@@ -3,8 +3,8 @@
     machines --programs 100000 --seed 0
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
-    values, graphs, saved, transformations, lengths, interrupts, templates, guards, budgets:
-        as these
+    values, graphs, saved, transformations, lengths, interrupts, templates, guards, budgets,
+    windows: as these
     arguments --only conv2d
     recipes
 
@@ -27,6 +27,7 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 `guards`: state that changes between calls of a captured function, which must see it or refuse it.
+`windows`: slices, strides, writes and loops, eagerly, captured and saved, beside numpy.
 `budgets`: training steps with `capture(memory=)`, which must keep eager's bits and their budgets.
 
 `templates`: random chains of public calls, with the cache of composed calls and without it, under

@@ -67,7 +67,7 @@ class Drawn:
         self.narrays = len(self.shapes)
         self.turns = rng.choice((0, 0, 1, 2, 3))
         self.kept: list[Shape] = []  # of the values behind the arrays, within one iteration
-        self.statements = [self._statement() for _ in range(rng.randint(1, 4))]
+        self.statements = [self._statement() for _ in range(rng.randint(1, 5))]
 
     def _window(self, shape: Shape, lengths: Shape) -> tuple[slice, ...]:
         index = []
@@ -99,6 +99,10 @@ class Drawn:
             if len(shape) == len(lengths)
             and all(a >= b for a, b in zip(shape, lengths, strict=True))
         ]
+        alike = [self.narrays + i for i, shape in enumerate(self.kept) if shape == lengths]
+        if alike and rng.random() < 0.3:
+            i, backwards = rng.choice(alike), (slice(None, None, -1),) * len(lengths)
+            return lambda xp, values, j: values[i][backwards], f"v{i}[{backwards}]"
         i = rng.choice(fit)
         shape = (self.shapes + self.kept)[i]
         if what < 0.2 and self.ndim > 1:
@@ -128,18 +132,19 @@ class Drawn:
         return terms[name], f"({of_a} {name} {of_b})"
 
     def _statement(self) -> Statement:
-        rng, lengths = self.rng, self._lengths()
+        rng = self.rng
+        lengths = rng.choice(self.kept) if self.kept and rng.random() < 0.4 else self._lengths()
         term, text = self._term(lengths, rng.choice((1, 2, 3, 5, 8, 14)))
         leaf, of_leaf = self._leaf_window(lengths)
         whole: Term = lambda xp, values, j: term(xp, values, j) + leaf(xp, values, j)  # noqa: E731
         text = f"{text} + {of_leaf}"
         what = rng.random()
-        if what < 0.2:
+        if what < 0.3:
             self.kept.append(lengths)
             return Statement(whole, None, lambda j: None, f"v = {text}")
         target = rng.randrange(self.narrays)
         shape = self.shapes[target]
-        if what < 0.35 and self.turns:
+        if what < 0.45 and self.turns:
             n, rest = shape[0], self._window(shape[1:], lengths[1:])
             row: Term = lambda xp, values, j: whole(xp, values, j)[0]  # noqa: E731
             at = lambda j: (j % n, *rest) if rest else j % n  # noqa: E731
@@ -159,7 +164,7 @@ class Drawn:
         return [rng.integers(0, 9, shape).astype(NUMPY[self.dtype]) for shape in self.shapes]
 
     def turn(self, xp: Any, j: Value, arrays: list[Value]) -> list[Value]:
-        """Run the statements once; return the arrays and the values kept."""
+        """Run the statements once; return the arrays and the last value kept."""
         values = list(arrays)
         for term, target, place, _ in self.statements:
             result = term(xp, values, j)
@@ -167,7 +172,7 @@ class Drawn:
                 values.append(result)
             else:
                 values[target][place(j)] = result
-        return values
+        return values[: self.narrays] + values[self.narrays :][-1:]
 
     def by_numpy(self, arrays: list[Any]) -> list[Any]:
         if not self.turns:
