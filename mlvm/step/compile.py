@@ -57,6 +57,7 @@ from mlvm.step.raising import updates_last, with_raising
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
+from mlvm.step.windows import with_windows
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
@@ -757,7 +758,7 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([units[call] for call in calls], live_out)
 
-    def in_order(chains: Sequence[Unit], most: int) -> Schedule:
+    def in_order(chains: Sequence[Unit], most: int, policy: FusionPolicy = policy) -> Schedule:
         schedule = _ordered(chains, live_out, enough=most)
         if not policy.passes:
             return schedule
@@ -768,8 +769,16 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
+        windowed = with_windows(sloped, live_out) if policy.windows else sloped
+        if windowed is not sloped:
+            chains = fused(windowed, most, policy.of_formulas, units)
+            schedules.append(in_order(chains, most, policy.of_formulas))
         for row in [calls] if sloped == calls else [sloped, calls]:
-            schedules.append(in_order(fused(row, most, policy, units), most))
+            chains = fused(row, most, policy, units)
+            if policy.is_cut(chains):
+                longer = fused(row, most, policy.of_formulas, units)
+                schedules.append(in_order(longer, most, policy.of_formulas))
+            schedules.append(in_order(chains, most))
             if schedules[-1].most_alive <= most:
                 return schedules
         calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less

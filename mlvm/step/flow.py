@@ -111,6 +111,7 @@ class Call:
     loop: of a `while` that is a scan.
     pushes: whether it gets its `ins` alone and pushes its results, as users' functions do.
     sized: whether types or attributes depend on lengths of the launch.
+    window: whether it is a slice whose only reader can read it where it is (`mlvm.step.windows`).
     """
 
     name: str
@@ -130,6 +131,7 @@ class Call:
     loop: LoopInfo | None = None
     pushes: bool = False
     sized: bool = False
+    window: bool = False
 
     @property
     def fixed(self) -> bool:
