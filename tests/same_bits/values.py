@@ -50,6 +50,7 @@ def calls(only: str = "", every: int = 1) -> Iterator[Sample]:
     from mlvm.machines.native import kernels as _fill_the_table  # noqa: F401
     from mlvm.machines.native.planner import PLANNERS
 
+    assert PLANNERS
     for number, sample in enumerate(chain(_samples(), _wide())):
         if number % every == 0 and only in sample.op and sample.op in PLANNERS:
             yield sample
