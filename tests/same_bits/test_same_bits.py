@@ -65,6 +65,7 @@ def test_all_nans_of_a_dtype_have_one_digest(dtype: str) -> None:
 @pytest.mark.skipif(not SETS, reason="there are no native kernels")
 def test_the_page_names_the_ops_that_numpy_computes() -> None:
     from mlvm.machines.native import _native
+    from mlvm.machines.native import kernels as _fill_the_table  # noqa: F401
     from mlvm.machines.native.planner import PLANNERS
 
     rows = {row.rpartition("_")[0] for row in _native.rows()}

@@ -47,8 +47,10 @@ def calls(only: str = "", every: int = 1) -> Iterator[Sample]:
     only: the ops whose names contain this text.
     every: keep one of so many.
     """
-    from mlvm.machines.native.planner import PLANNERS  # once its planners are there
+    from mlvm.machines.native import kernels as _fill_the_table  # noqa: F401
+    from mlvm.machines.native.planner import PLANNERS
 
+    assert PLANNERS
     for number, sample in enumerate(chain(_samples(), _wide())):
         if number % every == 0 and only in sample.op and sample.op in PLANNERS:
             yield sample
