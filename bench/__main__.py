@@ -43,6 +43,7 @@ SUITES = {
     "remote": "bench.remote",
     "runs": "bench.runs",
     "scaling": "bench.scaling",
+    "science": "bench.science",
     "transformations": "bench.transformations",
 }
 

@@ -25,7 +25,6 @@ from mlvm import __version__
 from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
-    ArgumentError,
     AssemblyError,
     DTypeError,
     MlvmError,
@@ -44,8 +43,7 @@ from mlvm.core.program.assembly import (
     parse_constant,
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
-from mlvm.core.program.program import Opcode, Program
-from mlvm.core.sizes import parse_size
+from mlvm.core.program.program import OPCODES, Program
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.runs import commands as run_commands
 from mlvm.eager.runs.debugger import Debugger
@@ -54,14 +52,20 @@ from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.replay import Replay, open_run
 from mlvm.eager.runs.repro import Repro
 from mlvm.eager.tensor.number import open_lengths
+from mlvm.fixed_step import about_fixed_step
 from mlvm.machines import printing
-from mlvm.machines.files import require_writable, write_array, write_file
+from mlvm.machines.files import (
+    require_suffix,
+    require_writable,
+    write_array,
+    write_file,
+)
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.terminal import run_command
+from mlvm.machines.terminal import run_command, whole_number
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
 from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_step
@@ -153,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     where = "in the program, or in DIR/weights.bin, which it is given"
     add("--weights", choices=("embed", "file"), default="file", help=where)
     most = "how many it may use at most (default: 1)"
-    add("--threads", type=_positive, default=1, metavar="N", help=most)
+    add("--threads", type=whole_number, default=1, metavar="N", help=most)
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
     records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
@@ -175,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     budget = "such as 64M: show what captured steps hold at their peaks and which of their "
     budget += "programs fit, and draw these by memory and time"
-    add("--budget", type=_size, metavar="SIZE", help=budget)
+    add("--budget", type=whole_number, metavar="SIZE", help=budget)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
     plan_command.add_command(commands)
@@ -203,17 +207,17 @@ def _parser() -> argparse.ArgumentParser:
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
-    add("--members", type=_positive, required=True, metavar="N", help="processes on this host")
+    add("--members", type=whole_number, required=True, metavar="N", help="processes on this host")
     again = "how often all are started again when one of them has failed (default: 0)"
     add("--restarts", type=_count, default=0, metavar="K", help=again)
-    add("--nodes", type=_positive, default=1, metavar="N", help="hosts, each of which runs this")
+    add("--nodes", type=whole_number, default=1, metavar="N", help="hosts, each of which runs this")
     add("--node", type=_count, default=0, metavar="I", help="which of them this is, from 0")
     add("--address", metavar="HOST:PORT", help="a port of the first host, where members meet")
     _add_script(add)
 
     text = "run a script in several processes, for ml.parallel.MpiGroup"
     add = commands.add_parser("mpirun", help=text).add_argument
-    add("-n", dest="processes", type=_positive, required=True, metavar="N", help="processes")
+    add("-n", dest="processes", type=whole_number, required=True, metavar="N", help="processes")
     _add_script(add)
 
     text = "list the tensor ops, or document the named ones"
@@ -251,19 +255,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {text!r}")
     return int(text)
-
-
-def _positive(text: str) -> int:
-    if not _count(text):
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text, "--budget")
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
 
 
 # --- programs and arguments ------------------------------------------------------------
@@ -575,6 +566,8 @@ def show(options: argparse.Namespace) -> int:
     file = Path(options.file)
     if not file.name:
         raise BadInput(f"{options.file!r} names no file; show takes what Captured.save wrote")
+    if options.page is not None:
+        require_suffix(options.page, ".html", "-o")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
     if file.suffix == ".py":
@@ -683,6 +676,7 @@ def print_info() -> None:
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
+    print(f"digest of a fixed training step: {about_fixed_step()}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
     available = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
@@ -690,8 +684,8 @@ def print_info() -> None:
     print(f"devices: {'; '.join([*available, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage {' '.join(DType.storage)}")
     print("instructions:")
-    for opcode in Opcode:
-        words = " ".join([opcode.text, *opcode.immediates])
+    for text, opcode in OPCODES.items():
+        words = " ".join([text, *opcode.immediates])
         print(f"  {words:32} {opcode.effect:28} {opcode.meaning}")
 
 

@@ -68,9 +68,9 @@ Others (`__init__`, `stub`) import from all."""
 CEILING = {
     "mlvm/core": 8_000,
     "mlvm/machines": 2_500,
-    "mlvm/machines/native": 3_000,
+    "mlvm/machines/native": 3_500,
     "mlvm/machines/gpu": 3_500,
-    "mlvm/machines/remote": 4_000,
+    "mlvm/machines/remote": 4_500,
     "mlvm/arena": 2_000,
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,
@@ -95,7 +95,7 @@ CEILING = {
     "mlvm": 1_000,
     "models": 4_000,
     "bench": 6_000,
-    "tests": 66_000,
+    "tests": 67_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

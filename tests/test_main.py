@@ -10,6 +10,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
-from tests.brief import Capsys, Patch, cases, refuses, start_python, with_long
+from tests.brief import Capsys, Patch, cases, line_of, refuses, start_python, with_long
 from tests.drawn import SVG, parse
 from tests.fuzz.mutations import assert_well_refused, mutated, parts_of_npy
 from tests.threads import wait_for
@@ -857,6 +858,7 @@ def test_damaged_buffers_are_one_line(
     ("/dev/zero", "error: /dev/zero: no regular file, and more than 256 MiB"),
     ("buffers.csv --out no/x.csv", "error: no/x.csv: No such file or directory"),
     ("buffers.csv --plot no/x.svg", "error: no/x.svg: No such file or directory"),
+    ("buffers.csv --plot x.png", "error: --plot: expected a name that ends in .svg"),
 )
 def test_what_plan_cannot_read_or_write(
     command: str, message: str, folder: Path, capsys: Capsys
@@ -870,12 +872,52 @@ def test_what_plan_cannot_read_or_write(
     ("--capacity 64X", "--capacity: expected a whole number above 0, got '64X'"),
     ("--capacity -5", "--capacity: expected a whole number above 0, got '-5'"),
     ("--capacity 0", "--capacity: expected a whole number above 0, got '0'"),
+    ("--capacity 1.5", "--capacity: expected a whole number above 0, got '1.5'"),
     ("--effort 0", "--effort: expected a whole number above 0, got '0'"),
     ("--effort 8G", "--effort: expected at most 4294967296, got 8G"),
 )
 def test_bad_options_of_plan(option: str, message: str, capsys: Capsys) -> None:
     assert refuses(SystemExit, "", command_line, f"plan buffers.csv {option}").code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_buffer_that_is_never_in_use_must_fit(folder: Path, capsys: Capsys) -> None:
+    Path("buffers.csv").write_text("id,lower,upper,size\na,0,5,40\nb,3,3,100\n")
+    error = fails(capsys, "plan buffers.csv --capacity 50")
+    assert "the capacity is 50 bytes, but buffer 'b' has 100" in error
+    assert command_line("plan buffers.csv --capacity 100 --out placed.csv") == 0
+    assert Path("placed.csv").read_text().splitlines()[1:] == ["a,0,5,40,0", "b,3,3,100,0"]
+
+
+@cases("shift, first", (100, 100), (1 << 50, 1 << 50), (0, 0))
+def test_a_picture_of_buffers_has_their_ids_and_moments(
+    shift: int, first: int, folder: Path
+) -> None:
+    rows = [("weights", 0, 5, 40), ("x", 3, 7, 100), ("y", 8, 10, 60)]
+    lines = [f"{name},{low + shift},{high + shift},{size}" for name, low, high, size in rows]
+    Path("buffers.csv").write_text("\n".join(["id,lower,upper,size", *lines]))
+    assert command_line("plan buffers.csv --plot plan.svg") == 0
+    svg = Path("plan.svg").read_text()
+    for name, low, high, _ in rows:
+        assert f"{name}: u8" in svg
+        assert f"moments {low + first:,} to {high + first - 1:,}" in svg
+
+
+def test_ctrl_c_ends_a_long_search(folder: Path) -> None:
+    blocks = rectangle(2, 1500, pinwheels=True).blocks  # of which no plan is found for minutes
+    rows = [f"{i},{each.start},{each.end},{each.nbytes}" for i, each in enumerate(blocks)]
+    Path("buffers.csv").write_text("\n".join(["id,lower,upper,size", *rows]))
+    code = (
+        "import sys; from mlvm.__main__ import main; print('begun', flush=True);"
+        "sys.exit(main(['plan', 'buffers.csv', '--effort', '4000000000', '--out', 'placed.csv']))"
+    )
+    with start_python("-c", code, cwd=folder) as process:
+        assert line_of(process) == "begun\n"
+        time.sleep(1.0)  # the search has begun; an earlier signal ends the command as well
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "interrupted\n"
+    assert process.returncode == 130
+    assert not Path("placed.csv").exists()
 
 
 def test_mutated_buffers_never_end_in_a_traceback(folder: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mlvm.build.formulas import BuiltVariant, Formulas, OpenLengths, axes_of, variants
 from mlvm.build.images import patched_fields
-from mlvm.build.lengths import Formulas, OpenLengths, Variant, axes_of, variants
 from mlvm.build.literals import array, string
 from mlvm.build.lower import Temporary
-from mlvm.build.steps import Run, Step, Steps
+from mlvm.build.steps import KernelRun, LoopStep, Steps
 from mlvm.build.tables import FILE_OF, Tables
 from mlvm.build.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
 from mlvm.core.errors import MachineError
@@ -71,7 +71,7 @@ def build(
         if not least <= value <= most:
             raise CannotBuild(f"{name} may be {least} to {most}, not {value}")
     with _kernels_of_all_sets():
-        layout = _Layout(step, open_lengths, threads, depth, records)
+        layout = _StepLayout(step, open_lengths, threads, depth, records)
     mains = [each.functions.steps.functions[0] for each in layout.variants]
     tables = Tables(layout.steps.functions if step.open is None else mains, sets)
     text = layout.text(tables, embed)
@@ -167,7 +167,7 @@ class _Functions:
                 nbytes[field] = self._formulas.largest(formula)
         return _rounded(nbytes["scratch"]) * self._threads + _rounded(nbytes["shared"])
 
-    def _place_scratch(self, pc: int, steps: Sequence[Step]) -> None:
+    def _place_scratch(self, pc: int, steps: Sequence[LoopStep]) -> None:
         """Place scratch memory and temporaries of an op's calls where the plan has a hole at that
         moment, or after the plan."""
         runs = [step.run for step in steps if step.run is not None]
@@ -191,10 +191,10 @@ class _Functions:
             parameters = [
                 x._replace(at=at + x.at) if isinstance(x, Temporary) else x for x in run.parameters
             ]
-            step.run = Run(run.call, tuple(parameters), at + temporary_bytes)
+            step.run = KernelRun(run.call, tuple(parameters), at + temporary_bytes)
 
 
-class _Layout:
+class _StepLayout:
     """Memory layout of a step, and its tables in C.
 
     variants: its functions; with lengths, for some lengths each.
@@ -213,8 +213,8 @@ class _Layout:
         self.axes = {} if opened is None else axes_of(opened)
         self.formulas = Formulas(() if opened is None else opened.lengths)
         plan = partial(_Functions, threads, self.formulas)
-        self.variants: list[Variant[_Functions]] = (
-            [Variant(plan(step))]
+        self.variants: list[BuiltVariant[_Functions]] = (
+            [BuiltVariant(plan(step))]
             if opened is None
             else [*variants(step, opened, self.formulas, open_lengths, plan)]
         )
@@ -228,8 +228,8 @@ class _Layout:
         bound = self.formulas.bound
         self.outputs = [self._take(bound(type.nbytes)) for type in first.step.outputs]
         self.inputs = [
-            self._take(bound(type.nbytes)) if self._is_written("input", i) else None
-            for i, type in enumerate(first.step.inputs)
+            self._take(nbytes) if self._is_written("input", i) else None
+            for i, nbytes in enumerate([bound(type.nbytes) for type in first.step.inputs])
         ]
         self.states = [
             self._take(array.nbytes) if self._is_written("state", i) or i in self.scalars else None

@@ -58,7 +58,7 @@ def lowered(
 ) -> Calls | None:
     """Lower an op to calls with their parameters; None if there is no kernel in C. With lengths,
     `bound` returns the largest value of a size, and attributes are as in the program."""
-    lowering = _Lowering(bound)
+    lowering = _OpLowering(bound)
     operands = list(map(Typed, types, numbers))
     try:
         if isinstance(callee, OpInto):
@@ -73,7 +73,7 @@ def lowered(
     return lowering.calls
 
 
-class _Lowering:
+class _OpLowering:
     """Builder of the calls of an op."""
 
     def __init__(self, bound: Bound | None) -> None:

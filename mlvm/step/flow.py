@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from mlvm.core.op import Attributes, Op
 from mlvm.core.types import TensorType
+
+VISIBLE: Final = frozenset({"input", "state", "outer"})
+"""Roles of memory whose contents a caller sees, also after an error."""
 
 Role = Literal["input", "output", "state", "scratch", "element", "outer"]
 
@@ -108,6 +111,7 @@ class Call:
     loop: of a `while` that is a scan.
     pushes: whether it gets its `ins` alone and pushes its results, as users' functions do.
     sized: whether types or attributes depend on lengths of the launch.
+    window: whether it is a slice whose only reader can read it where it is (`mlvm.step.windows`).
     """
 
     name: str
@@ -127,6 +131,7 @@ class Call:
     loop: LoopInfo | None = None
     pushes: bool = False
     sized: bool = False
+    window: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -216,7 +221,7 @@ class Unit:
         self.reads_from = _homes_of(self.reads)
         self.fixed = any(call.fixed for call in calls)
         self.may_raise = any(_may_raise(call) for call in calls)
-        self.updates = any(home.role not in ("scratch", "element") for home in self.writes_to)
+        self.updates = any(home.role in VISIBLE for home in self.writes_to)
         self.movable = not any(call.op is None or call.again for call in calls)
 
     def joined(self, later: Unit) -> Unit:
@@ -241,7 +246,7 @@ class Unit:
             or not later.writes_to.isdisjoint(self.reads_from)
             or not later.writes_to.isdisjoint(self.writes_to)
             or (self.fixed and later.fixed)
-            or (later.updates and self.may_raise)
+            or (self.may_raise and (later.updates or later.may_raise))
         )
 
     def operands(self, stored: Container[object]) -> tuple[list[Use], list[Use]]:

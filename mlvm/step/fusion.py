@@ -21,9 +21,13 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Shape, TensorType
 from mlvm.step.flow import Call, Unit, UnitTable, Use, Value
 from mlvm.step.schedule import Placed, Run, in_place, placed
+from mlvm.step.windows import may_write, written_shape
 
-WINDOW: Final = 16
+WINDOW: Final = 64
 """The most units between a call and a chain that it joins."""
+
+MOST_OPERANDS: Final = 192
+"""The most values that a chain reads."""
 
 
 class FusionPolicy(NamedTuple):
@@ -37,6 +41,8 @@ class FusionPolicy(NamedTuple):
     panels: whether products take weights in panels that were packed before.
     halves: whether row functions widen halves as they read them (`mlvm.step.halves`).
     transposes: whether products take transposed factors, with the same bits.
+    windows: whether chains read and write slices in place.
+    near: the most units between a call and a chain that it joins.
     """
 
     heads: bool = False
@@ -47,16 +53,29 @@ class FusionPolicy(NamedTuple):
     panels: bool = False
     halves: bool = False
     transposes: bool = False
+    windows: bool = False
+    near: int = 16
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
+
+    @property
+    def of_formulas(self) -> FusionPolicy:
+        """The policy for large formulas, whose chains have any length."""
+        return self._replace(longest=math.inf, near=64)
+
+    def is_cut(self, units: Iterable[Unit]) -> bool:
+        """Return whether a chain may have ended only because no longer one is allowed."""
+        return any(len(unit.calls) > 0.75 * self.longest for unit in units)
 
 
 REFERENCE: Final = FusionPolicy()
 """With numpy, two ops gain less by sharing the cache than the blocks cost."""
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
-NATIVE: Final = FusionPolicy(heads=True, reductions=False, shortest=2, longest=24, **_SHORTCUTS)
+NATIVE: Final = FusionPolicy(
+    heads=True, reductions=False, shortest=2, longest=24, windows=True, **_SHORTCUTS
+)
 """A reduction alone is as fast as in a chain, for which there is no row function."""
 
 
@@ -95,10 +114,12 @@ def joined(
         for partner in _partners(unit.calls[0], producers, row.place):
             if len(partner.calls) + len(unit.calls) > policy.longest:
                 continue
+            if len(partner.reads | unit.reads) > MOST_OPERANDS:
+                continue
             if not _takes(partner, unit.calls, domains):
                 continue
             between = row.between(partner, unit)
-            if len(between) > WINDOW:
+            if len(between) > policy.near:
                 continue
             merged = None
             if not any(partner.must_precede(other) for other in between):
@@ -323,13 +344,18 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
             return False
         shape: Shape | None = first.outs[0].type.shape
     else:
-        shape = domains[first] if policy.links(first.op) else None
+        shape = domains[first] if policy.links(first.op) or _has_window(first) else None
+    windows = [call for call in (*unit.calls, *calls) if call.window]
     for call in calls:
-        if shape is None or domains[call] != shape:
+        if shape is None or domains[call] != shape or (is_head and _has_window(call)):
             return False
         for use in call.ins:
             if use.value in unit.makes and not _makes_whole(unit, use, policy):
                 return False
+        if _has_window(call) and call.ins[0].value in unit.makes:
+            return False
+        if windows and not may_write(call, windows):
+            return False
         for out in call.outs:
             home = out.value.home
             if home is None:
@@ -341,6 +367,11 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
                 if any(use.type is not out.type for use in uses):
                     return False
     return True
+
+
+def _has_window(call: Call) -> bool:
+    """Return whether a call reads or writes a window, if it may be in a chain."""
+    return call.window or written_shape(call) is not None
 
 
 def _is_one_row(call: Call) -> bool:
@@ -357,7 +388,7 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
     return any(
         use in call.outs
         and call.op is not None
-        and (policy.links(call.op) or (policy.heads and call.op.heads))
+        and (policy.links(call.op) or call.window or (policy.heads and call.op.heads))
         for call in reversed(unit.calls)
     )
 
@@ -368,6 +399,8 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
     if op is None:
         return None
     out = call.outs[0].type
+    if policy.windows and _has_window(call):
+        return out.shape if call.window else written_shape(call)
     if policy.links(op) and not out.dtype.is_storage:  # its items are no elements
         return out.shape
     if (
@@ -388,15 +421,23 @@ def chain_of(run: Run) -> Chain:
     scratch = _Scratch()
     last_read = {use: i for i, call in enumerate(unit.calls) for use in call.ins}
     links = []
+    windows = {call.outs[0] for call in unit.calls if call.window}
     for i, call in enumerate(unit.calls):
         assert call.op is not None  # or it would be in no chain
         [out] = call.outs
         sources = tuple([numbers[use] for use in call.ins])
         # In order: every process numbers them alike.
-        ended = [use for use in dict.fromkeys(call.ins) if last_read[use] == i and numbers[use] < 0]
+        ended = [
+            use
+            for use in dict.fromkeys(call.ins)
+            if last_read[use] == i and numbers[use] < 0 and use not in windows
+        ]
         if call.op.in_place:
             scratch.put_back(ended, numbers)
-        if out not in numbers:
+        if out in windows:
+            scratch.count += 1
+            numbers[out] = -scratch.count
+        elif out not in numbers:
             numbers[out] = scratch.take(out.type)
             if out not in last_read:
                 ended.append(out)

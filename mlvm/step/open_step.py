@@ -20,8 +20,8 @@ from mlvm.core.lengths import Length
 from mlvm.core.program.encoding import Reader, Writer
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
-from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at, mapped
 from mlvm.step.open_lanes import OpenLanes
+from mlvm.step.templates import OpenType, Place, PlannedTemplate, at, mapped
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     fn.__name__: fn

@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import TypeAlias
 
 from mlvm.arena.planner import Block, lower_bound
+from mlvm.core.machine.fused import WRITES_WINDOW, is_apart
+from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Home, Unit, Use, Value
+from mlvm.step.flow import Call, Home, Unit, Use, Value
 
 Placed: TypeAlias = Value | Home
 
@@ -138,9 +140,21 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
     needed: dict[Value, float] = {}  # the last call before which the value must be whole
     types: dict[Value, set[TensorType]] = {}
     writer: dict[Value, int] = {}
+    slices = {call.outs[0].value: call for call in calls if call.window}
+    windows: dict[
+        Value, list[tuple[Attributes, int]]
+    ] = {}  # by value: each, with what `needed` has of it
     for i, call in enumerate(calls):
         assert call.op is not None
         for j, (value, type) in enumerate(call.ins):
+            if value in slices:
+                moment = i + (j >= call.op.in_place)
+                read = slices[value]
+                windows.setdefault(read.ins[0].value, []).append((read.attributes, moment))
+            elif call.window:
+                types.setdefault(value, set()).add(type)
+                needed.setdefault(value, 0)
+                continue
             needed[value] = max(needed.get(value, 0), i + (j >= call.op.in_place))
             types.setdefault(value, set()).add(type)
         writer[call.outs[0].value] = i
@@ -155,7 +169,26 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
             and use.type.shape == out.type.shape
             and needed[use.value] <= writer[out.value]
             and len(types[use.value]) == 1
+            and _is_free(use.value, windows.get(use.value, ()), calls, writer[out.value])
         ]
         if operands:
             hosts.append((out.value, operands))
     return hosts
+
+
+def _is_free(
+    value: Value, windows: Sequence[tuple[Attributes, int]], calls: Sequence[Call], at: int
+) -> bool:
+    """Return whether call `at` of a chain may write its result in the place of a value although
+    windows of that are read: it must write a window of it that is apart from these, or the same as
+    one that no later call reads."""
+    if not windows:
+        return True
+    writer = calls[at]
+    if writer.op is None or writer.op.name != WRITES_WINDOW or writer.ins[0].value is not value:
+        return False
+    for attributes, moment in windows:
+        apart = is_apart(attributes, writer.attributes)
+        if apart is False or (apart is None and moment > at):
+            return False
+    return True

@@ -6,7 +6,7 @@ import pytest
 
 from bench.mixer import products_of
 from bench.mlvm_training import Training, training_on
-from bench.sizes import CASES, MIXERS, Size, batch_of
+from bench.sizes import CASES, MIXERS, ImagesSize, batch_of
 
 TINY = MIXERS["tiny"]
 STEPS = 4
@@ -21,7 +21,9 @@ def test_the_mixers_have_these_patches() -> None:
 
 
 @pytest.mark.parametrize("size", CASES.values(), ids=CASES)
-def test_a_batch_is_the_same_each_time_and_has_all_that_a_model_wants(size: Size) -> None:
+def test_a_batch_is_the_same_each_time_and_has_all_that_a_model_wants(
+    size: ImagesSize,
+) -> None:
     images, labels = batch_of(size)
     again, labels_again = batch_of(size)
     assert images.shape == (size.batch, *size.image_shape)

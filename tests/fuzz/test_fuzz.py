@@ -33,6 +33,7 @@ from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.table import TABLE
+from mlvm.step import fusion
 from mlvm.step.batch_rules import BATCHING
 from tests.brief import Capsys, Patch, cases, output_of, refuses, run_python, with_long
 from tests.fuzz import (
@@ -55,6 +56,7 @@ from tests.fuzz import (
     threads,
     transformations,
     variants,
+    windows,
     writers,
 )
 from tests.fuzz.__main__ import OTHERS, main
@@ -319,6 +321,21 @@ def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: Patch) -> None
     assert runs["the same"] > 30
     monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
     _, failure = saved.fuzz(40, 0)
+    assert failure is not None
+
+
+# --- windows ------------------------------------------------------------------------------
+
+
+def test_random_windows() -> None:
+    runs, failure = windows.fuzz(with_long(12, 1500), 0)
+    assert failure is None, failure
+    assert {"windows are read", "windows are written"} <= runs.keys()
+
+
+def test_a_window_over_another_one_that_is_still_read_is_noticed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(fusion, "may_write", lambda call, others: True)
+    _, failure = windows.fuzz(20, 0)
     assert failure is not None
 
 

@@ -139,7 +139,7 @@ def test_what_moves_to_its_operand_joins_the_chain_that_makes_it() -> None:
     parameter = step.cell("state", floats(4, 6))
     gradient = step.apply("negative", step.apply("softmax", step.cells[0]))
     last = step.apply("softmax", step.cells[0])
-    for _ in range(fusion.WINDOW):
+    for _ in range(fusion.REFERENCE.near):
         last = step.apply("softmax", last)
     step.apply("add", parameter, gradient, into=parameter)
     step.result(last)

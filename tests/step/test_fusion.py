@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mlvm.eager as ml
 from mlvm.core.machine.fused import parse
+from mlvm.machines.native import extension
 from mlvm.step import fusion
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Unit
@@ -191,3 +194,55 @@ def test_a_slope_stands_behind_the_value_of_the_same_operand() -> None:
     assert [names(unit) for unit in fused(calls, policy=NATIVE)][:2] == [["gelu"], ["softmax"]]
     assert [names(Unit([call])) for call in calls[:2]] == [["gelu"], ["gelu"]]
     assert with_slopes(step.calls[1:]) == step.calls[1:]  # that of another formula
+
+
+# --- windows ------------------------------------------------------------------------------
+
+
+def stencil(turns: int = 1) -> tuple[Any, Any]:
+    x = ml.asarray(np.random.default_rng(0).random((20, 30)))
+
+    def smooth(x: Any, y: Any) -> Any:
+        for _ in range(turns):
+            y[1:-1, 1:-1] = x[1:-1, 1:-1] + x[:-2, 1:-1] * 0.5 + x[1:-1, 2:]
+            x[1:-1, 1:-1] = y[1:-1, 1:-1] - y[2:, 1:-1]
+        return x, y
+
+    return ml.capture(lambda x: smooth(ml.copy(x), ml.zeros_like(x))), x
+
+
+def test_a_stencil_is_one_chain_that_copies_no_slice() -> None:
+    if not extension.is_native(None):
+        pytest.skip("the reference machine copies slices")
+    step, x = stencil(3)
+    step(x)
+    text = ml.disassemble(step.program)
+    assert text.count('"fused"') == 6
+    assert '"slice.out"' not in text
+    assert '"slice_set.out"' not in text
+    assert step.plan.nbytes == 2 * x.type.nbytes  # both tensors, and no slice
+
+
+def test_a_slice_that_is_a_result_is_copied() -> None:
+    x = ml.asarray(np.arange(12.0))
+    step = ml.capture(lambda x: (x[1:5], x[1:5] + x[4:8]))
+    part, total = step(x)
+    np.testing.assert_array_equal(part.numpy(), np.arange(1.0, 5.0))
+    np.testing.assert_array_equal(total.numpy(), np.arange(5.0, 13.0, 2.0))
+
+
+def test_a_large_formula_is_one_chain() -> None:
+    if not extension.is_native(None):
+        pytest.skip("the reference machine fuses by its own policy")
+
+    def formula(x: Any, y: Any) -> Any:
+        total = x
+        for i in range(150):
+            total = total * (y if i % 2 else x) + i * 0.25
+        return total
+
+    x, y = ml.asarray(np.random.default_rng(0).random((2, 3000)) - 0.5)
+    step = ml.capture(formula)
+    assert (step(x, y).numpy() == formula(x, y).numpy()).all()
+    assert ml.disassemble(step.program).count('"fused"') == 1
+    assert step.plan.nbytes == 0

@@ -10,6 +10,10 @@ its operands, and its attributes if it has any. A number >= 0 is a parameter, a 
 temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product (`Op.heads`) may
 come first, a reduction may end in a parameter. The results have the bits that the ops give one by
 one.
+
+A `slice` of an operand is a window: no copy is made, its readers read the operand in place. It may
+come anywhere before them. A `slice_set` of a value of the chain's shape writes into a window of a
+parameter, whose other elements are copied from its first operand if these are different tensors.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from mlvm.core.memo import Memo
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
+from mlvm.core.ops.layout import begin_as, window_index
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -47,6 +52,24 @@ class Link(NamedTuple):
         return self._replace(target=numbers[self.target], sources=sources)
 
 
+READS_WINDOW: Final = "slice"
+"""The op whose link is a window of an operand."""
+WRITES_WINDOW: Final = "slice_set"
+"""The op whose link writes into a window of a parameter."""
+
+
+def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
+    """Return True if two windows of one tensor have no element in common as far as their bounds
+    show, None if they are the same window, and False otherwise."""
+    if all(reads[name] == writes[name] for name in ("start", "length", "step")):
+        return None
+    bounds = []
+    for window in (reads, writes):
+        axes = zip(window["start"], window["length"], window["step"], strict=True)
+        bounds.append([sorted((at, at + step * (n - 1))) for at, n, step in axes])
+    return any(a[1] < b[0] or b[1] < a[0] for a, b in zip(*bounds, strict=True))
+
+
 Index = tuple[slice, ...]
 
 
@@ -62,14 +85,20 @@ class _Step(NamedTuple):
 class _Layout(NamedTuple):
     """Blocks and temporaries of a chain for parameters of certain types.
 
-    Temporaries stand behind the parameters. `sliced` are the parameters that differ from block to
-    block."""
+    Windows stand behind the parameters, each with the number of its parameter, and temporaries
+    behind these. `sliced` are the parameters and windows that differ from block to block. `copies`
+    are the results that are written in part, with the operands that have their other elements."""
 
     steps: tuple[_Step, ...]
     blocks: tuple[Index, ...]
     temporaries: tuple[TensorType, ...]
     sliced: tuple[int, ...]
     ndim: int
+    windows: tuple[tuple[int, Index], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+
+    def with_windows(self, params: Sequence[Array]) -> list[Array]:
+        return [*params, *[params[number][index] for number, index in self.windows]]
 
 
 class Chain:
@@ -107,15 +136,34 @@ class Chain:
         inferred = dict(enumerate(types))
         shape: Shape | None = None
         written: set[int] = set()
+        windows: set[int] = set()
         for i, (op, target, sources, attributes) in enumerate(self.links):
             for source in sources:
                 if source not in inferred or (0 <= source < self.outputs and source not in written):
                     raise ArgumentError(f"{op.name} reads {source}, which has no value yet")
+                if source in windows and source >= 0:
+                    raise ArgumentError(f"{op.name} reads {source}, which is written in part")
             result = op.infer([inferred[source] for source in sources], attributes)
+            if target in windows:
+                raise ArgumentError(f"{op.name} would write {target}, a window")
+            if result is not None and op.name in (READS_WINDOW, WRITES_WINDOW):
+                is_read = op.name == READS_WINDOW
+                if sources[0] < self.outputs or is_read == (target >= 0):
+                    raise ArgumentError(f"{op.name} expects a window of an operand")
+                windows.add(target)
+                if is_read:
+                    if target in written:
+                        raise ArgumentError(f"{op.name} would write {target} again")
+                    inferred[target] = result
+                    written.add(target)
+                    continue
+                if inferred[sources[1]] is not result.with_shape(attributes["length"]):
+                    raise ShapeError(f"{op.name} expects values of the window's shape and dtype")
             whole = op.links or (i == 0 and op.heads)
-            if result is None or not (whole or (op.reduces and target >= 0)):
+            sets = op.name == WRITES_WINDOW
+            if result is None or not (whole or sets or (op.reduces and target >= 0)):
                 raise ArgumentError(f"{op.name} cannot be part of a chain")
-            worked = result if whole else inferred[sources[0]]
+            worked = result if whole else inferred[sources[-1 if sets else 0]]
             shape = worked.shape if shape is None else shape
             if worked.shape != shape:
                 raise ShapeError(f"{op.name} works on {worked}, in a chain on shape {shape}")
@@ -142,18 +190,29 @@ class Chain:
         """Return whether parameter `out` may share the memory of `operand`.
 
         No link may read `operand` after `out` is written, and the op that writes it must work in
-        place."""
+        place. Windows of `operand` must be apart from the one that is written, or the same."""
         written = False
+        writer = next(link for link in self.links if link.target == out)
         if self.links[0].op.heads and operand in self.links[0].sources:
             return False  # later rows of the result need all of it
-        for op, target, sources, _ in self.links:
+        sets = writer.op.name == WRITES_WINDOW and writer.sources[0] == operand
+        for op, target, sources, attributes in self.links:
+            if op.name == READS_WINDOW and operand in sources:
+                apart = is_apart(attributes, writer.attributes) if sets else False
+                if apart is False or (apart is None and self._is_read_after(target, writer)):
+                    return False
+                continue
             if written and operand in sources:
                 return False
             if target == out:
-                if operand in sources and not op.in_place:
+                if operand in sources[op.in_place :]:
                     return False
                 written = True
         return True
+
+    def _is_read_after(self, window: int, writer: Link) -> bool:
+        """Return whether a link reads a window after `writer`."""
+        return any(window in each.sources for each in self.links[self.links.index(writer) + 1 :])
 
     def layout(self, params: Sequence[Array]) -> _Layout:
         key = tuple([(x.dtype, x.shape) for x in params])
@@ -161,31 +220,57 @@ class Chain:
 
     def _lay_out(self, types: Sequence[TensorType]) -> _Layout:
         inferred = self.infer(types)
-        op, target, sources, _ = self.links[0]
-        shape = inferred[target if op.links or op.heads else sources[0]].shape
-        depth = 0 if op.heads else len(shape)  # how many leading axes may be cut
-        for op, _, _, attributes in self.links:
+        links = [link for link in self.links if link.op.name != READS_WINDOW]
+        shape = self._shape(links[0], inferred)
+        depth = 0 if links[0].op.heads else len(shape)  # how many leading axes may be cut
+        windows: list[tuple[int, Index]] = []
+        shapes = [type.shape for type in types]
+        place: dict[int, int] = {}
+        for op, target, sources, attributes in self.links:
             if op.reduces:  # its result keeps the axes that are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
+            elif op.name in (READS_WINDOW, WRITES_WINDOW):
+                place[target] = len(shapes)
+                number = sources[0] if op.name == READS_WINDOW else target
+                windows.append((number, window_index(**attributes)))
+                shapes.append(tuple(attributes["length"]))
         blocks = tuple(_blocks(shape, depth))
         cut = len(blocks[0]) if len(blocks) > 1 else 0
         temporaries = {
             number: TensorType(type.dtype, _shape_of(blocks[0], shape))
             for number, type in inferred.items()
-            if number < 0
+            if number < 0 and number not in place
         }
-        place = {number: len(types) + i for i, number in enumerate(temporaries)}
-        steps = []
-        for op, target, sources, attributes in self.links:
+        place |= {number: len(shapes) + i for i, number in enumerate(temporaries)}
+        steps, copies = [], []
+        for op, target, sources, attributes in links:
+            if op.name == WRITES_WINDOW:
+                copies.append((target, sources[0]))
+                operands = itemgetter(place[target], place.get(sources[1], sources[1]))
+                steps.append(_Step(np.copyto, operands, None))
+                continue
             numbers = (target, *sources)
             kernel = half.suited(op, self.kernel(op), [inferred[number] for number in numbers])
             operands = itemgetter(*[place.get(number, number) for number in numbers])
             steps.append(_Step(kernel, operands, attributes or None))
-        sliced = tuple(
-            i for i, type in enumerate(types) if any(_aligned(type.shape, len(shape))[:cut])
+        sliced = tuple(i for i, each in enumerate(shapes) if any(_aligned(each, len(shape))[:cut]))
+        return _Layout(
+            tuple(steps),
+            blocks,
+            tuple(temporaries.values()),
+            sliced,
+            len(shape),
+            tuple(windows),
+            tuple(copies),
         )
-        return _Layout(tuple(steps), blocks, tuple(temporaries.values()), sliced, len(shape))
+
+    def _shape(self, link: Link, inferred: Mapping[int, TensorType]) -> Shape:
+        """The shape that a link works on which is no window."""
+        op, target, sources, _ = link
+        if op.name == WRITES_WINDOW:
+            return inferred[sources[1]].shape
+        return inferred[target if op.links or op.heads else sources[0]].shape
 
 
 def _aligned(shape: Shape, ndim: int) -> list[bool]:
@@ -233,7 +318,10 @@ class Bound:
     def __init__(self, chain: Chain, params: Sequence[Array], workspace: Workspace) -> None:
         self.chain = chain
         layout = chain.layout(params)
-        self.calls = [
+        self.calls: list[tuple[Kernel, tuple[Array, ...], Attributes | None]] = [
+            (begin_as, (params[out], params[x]), None) for out, x in layout.copies
+        ]
+        self.calls += [
             (step.kernel, step.operands(values), step.attributes)
             for values in _on_blocks(layout, params, workspace.take(layout.temporaries))
             for step in layout.steps
@@ -268,6 +356,8 @@ def run(*params: Array, chain: Chain | Bound) -> None:
         return
     layout = chain.layout(params)
     buffers = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in layout.temporaries]
+    for out, x in layout.copies:
+        begin_as(params[out], params[x])
     for values in _on_blocks(layout, params, buffers):
         for step in layout.steps:
             step.kernel(*step.operands(values), **(step.attributes or {}))
@@ -276,8 +366,9 @@ def run(*params: Array, chain: Chain | Bound) -> None:
 def _on_blocks(
     layout: _Layout, params: Sequence[Array], buffers: Sequence[Array]
 ) -> Iterator[list[Array]]:
-    """Parameters and temporaries of each block."""
-    _, blocks, _, sliced, ndim = layout
+    """Parameters, windows and temporaries of each block."""
+    _, blocks, _, sliced, ndim, _, _ = layout
+    params = layout.with_windows(params)
     if len(blocks) == 1:
         yield [*params, *buffers]
         return

@@ -163,7 +163,7 @@ def _slice_set(
     return x
 
 
-def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
+def window_index(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
     """The numpy index of that window. For numpy, an end before the first element is None."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
     return tuple(
@@ -213,7 +213,7 @@ def slice(
         >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
         Tensor([2, 3], i64[2])
     """
-    np.copyto(out, x[_window(start, length, step)])
+    np.copyto(out, x[window_index(start, length, step)])
 
 
 @movement(infer=_embed, copies_only=True, public=False)
@@ -225,7 +225,7 @@ def embed(
     The transpose of `slice`.
     """
     out.fill(0)
-    out[_window(start, x.shape, step)] = x
+    out[window_index(start, x.shape, step)] = x
 
 
 @movement(infer=_slice_add, in_place=1, public=False)
@@ -234,7 +234,7 @@ def slice_add(
 ) -> None:
     """x, with the updates added where `slice` with this start and step would read them."""
     begin_as(out, x)
-    out[_window(start, updates.shape, step)] += updates
+    out[window_index(start, updates.shape, step)] += updates
 
 
 @movement(infer=_slice_set, in_place=1, copies_only=True, public=False)
@@ -252,7 +252,7 @@ def slice_set(
     The values broadcast to `length`. Where x is not needed any more, only they are written.
     """
     begin_as(out, x)
-    out[_window(start, length, step)] = values
+    out[window_index(start, length, step)] = values
 
 
 # --- triangles, order, dtype ---------------------------------------------------------

@@ -47,7 +47,7 @@ from mlvm.core.errors import (
     StaleProgramError,
     brief,
 )
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
@@ -76,7 +76,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines import residuals
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
 from mlvm.show.picture import timeline
@@ -448,12 +448,15 @@ class Captured(Generic[P, R]):
         `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
 
         Raises `CaptureError` before the first call, and as `save` for a program that has no such
-        lengths; `ShapeError` for lengths that it is not for, and `OSError`.
+        lengths; `ShapeError` for lengths that it is not for, `ArgumentError` for a name that does
+        not end in .svg, and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
+            ml.capture(ml.sum).plot("step.png")  # ArgumentError
             bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
         """
+        require_suffix(path, ".svg", "plot")
         title = f"Memory of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
         if lengths is not None and not isinstance(lengths, Mapping):
@@ -496,8 +499,7 @@ class Captured(Generic[P, R]):
         entry = self._last_entry()
         launch, outcome = entry.launch, entry.outcome
         planned = launch.planned
-        code = planned.program.main.code
-        if launch.queues or any(instruction.opcode is Opcode.push_int for instruction in code):
+        if launch.queues or planned.takes:
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
         if entry.fields or outcome.rebound:
             raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")

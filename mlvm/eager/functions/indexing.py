@@ -176,6 +176,10 @@ def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
     per_axis = [item for item in items if item is not None]
     places = _places_of(x.shape, per_axis)
     if places is not None:
+        number = _single(per_axis)
+        if number is not None and _is_less(x.shape, number, places):
+            part = op.take(x, per_axis[number], axis=number)
+            return _view(part, [item for item in items if not isinstance(item, Tensor)])
         x = op.slice(x, **_window(places))
     lengths = iter(x.shape)
     result_lengths = [1 if item is None else next(lengths) for item in items]
@@ -190,6 +194,17 @@ def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
         first = 0
     x, chosen = _take_indices(x, axes, tensors)
     return reshape(x, [*rest[:first], *chosen, *rest[first:]])
+
+
+def _single(items: list[int | slice | Tensor]) -> int | None:
+    """Return the axis of the only tensor among the items if it is a single index, else None."""
+    axes = [axis for axis, item in enumerate(items) if isinstance(item, Tensor)]
+    return axes[0] if len(axes) == 1 and cast(Tensor, items[axes[0]]).ndim == 0 else None
+
+
+def _is_less(shape: Shape, axis: int, places: list[Span]) -> bool:
+    """Return whether a single index along an axis selects fewer elements than these positions."""
+    return math.prod(shape[:axis] + shape[axis + 1 :]) < math.prod([x.length for x in places])
 
 
 def _places_of(shape: Shape, items: list[int | slice | Tensor]) -> list[Span] | None:
@@ -357,10 +372,36 @@ def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
 
 def _set_taken(x: Tensor, key: Any, items: list[Item | EllipsisType], updates: Tensor) -> None:
     """Assign to elements that integer tensors select, possibly with integers and slices."""
+    per_axis = _without_ellipsis(items, x.ndim)
+    if _is_part(items, per_axis):
+        _set_in_part(x, cast("list[int | slice | Tensor]", per_axis), updates)
+        return
     indices, axis, axes = _chosen(x, key, items)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     values = reshape(updates, _broadcasting(x, updates, shape))
     apply_into(x, one_op("index_set", axis=axis, axes=axes), x, values, indices)
+
+
+def _is_part(items: list[Item | EllipsisType], per_axis: list[Item]) -> bool:
+    """Return whether the items select a window of one part of a tensor: single indices next to each
+    other select the part, slices the window."""
+    rest = [item for item in per_axis if not isinstance(item, (int, Tensor))]
+    tensors = [item for item in per_axis if isinstance(item, Tensor)]
+    is_window = None not in rest and any(item != slice(None) for item in rest)
+    return is_window and not _separated(items) and all(each.ndim == 0 for each in tensors)
+
+
+def _set_in_part(x: Tensor, items: list[int | slice | Tensor], updates: Tensor) -> None:
+    """Assign to a window of the part that single indices select: it is read, changed and written
+    back. So the cost depends on the size of the part, not of x."""
+    whole = [item if isinstance(item, (int, Tensor)) else slice(None) for item in items]
+    window: list[Item] = [item for item in items if isinstance(item, slice)]
+    lengths = [n for item, n in zip(items, x.shape, strict=True) if isinstance(item, slice)]
+    places = [_places(item, n) for item, n in zip(window, lengths, strict=True) if item is not None]
+    _broadcasting(x, updates, tuple([place.length for place in places]))
+    part = _indexed(x, [*whole], in_front=False)
+    _set_window(part, window, updates)
+    _set_taken(x, tuple(whole), [*whole], part)
 
 
 def _chosen(x: Tensor, key: Any, items: list[Item | EllipsisType]) -> tuple[Tensor, int, int]:

@@ -23,8 +23,8 @@ def save_repro(
     results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
     stays as it is.
 
-    Raises what a call raises, `CaptureError` for a function that takes from a queue,
-    `ArgumentError` for what is no path, and `OSError`.
+    Raises what a call raises, `CaptureError` for a function that reads a queue,
+    `ArgumentError` for any value but a path, and `OSError`.
 
     Refuses:
         ml.capture(ml.sum).save_repro(3, v)  # ArgumentError
@@ -46,9 +46,9 @@ def debug(
     tensors. The commands are pdb's; `h` lists them. See docs/runs.md.
 
     The call runs on the current VM's functions with the present state, which stays as it is.
-    `commands` are run in place of those that are typed.
+    `commands` replace the commands that a user types.
 
-    Raises what a call raises before its launch, and `CaptureError` for a function that takes from a
+    Raises what a call raises before its launch, and `CaptureError` for a function that reads a
     queue.
 
     Refuses:

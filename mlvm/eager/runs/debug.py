@@ -34,8 +34,8 @@ def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> N
 
     A format specification, as in `{:.3f}`, applies to each element.
 
-    Raises `ArgumentError` for a value that is no tensor and no number, and for a format that does
-    not fit the values. Raises `MachineError` on a VM of another process.
+    Raises `ArgumentError` for a value that is neither a tensor nor a number, and for a format that
+    does not fit the values. Raises `MachineError` on a VM of another process.
 
         >>> step = ml.capture(lambda x: ml.debug.print("twice {:.1f}", x * 2.0))
         >>> step(ml.ones(2))  # doctest: +ELLIPSIS
@@ -63,7 +63,7 @@ def watch(x: Tensor, name: str) -> None:
     Each launch of a captured function adds a value, and each turn of a loop. See `print` for
     branches, transformations, gradients and bits. A series keeps the latest 10,000 values.
 
-    Raises `ArgumentError` for a name that is no string and what is no tensor, and `MachineError`
+    Raises `ArgumentError` unless the name is a string and x is a tensor, and `MachineError`
     on a VM of another process.
 
         >>> step = ml.capture(lambda x: ml.debug.watch(x + 1.0, "y"))

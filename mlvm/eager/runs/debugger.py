@@ -193,8 +193,8 @@ class Debugger(cmd.Cmd):
         self._say(text_of(value))
 
     def do_summary(self, argument: str) -> None:
-        """summary NAME | REF: print type, extrema, mean and nans of a tensor, its place in the
-        plan, the op that wrote it and the op that reads it next."""
+        """summary NAME | REF: print type, extrema, mean and nans of a tensor, its
+        location in the plan, the op that wrote it and the op that reads it next."""
         ref = self.values.find(argument)
         if ref is None:
             raise ArgumentError(f"summary: expected a name or reference, got {argument!r}")
@@ -208,7 +208,7 @@ class Debugger(cmd.Cmd):
         for ref in op.results:
             self._say(f"{self.values.text(op)}\n{text_of(self.values.read(ref))}")
 
-    # --- places -----------------------------------------------------------------------------
+    # --- the source and the plan -------------------------------------------------------------
 
     def do_bt(self, _: str) -> None:
         """bt: print the functions, loops and branches around the next op, and its line."""
@@ -363,7 +363,7 @@ def text_of(array: Array) -> str:
 
 
 def _bar(offset: int, nbytes: int, total: int, width: int = 32) -> str:
-    """Draw the place of a tensor in memory."""
+    """Draw the bytes of a tensor as a part of the memory."""
     first = offset * width // max(total, 1)
     last = max(-(-(offset + nbytes) * width // max(total, 1)), first + 1)
     return "." * first + "#" * (last - first) + "." * (width - last)

@@ -58,7 +58,7 @@ class Executed(NamedTuple):
     """An op of an execution.
 
     position: the number of ops executed before it.
-    place: its function and pc in the program.
+    place: the function and pc of its instruction.
     name, attributes: of the op.
     operands: the values that it reads, in order.
     results: the values that it writes.
@@ -66,7 +66,7 @@ class Executed(NamedTuple):
     line: the user's line.
     path: the functions, loops and branches around it, outermost first.
     names: the names that the user's line assigns to the results.
-    locations: where the plan places the results; None for the tensors of a function's frame.
+    locations: the locations of the results in the plan; None for the tensors of a function's frame.
     """
 
     position: int

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunction
-from mlvm.core.program.program import Opcode
+from mlvm.core.machine.decode import decode
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.runs.executed import Executed, Level, Ref
-from mlvm.eager.runs.interpreter import Content, Interpreter, Snapshot, place_at
+from mlvm.eager.runs.interpreter import Content, Interpreter, Snapshot, address_of
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.machines.local import LocalVM
 from mlvm.step.flow import Location
@@ -35,8 +35,8 @@ class Execution:
     """Execution of a program on a VM of this process, a new one unless it is given.
 
     The VM must be for the execution alone if the program saves residuals. `inputs` are arrays of
-    the step's input types; f64, numpy's default, becomes narrower. With `states` they take the
-    place of the program's.
+    the step's input types; f64, numpy's default, becomes narrower. `states` replace
+    those of the program.
 
     Raises `ProgramError` for another number of inputs, and `ShapeError` for inputs of other types.
     """
@@ -183,7 +183,7 @@ class Execution:
 
     def at(self, location: Location) -> tuple[Ref, Array]:
         """Return the present value at a location of the plan, and where it comes from."""
-        content = self._machine.content(place_at(location))
+        content = self._machine.content(address_of(location))
         return content.ref, content.held.read(location.type)
 
     def results(self) -> list[Array]:
@@ -208,8 +208,8 @@ class Execution:
             self._machine.state = state
 
     def _arrive(self) -> None:
-        """Go on to the next op, and keep a snapshot at some positions; every second one of too many
-        is dropped."""
+        """Go on to the next op, and keep a snapshot at some positions. Drop every second snapshot
+        if there are more than `_SNAPSHOTS`."""
         position = self.position
         if not self._machine.advance():
             self._end = position
@@ -225,12 +225,11 @@ def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
     """Return a new VM for an execution, with the host functions of a VM that the program calls."""
     new = LocalVM("execution")
     if isinstance(vm, VM):
-        for function in program.step.planned.program.functions.values():
-            for opcode, immediates in function.code:
-                if opcode is Opcode.push_str:
-                    [name] = immediates
-                    try:
-                        new.functions.binding(name)
-                    except UnknownFunction:
-                        new.register_callees({name: vm.functions.binding(name).callee})
+        codes = decode(program.step.planned.program).values()
+        names = {each.name for code in codes for each in code.instructions()}
+        for name in [each for each in names if each is not None]:
+            try:
+                new.functions.binding(name)
+            except UnknownFunction:
+                new.register_callees({name: vm.functions.binding(name).callee})
     return new

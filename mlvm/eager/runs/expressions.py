@@ -47,7 +47,7 @@ class Expression:
     text: as it was written.
     names: the names and references in it.
 
-    Raises `ArgumentError` for text that is no such expression.
+    Raises `ArgumentError` for any other text.
     """
 
     def __init__(self, text: str) -> None:

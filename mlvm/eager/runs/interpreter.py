@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.arena.writes import count_written
+from mlvm.arena.writes import reads_of
 from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, ShapeError
 from mlvm.core.machine.callee import OUT, UserFunction
 from mlvm.core.machine.run import MAX_DEPTH
@@ -67,18 +67,18 @@ class Held:
 
 
 class Content(NamedTuple):
-    """Content of a place in memory: a value, and its origin."""
+    """Content of an address: a value, and its origin."""
 
     held: Held
     ref: Ref
 
 
 Key: TypeAlias = tuple[str, int, int]
-"""Place in memory: role, number and bytes; of a frame `frame` and the number of the tensor."""
+"""Key of an address: role, number and bytes; of a frame `frame` and the number of the tensor."""
 
 
-class Place(NamedTuple):
-    """Tensor on the stack: a place in memory, used as a type."""
+class Address(NamedTuple):
+    """Address of a tensor on the stack, and the type that it is used as."""
 
     key: Key
     type: TensorType
@@ -94,7 +94,7 @@ class Place(NamedTuple):
 class Snapshot:
     """State of an execution between two instructions.
 
-    memory: the contents of places.
+    memory: the contents of addresses.
     turns: the turn of each loop that runs, by depth of frames and pc of its head.
     created: the number of frames' tensors so far.
     latest: the results of the op that was executed last.
@@ -145,7 +145,7 @@ class Interpreter:
         self.vm.write(held.handle(type), array)
         return held
 
-    def content(self, x: Place) -> Content:
+    def content(self, x: Address) -> Content:
         content = self.state.memory.get(x.key)
         if content is None:  # scratch memory that nothing has written to
             content = Content(Held(self.vm, x.type.nbytes), Ref("scratch", x.key[1]))
@@ -171,18 +171,18 @@ class Interpreter:
         raise LimitExceeded(f"execution: {_MOST_BETWEEN:,} instructions without an op")
 
     def _follow(self, opcode: Opcode, immediates: tuple[Any, ...]) -> None:
-        """Follow an instruction that is no call of a host function."""
+        """Follow an instruction other than a call of a host function."""
         state = self.state
         stack = state.stack
         state.pc += 1
         if opcode is Opcode.load_arg:
             location = self._planned.arguments[immediates[0]]
-            stack.append(place_at(location))
+            stack.append(address_of(location))
         elif opcode is Opcode.push_const:
             constants = self._planned.program.constants
             type = TensorType.of(constants[immediates[0]])
             number = [*constants].index(immediates[0])
-            stack.append(Place(("constant", number, type.nbytes), type))
+            stack.append(Address(("constant", number, type.nbytes), type))
         elif opcode in (Opcode.push_int, Opcode.push_str):
             stack.append(immediates[0])
         elif opcode is Opcode.get:
@@ -211,16 +211,16 @@ class Interpreter:
     def _return(self, nresults: int) -> None:
         state = self.state
         depth, results = len(state.frames), state.stack[len(state.stack) - nresults :]
-        kept = {x.key for x in results if isinstance(x, Place)}
+        kept = {x.key for x in results if isinstance(x, Address)}
         for x in state.stack[state.base :]:
-            if isinstance(x, Place) and x.key[0] == "frame" and x.key not in kept:
+            if isinstance(x, Address) and x.key[0] == "frame" and x.key not in kept:
                 state.memory.pop(x.key, None)
         state.stack[state.base - state.nparams :] = results
         state.turns = {key: turn for key, turn in state.turns.items() if key[0] != depth}
         state.function, state.pc, state.base, state.nparams = state.frames.pop()
 
     def _is_true(self, x: Any) -> bool:
-        if not isinstance(x, Place):
+        if not isinstance(x, Address):
             return bool(x)
         return bool(are_true(self.content(x).held.read(x.type)).all())
 
@@ -257,7 +257,7 @@ class Interpreter:
             shape, dtype = attributes["shape"], attributes["dtype"]
             type = TensorType(dtype, shape)
             state.created += 1
-            state.stack.append(Place(("frame", state.created, type.nbytes), type))
+            state.stack.append(Address(("frame", state.created, type.nbytes), type))
         elif name == "reshape":
             [x] = params
             state.stack.append(x._replace(type=TensorType(x.type.dtype, attributes["shape"])))
@@ -273,7 +273,7 @@ class Interpreter:
         immediates = self._functions[state.function].code[state.pc].immediates
         nparams, nresults, attributes = (*immediates, NO_ATTRIBUTES)[:3]
         name, params = self._params(nparams)
-        if not all(isinstance(x, Place) for x in params):
+        if not all(isinstance(x, Address) for x in params):
             raise ProgramError(f"execution: expected tensors as operands of {name}, got {params}")
         written, is_update = self._written(name, len(params), attributes)
         if nresults != 0:  # a user's function, which pushes its results
@@ -285,11 +285,9 @@ class Interpreter:
     ) -> tuple[tuple[int, ...], bool]:
         """Return the numbers of the parameters that a call writes to, and whether it may read them,
         too."""
-        count = count_written(name, attributes)
-        if count is not None:
-            return tuple(range(count)), False
-        callee = self.vm.functions.binding(name).callee
-        reads = callee.reads if isinstance(callee, UserFunction) else None
+        reads, callee = reads_of(name, attributes), self.vm.functions.binding(name).callee
+        if reads is None and isinstance(callee, UserFunction):
+            reads = callee.reads
         read = set() if reads is None else set(range(nparams)[reads])
         return tuple([i for i in range(nparams) if i not in read]), reads is None
 
@@ -318,7 +316,7 @@ class Interpreter:
             tuple([x.location for x in written]),
         )
 
-    def _ref(self, x: Place) -> Ref:
+    def _ref(self, x: Address) -> Ref:
         content = self.state.memory.get(x.key)
         return Ref("scratch", x.key[1]) if content is None else content.ref
 
@@ -349,20 +347,20 @@ class Interpreter:
             if op.line is not None:
                 error.add_note(f"recorded at {op.line}")
             raise
-        places = [call.params[i] for i in call.written]
+        written = [call.params[i] for i in call.written]
         del state.stack[len(state.stack) - 1 - len(call.params) :]
         for ref, array in zip(op.results[len(outs) :], results, strict=True):
             state.created += 1
             type = TensorType.of(array)
-            places.append(Place(("frame", state.created, type.nbytes), type))
+            written.append(Address(("frame", state.created, type.nbytes), type))
             outs = [*outs, self.stored(ref, array, type)]
-        state.stack += places[len(call.written) :]
+        state.stack += written[len(call.written) :]
         state.latest = tuple(map(Content, outs, op.results))
-        state.memory.update(zip([each.key for each in places], state.latest, strict=True))
+        state.memory.update(zip([each.key for each in written], state.latest, strict=True))
         state.pc += 1
         state.position += 1
-        types = tuple([each.type for each in places])
-        return op._replace(types=types, locations=tuple([each.location for each in places]))
+        types = tuple([each.type for each in written])
+        return op._replace(types=types, locations=tuple([each.location for each in written]))
 
     def _launch(
         self, op: Executed, call: _Call, held: Mapping[int, Held]
@@ -395,18 +393,18 @@ class _Call(NamedTuple):
     """Call of a host function.
 
     written: the numbers of the parameters that it writes to.
-    is_update: whether it may read these, too, and write a part of them.
+    is_update: whether it may also read these and write a part of them.
     """
 
     name: str
-    params: list[Place]
+    params: list[Address]
     nresults: Any
     attributes: Attributes
     written: tuple[int, ...]
     is_update: bool
 
 
-def place_at(location: Location) -> Place:
-    """Return the place of a location of the plan."""
+def address_of(location: Location) -> Address:
+    """Return the address of a location of the plan."""
     key = location.role, location.place, location.type.nbytes
-    return Place(key, location.type)
+    return Address(key, location.type)

@@ -83,7 +83,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_internal(kind: type) -> bool:
-    """Return whether a class is one of mlvm's whose fields are no names of a user's."""
+    """Return whether a class is mlvm's own, so that users do not read its fields."""
     ours = kind.__module__.startswith("mlvm.")
     return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
 

@@ -2,7 +2,7 @@
 
 In: a captured function and the arguments of a call. Out: an `OpProgram`, whose step has one
 instruction for each recorded call, before fusion, reordering, recomputation and layouts; and the
-arrays that the call's program takes as inputs. The results have the bits of the captured call.
+arrays that are the inputs of the call's program. The results have the bits of the captured call.
 Nothing is launched: the function is traced once more.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, EncodingError
+from mlvm.core.machine.decode import decode
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
@@ -127,7 +128,7 @@ def op_program(
     arrays of its inputs. Python numbers at the places `free` of the signature become states; the
     others are constants of the program.
 
-    Raises what `capture` raises, and `CaptureError` for a function that takes from a queue.
+    Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
     call, signature = _traced(fn, args, kwargs, free)
@@ -199,7 +200,7 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     """Return the name of the result of each instruction that has one: of the calls in a row that
     one statement makes, the last one has the name that the statement assigns.
 
-    In a branch or loop of the statement, the last call of each side or of the body has it too. The
+    In a branch or loop of the statement, the last call of each side or of the body also has it. The
     condition of a loop has no name.
     """
     names: dict[Place, tuple[str, ...]] = {}
@@ -207,17 +208,18 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
         spans = spans_of(function)
         last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
         latest: Place | None = None
-        for pc, instruction in enumerate(function.code):
+        for each in decode(program)[function.name].instructions():
+            pc = each.pc
             place = function.name, pc
             line = lines.get(place)
-            if instruction.opcode is not Opcode.cfunc or line is None:
+            if each.kind != "cfunc" or line is None:
                 continue
-            around = [each for each in spans if each.start <= pc < each.end]
+            around = [span for span in spans if span.start <= pc < span.end]
             statement = statement_of(line)
             if latest is not None and last == (statement, around):
                 names.pop(latest, None)
             last, latest, assigned = (statement, around), place, statement[2]
-            is_test = any(each.kind == LOOP and pc < each.test for each in around)
+            is_test = any(span.kind == LOOP and pc < span.test for span in around)
             if len(assigned) == 1 and not is_test:
                 names[place] = assigned
     return names

@@ -46,7 +46,7 @@ class Repro(NamedTuple):
         digests = tuple(reader.sequence(Reader.blob))
         reader.end()
         if tuple(map(TensorType.of, inputs)) != program.step.inputs:
-            raise EncodingError("the inputs do not have the types that the program takes")
+            raise EncodingError("the inputs do not have the types of the program's inputs")
         lengths = [len(each) for each in digests]
         if lengths != [_DIGEST] * len(program.step.results):
             raise EncodingError(f"expected a digest of {_DIGEST} bytes for each result")

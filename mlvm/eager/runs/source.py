@@ -14,7 +14,7 @@ from mlvm.core.memo import memoized
 class Line(NamedTuple):
     """Line of source code.
 
-    file, number: its place.
+    file, number: the file and the line number.
     function: the qualified name of the function around it, "" at the top of a module.
     text: the line without the spaces around it, "" if it cannot be read.
     layer: the path of the layer of a Module that was running, "" without one.
@@ -46,7 +46,7 @@ def line_at(place: str, layer: str | None = None) -> Line:
 
 @memoized(256)
 def _tree(file: str) -> ast.Module | None:
-    """Return the syntax tree of a file; None if it is no Python source that can be read."""
+    """Return the syntax tree of a file; None if it cannot be read or parsed."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -96,6 +96,6 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
 
 def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
     """Return file and first line of the statement that a line is part of, and the names that it
-    assigns, none if it is no assignment."""
+    assigns, none without an assignment."""
     first, names = _statements(line.file).get(line.number, (line.number, ()))
     return line.file, first, names if line.number else ()

@@ -173,7 +173,6 @@ ANYWHERE: int
 MOST_HANDLES: int
 MOST_PARAMETERS: int
 MOST_SMALL: int
-CHAIN_MOST_VALUES: int
 CHAIN_MOST_AXES: int
 CHAIN_VALUE: tuple[str, ...]
 HALVES_VALUE: tuple[str, ...]
@@ -191,6 +190,9 @@ WHOLE: int
 REPEATED: int
 SPREAD: int
 TEMPORARY: int
+SCALAR: int
+WRITTEN: int
+BLOCK_BYTES: int
 AS_IT_IS: int
 PIECES: int
 ENTIRE: int

@@ -422,3 +422,85 @@ def test_what_a_chain_writes_anew_is_no_longer_bad() -> None:
     vm.launch(Program.of_op("fused", 2, chain, 0), [loss, put(vm, f32s(3))])
     np.testing.assert_array_equal(vm.read(loss), [-3])
     vm.close()
+
+
+# --- windows ------------------------------------------------------------------------------
+
+
+def window(start: Shape, length: Shape, step: Shape = (1, 1)) -> Attributes:
+    return {"start": start, "length": length, "step": step}
+
+
+def mean_of_neighbours() -> Chain:
+    """The sum of two windows of parameter 1, written into the middle of parameter 0."""
+    return Chain(
+        [
+            Link(OPS["slice"], -1, (1,), window((0, 1), (3, 4))),
+            Link(OPS["slice"], -2, (1,), window((4, 5), (3, 4), (-1, -1))),
+            Link(OPS["add"], -3, (-1, -2)),
+            Link(OPS["slice_set"], 0, (2, -3), window((1, 1), (3, 4))),
+        ],
+        1,
+    )
+
+
+@cases("block", 2, 8, 1000)
+def test_windows_are_read_and_written_where_they_are(block: int) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((5, 6)), rng.random((5, 6))
+    expected = y.copy()
+    expected[1:4, 1:5] = x[0:3, 1:5] + x[4:1:-1, 5:1:-1]
+    chain = mean_of_neighbours()
+    with small_blocks(block):
+        for out in (np.empty_like(y), y.copy()):
+            fused.run(out, x, out if out[0, 0] == y[0, 0] else y, chain=chain)
+            np.testing.assert_array_equal(out, expected)
+            bound = fused.bound(chain, [out, x, y], fused.Workspace())
+            fused.run(out, x, y, chain=bound)
+            np.testing.assert_array_equal(out, expected)
+
+
+def test_a_window_is_written_over_its_tensor_and_no_other_that_is_read() -> None:
+    chain = mean_of_neighbours()
+    assert chain.may_replace(0, 2)
+    assert not chain.may_replace(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "free"), [((1, 1), True), ((0, 1), False), ((2, 1), False), ((1, 3), True)]
+)
+def test_windows_of_the_tensor_that_is_written_are_the_same_or_apart(
+    start: Shape, free: bool
+) -> None:
+    links = [
+        Link(OPS["slice"], -1, (1,), window(start, (2, 2))),
+        Link(OPS["negative"], -2, (-1,)),
+        Link(OPS["slice_set"], 0, (1, -2), window((1, 1), (2, 2))),
+    ]
+    assert Chain(links, 1).may_replace(0, 1) is free
+    links[1:1] = [Link(OPS["square"], 1, (-1,))]
+    renumbered = [link.renumbered({0: 0, 1: 2, -1: -1, -2: -2}) for link in (links[0], links[-1])]
+    late = [renumbered[0], Link(OPS["negative"], -2, (-1,)), renumbered[1]]
+    late.append(Link(OPS["square"], 1, (-1,)))
+    assert Chain(late, 2).may_replace(0, 2) is (free and start != (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ([("slice", 0, 1)], "expects a window of an operand"),
+        ([("slice", -1, 0)], "reads 0, which has no value yet"),
+        ([("negative", -1, 1), ("slice", -2, -1)], "expects a window of an operand"),
+        ([("slice", -1, 1), ("negative", -1, 1)], "would write -1, a window"),
+        ([("slice", -2, 1), ("slice_set", -1, 1, -2)], "expects a window of an operand"),
+        ([("slice_set", 0, 1, 2)], "expects values of the window's shape and dtype"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(links: Any, message: str) -> None:
+    part = window((0, 0), (2, 2))
+    made = [
+        Link(OPS[name], target, tuple(sources), part if "slice" in name else NO_ATTRIBUTES)
+        for name, target, *sources in links
+    ]
+    with pytest.raises(errors.OpError, match=message):
+        Chain(made, 1).infer([TensorType("f64", shape) for shape in ((3, 3), (3, 3), (1, 2))])

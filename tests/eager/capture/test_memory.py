@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ArgumentError, BudgetError, CaptureError, ShapeError
+from mlvm.core.errors import ArgumentError, BudgetError, CaptureError, MlvmError, ShapeError
 from mlvm.eager import Tensor, nn
 from mlvm.step.saved import SavedStep
 from tests.brief import cases, line_with, refuses
@@ -194,8 +194,58 @@ def test_why_names_lines_and_what_recomputing_costs() -> None:
     lines = repr(values).splitlines()
     assert len(lines) == 4
     assert lines[0].split()[:3] == ["bytes", "type", "op"]
-    assert sum(x.nbytes for x in step.plan.why(99)) <= step.plan.lower_bound
+    assert sum(x.nbytes for x in step.plan.why(99)) == step.plan.lower_bound + step.plan.ahead
     refuses(ArgumentError, "count", step.plan.why, 0)
+
+
+def test_hoisted_values_are_among_those_at_the_peak() -> None:
+    w = ml.ones((100, 1000))
+    measured = ml.measure(lambda x: ml.sum(ml.sort(x + (w * 2.0))), ml.ones((100, 1000)))
+    ahead = [each for each in measured.plan.why(9) if each.op.endswith(" (ahead)")]
+    assert sum(each.nbytes for each in ahead) == measured.plan.ahead > 0
+    assert ahead[0][:3] == ("f32[100,1000]", 400_000, "multiply (ahead)")
+    assert ahead[0].line.startswith(__file__)
+    assert ahead[0].last_line == ahead[0].line
+    assert ahead[0].again is None
+
+
+def test_the_curve_at_the_bounds_of_lengths() -> None:
+    def step(x: Tensor) -> Any:
+        return ml.grad(lambda x: ml.sum(ml.sort(ml.tanh(ml.exp(x)) @ ml.ones((10, 10)))))(x)
+
+    options: Any = {"lengths": {"x": ("n", None)}, "at_most": {"n": 500}}
+    measured = ml.measure(step, ml.ones((4, 10)), **options)
+    points = measured.curve()
+    assert points[0].nbytes == measured.plan.nbytes + measured.plan.ahead
+    whole = ml.measure(step, ml.ones((500, 10)))
+    assert points[0].nbytes == whole.plan.nbytes + whole.plan.ahead
+    budgets = ml.measure(step, ml.ones((4, 10)), budgets=["1 GiB"], **options)
+    assert budgets.curve() == points[:1]
+
+
+@cases("suffix", ".png", "", ".SVG.gz")
+def test_pictures_have_the_names_of_their_format(suffix: str, tmp_path: Path) -> None:
+    step = ml.capture(ml.tanh)
+    step(ml.ones(3))
+    path = tmp_path / f"picture{suffix}"
+    for plot in (step.plot, ml.measure(ml.tanh, ml.ones(3)).plot, ml.Arena(ml.VM(), "a").plot):
+        refuses(ArgumentError, r"plot: expected a name that ends in \.svg", plot, path)
+        plot(tmp_path / "PICTURE.SVG")
+    assert [each.name for each in tmp_path.iterdir()] == ["PICTURE.SVG"]
+
+
+def test_types_with_names_are_for_measure_alone() -> None:
+    step = ml.capture(lambda x: x + 1.0)
+    for argument in (ml.TensorType("f32", ("n", 4)), [ml.TensorType("f32", ("n", 4))]):
+        refuses(CaptureError, r"f32\[n,4\].*ml.measure\(step, x\).at\(n=32\)", step, argument)
+    assert step(ml.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_errors_of_a_measurement_name_it_once() -> None:
+    for options in ({"memory": 1}, {"at_most": {"n": 3}}, {"lengths": {"y": ("n",)}}):
+        caught = refuses(MlvmError, "", ml.measure, lambda x: ml.sum(ml.sort(x)), X, **options)
+        assert str(caught).startswith("measure")
+        assert "capture:" not in str(caught)
 
 
 def test_the_curve_is_drawn(tmp_path: Path) -> None:

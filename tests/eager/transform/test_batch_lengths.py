@@ -16,7 +16,7 @@ from mlvm.core.errors import MlvmError, OutOfMemory, ShapeError
 from mlvm.core.types import root
 from mlvm.machines import lanes
 from mlvm.machines.native.lanes import NativeLanes
-from mlvm.step import lanes as step_lanes
+from mlvm.step import lane_programs as step_lanes
 from mlvm.step.open_lanes import LaneFunction, OpenLanes
 from mlvm.step.open_step import _closed, _opened
 from mlvm.step.saved import LoadedStep, SavedStep

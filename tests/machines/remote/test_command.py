@@ -22,6 +22,7 @@ from mlvm.core.sizes import size_text
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
+from mlvm.machines.terminal import whole_number
 from tests.brief import Capsys, cases, refuses, start_python
 from tests.machines.remote.serving import CERTIFICATE, FOR_EVER, SECRET, Served, is_launching
 from tests.threads import PATIENCE, start, wait_for
@@ -181,6 +182,6 @@ def test_every_limit_is_an_option(capsys: Capsys) -> None:
     for name in Limits.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in text
     assert "--library SO a shared library with functions in C" in " ".join(text.split())
-    assert command.whole_number("64M") == 64 << 20
-    assert command.whole_number("3") == 3
+    assert whole_number("64M") == 64 << 20
+    assert whole_number("3") == 3
     assert size_text(1 << 31) == "2G"

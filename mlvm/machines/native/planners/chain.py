@@ -3,22 +3,64 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from mlvm.core.machine.fused import Link
+from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, Link
 from mlvm.core.op import OPS, Attributes
-from mlvm.core.types import DType, Shape, TensorType
+from mlvm.core.types import DType, Shape, TensorType, u8
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.boxes import Strides, strides
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
 
 PIECE: Final = 512
-"""Most elements that a link works on before the next one does."""
+"""Most elements that a single op works on in a unit."""
 
+_LEAST: Final = (
+    128  # elements of a piece; fewer cost more in calls of row functions than caches gain
+)
+_MOST: Final = 1024
+_CACHE: Final = 24576  # bytes of all values of a piece, which the first-level cache has room for
+_SHORT_ROW: Final = 16  # elements; rows of windows that are shorter are copied, several at a time
+_LONG_ROW: Final = 256  # elements; of rows of windows from this length on, each is a piece
 _APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
+
+_FIRST: Final = {
+    f"{op}_{t}": (op, t) for op in ("add", "subtract", "multiply") for t in ("f32", "f64")
+}
+"""Row functions that one of a pair may have (`pairs of ops` in `kernels/elementwise.c`)."""
+_STEPPED: Final = {
+    *_FIRST,
+    *[f"divide_{t}" for t in ("f32", "f64")],
+    *[row for row in ROWS if "_then_" in row or "_before_" in row],
+}
+"""Row functions with steps, which read scalars as blocks."""
+
+
+class _Window(NamedTuple):
+    """Window of a parameter: how many elements come before its first, and its strides."""
+
+    parameter: int
+    offset: int
+    strides: Strides
+
+
+def _window_of(parameter: int, type: TensorType, attributes: Attributes) -> _Window:
+    own = strides(type.with_dtype(u8))  # in elements
+    offset = sum(map(operator.mul, own, attributes["start"]))
+    return _Window(parameter, offset, tuple(map(operator.mul, own, attributes["step"])))
+
+
+class _Written(NamedTuple):
+    """Window that a chain writes: result `out`, whose other elements are those of `x`."""
+
+    out: int
+    x: int
+    attributes: Attributes
 
 
 class _Step(NamedTuple):
@@ -37,12 +79,20 @@ class _Steps:
     def __init__(self, links: Sequence[Link], types: Types) -> None:
         self.types = list(types)
         self.steps: list[_Step] = []
+        self.windows: dict[int, _Window] = {}
+        self.written: dict[int, _Written] = {}
         self.cost = 0.0
+        self._nparams = len(types)
         self._number: dict[int, int] = {}
         self.complete = all(self._add(*pair) for pair in zip(links, (None, *links), strict=False))
+        self._pair()
 
     def _add(self, link: Link, before: Link | None) -> bool:
         """Add a link behind the one `before`; return False if it has no row function."""
+        if link.op.name == READS_WINDOW:
+            return self._read_window(link)
+        if link.op.name == WRITES_WINDOW:
+            return self._write_window(link)
         sources = [self._number.get(source, source) for source in link.sources]
         operands = [self.types[source] for source in sources]
         out = link.op.infer(operands, link.attributes)
@@ -70,6 +120,75 @@ class _Steps:
             self.steps.append(_Step(conversion(row.result, out.dtype), (target, exact)))
         self.cost += row.cost
         return True
+
+    def _read_window(self, link: Link) -> bool:
+        [source] = link.sources
+        out = link.op.infer([self.types[source]], link.attributes)
+        assert out is not None
+        window = _window_of(source, self.types[source], link.attributes)
+        for number, other in self.windows.items():
+            if other == window and self.types[number] is out:
+                self._number[link.target] = number
+                return True
+        self._number[link.target] = number = self._temporary(out)
+        self.windows[number] = window
+        return True
+
+    def _write_window(self, link: Link) -> bool:
+        """Let the step that computes the values write them where they belong, or copy them there,
+        if a later step reads elements of the old value."""
+        x, value = link.sources
+        value = self._number.get(value, value)
+        number = self._temporary(self.types[value])
+        self.written[number] = _Written(link.target, x, link.attributes)
+        self.windows[number] = _window_of(link.target, self.types[link.target], link.attributes)
+        made = [i for i, step in enumerate(self.steps) if value in step.values[: step.nresults]]
+        old = {at for at, window in self.windows.items() if window.parameter in (x, link.target)}
+        later = self.steps[made[-1] + 1 :] if made else []
+        if (
+            value < self._nparams
+            or value in self.windows
+            or any(not old.isdisjoint(step.values) for step in later)
+        ):
+            size = self.types[value].dtype.itemsize
+            if f"copy_{size}" not in ROWS:
+                return False
+            self.steps.append(_Step(f"copy_{size}", (number, value)))
+        else:
+            for i in range(made[-1], len(self.steps)):
+                values = [number if each == value else each for each in self.steps[i].values]
+                self.steps[i] = self.steps[i]._replace(values=tuple(values))
+            self._number = {k: number if v == value else v for k, v in self._number.items()}
+        return True
+
+    def _pair(self) -> None:
+        """Let one row function compute two steps where the first's result is of use to the other
+        alone. No result may be written between them: it may take the place of an operand."""
+        uses = Counter(value for step in self.steps for value in step.values[step.nresults :])
+        made: dict[int, int] = {}
+        kept: list[_Step | None] = []
+        barrier = 0  # the first step that no step before may move behind
+        for i, step in enumerate(self.steps):
+            kept.append(step)
+            if step.row in _FIRST:
+                target, *operands = step.values
+                second, dtype = _FIRST[step.row]
+                for k, source in enumerate(operands):
+                    at = made.get(source, -1)
+                    first = kept[at] if at >= barrier else None
+                    if first is None or uses[source] > 1 or first.row not in _FIRST:
+                        continue
+                    how = "before" if k else "then"
+                    row = f"{_FIRST[first.row][0]}_{how}_{second}_{dtype}"
+                    kept[i] = _Step(row, (target, *first.values[1:], operands[1 - k]))
+                    kept[at] = None
+                    break
+            for target in step.values[: step.nresults]:
+                if target < self._nparams or target in self.written:
+                    barrier = i + 1
+                else:
+                    made[target] = i
+        self.steps = [step for step in kept if step is not None]
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
         """Return True if one row function computes the link, a slope, together with the value of
@@ -120,100 +239,226 @@ def chain_call(
     """
     nparams = len(types)
     chain = _Steps(links, types)
-    if not chain.complete or len(chain.types) > _native.CHAIN_MOST_VALUES:
+    if not chain.complete or not chain.steps or nparams > _native.MOST_PARAMETERS:
         return None
     shape = chain.types[chain.steps[-1].values[0]].shape
     used = sorted({value for step in chain.steps for value in step.values})
     size = chain.types[chain.steps[-1].values[0]].size
-    traffic = sum(types[value].nbytes for value in used if value < nparams)
+    outside = [value for value in used if value < nparams or value in chain.windows]
+    traffic = sum(chain.types[value].nbytes for value in outside)
     work = 50 + chain.cost * size + 0.03 * traffic
     whole = all(chain.types[value].size == size for value in used)
     if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
         return _row_call(chain.steps[0].row, types, 50 + chain.cost * size, unit)
-    shapes = [chain.types[value].shape for value in used if value < nparams]
-    lengths, strides = _axes(shape, shapes)
+    shapes = [chain.types[value].shape for value in outside]
+    windows = [chain.windows.get(value) for value in outside]
+    lengths, steps = _axes(shape, shapes, windows)
     if len(lengths) > _native.CHAIN_MOST_AXES:
         return None
-    piece = PIECE
-    if len(lengths) > 1 and 0 < lengths[-1] <= PIECE:
+    places = _Places(chain, dict(zip(outside, steps, strict=True)), size)
+    piece, pitch = places.piece, lengths[-1]
+    if len(lengths) > 1 and 0 < lengths[-1] <= piece:
+        pitch = places.pitch(lengths[-1], chain)
+        if chain.windows and pitch == lengths[-1] >= _SHORT_ROW:
+            piece = lengths[-1]
         piece -= piece % lengths[-1]
     unit = unit or piece
-    places, scratch = _places(chain, strides, nparams, min(piece, size), size)
+    is_packed = pitch is lengths[-1]
+    room = min(piece, size) if is_packed else piece // lengths[-1] * pitch
+    offsets, scratch = places.offsets(len(used), room)
     rest = [*lengths]
-    for i, value in enumerate(used):
-        kind, place = places[value]
-        spec = {"KIND": kind, "PARAMETER": value, "PLACE": place}
+    number = {value: i for i, value in enumerate(used)}
+    for value in used:
+        window = chain.windows.get(value)
+        spec = {"KIND": places.kinds[value], "PARAMETER": value, "PLACE": offsets.get(value, 0)}
         spec["SIZE"] = chain.types[value].dtype.itemsize
+        spec["OFFSET"] = 0
+        if window is not None:
+            spec["PARAMETER"], spec["OFFSET"] = window.parameter, window.offset
         rest += [spec[name] for name in _native.CHAIN_VALUE]
-        rest += strides[i] if value < nparams else [0] * len(lengths)
+        rest += places.strides.get(value) or [0] * len(lengths)
     for step in chain.steps:
-        rest += [len(step.values), *map(used.index, step.values)]
+        rest += [len(step.values), *[number[value] for value in step.values]]
+        rest += [places.kinds[value] != _native.SCALAR for value in step.values]
+    for written in chain.written.values():
+        rest += _frame(written, types)
     counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
+    counts |= {"nwindows": len(chain.written), "pitch": pitch}
     integers = {"elements": size, "unit": unit, "piece": piece, **counts}
     units = -(-size // unit)
     rows = [step.row for step in chain.steps]
-    return kernel_call(
-        "chain", nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows
-    )
+    name = "chain_into_windows" if chain.written else "chain"
+    return kernel_call(name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows)
 
 
-def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
-    """Merge neighbouring axes of a shape where all operands are broadcast alike. Return their
-    lengths, and each operand's strides in elements, 0 where it is broadcast."""
+def _are_apart(chain: _Steps) -> bool:
+    """Return whether no thread may read, between rows of a window, what another one writes."""
+    for number, written in chain.written.items():
+        for window in chain.windows.values():
+            at_same = window.parameter in (written.out, written.x)
+            if at_same and window._replace(parameter=written.out) != chain.windows[number]:
+                return False
+    return True
+
+
+def _frame(written: _Written, types: Types) -> list[int]:
+    """Return the integers of a window that is written (`chain_window_integers`)."""
+    out, attributes = types[written.out], written.attributes
+    rest = [written.out, written.x, out.nbytes, out.ndim]
+    axes = zip(out.shape, *[attributes[name] for name in ("start", "length", "step")], strict=True)
+    for length, start, count, step in axes:
+        rest += [length, min(start, start + step * (count - 1)), count, abs(step)]
+    return rest
+
+
+def _axes(
+    shape: Shape, shapes: Sequence[Shape], windows: Sequence[_Window | None]
+) -> tuple[list[int], list[list[int]]]:
+    """Merge neighbouring axes of a shape where all operands are broadcast alike, and windows go on
+    from one row to the next. Return their lengths, and each operand's strides in elements, 0 where
+    it is broadcast."""
     lengths: list[int] = []
     patterns: list[tuple[bool, ...]] = []
+    ends: list[int] = []  # of the axes that are one, the last
+    apart = [None if window is None else window.strides for window in windows]
+
+    def is_one(axis: int) -> bool:
+        return all(
+            by is None or -ends[-1] > len(by) or by[ends[-1]] == by[axis] * shape[axis]
+            for by in apart
+        )
+
     for axis, length in enumerate(shape, -len(shape)):
         if length == 1:
             continue
         pattern = tuple([-axis <= len(s) and s[axis] != 1 for s in shapes])
-        if patterns and patterns[-1] == pattern:
+        if patterns and patterns[-1] == pattern and is_one(axis):
             lengths[-1] *= length
+            ends[-1] = axis
         else:
             lengths.append(length)
             patterns.append(pattern)
+            ends.append(axis)
     strides = []
-    for i in range(len(shapes)):
+    for i, by in enumerate(apart):
         own = [n if pattern[i] else 1 for n, pattern in zip(lengths, patterns, strict=True)]
         steps = [*accumulate(reversed(own[1:]), operator.mul, initial=1)][::-1] if own else [0]
+        if by is not None:
+            steps = [by[axis] if -axis <= len(by) else 0 for axis in ends] or [0]
         strides.append(
             [n if pattern[i] else 0 for n, pattern in zip(steps, patterns, strict=False)] or [0]
         )
     return lengths or [1], strides
 
 
-def _places(
-    chain: _Steps, strides: Sequence[Sequence[int]], nparams: int, piece: int, size: int
-) -> tuple[dict[int, tuple[int, int]], int]:
-    """Place values in scratch memory; a temporary reuses the place of a dead one. Return the kind
-    and place of each value, and the bytes in all."""
-    last = {value: i for i, step in enumerate(chain.steps) for value in step.values}
-    places: dict[int, tuple[int, int]] = {}
-    free: dict[int, list[int]] = {}
-    end = 0
+class _Places:
+    """Places of values in scratch memory; a temporary reuses the place of a dead one.
 
-    def place(value: int) -> int:
-        nonlocal end
-        itemsize = chain.types[value].dtype.itemsize
-        if free.get(itemsize):
-            return free[itemsize].pop()
-        start, end = end, end + -(-piece * itemsize // 64) * 64 + _APART
-        return start
+    kinds: how the kernel finds each value.
+    piece: elements of a piece, so many that the values of one fit into the cache.
+    """
 
-    for value, steps in zip(sorted(v for v in last if v < nparams), strides, strict=True):
-        if chain.types[value].size == size:
-            places[value] = _native.WHOLE, 0
+    def __init__(self, chain: _Steps, strides: dict[int, list[int]], size: int) -> None:
+        self.kinds: dict[int, int] = {}
+        self.strides = strides
+        self._slot: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._free: dict[int, list[int]] = {}
+        last = {value: i for i, step in enumerate(chain.steps) for value in step.values}
+        nbytes = self._add_parameters(chain, size)
+        for i, step in enumerate(chain.steps):
+            targets, sources = step.values[: step.nresults], step.values[step.nresults :]
+            for value in {*sources}:
+                if self.kinds.get(value) == _native.TEMPORARY and last[value] == i:
+                    self._put_back(value, chain)
+            for target in [each for each in targets if each not in self.kinds]:
+                self.kinds[target] = _native.TEMPORARY
+                self._take(target, chain.types[target].dtype.itemsize)
+                if last[target] == i:  # nothing reads it
+                    self._put_back(target, chain)
+        copied = (_native.TEMPORARY, _native.REPEATED)
+        slots = {slot for value, slot in self._slot.items() if self.kinds[value] in copied}
+        each = nbytes + sum(self._sizes[slot] for slot in slots)
+        piece = min(max(_CACHE // max(each, 1), _LEAST), _MOST)
+        self.piece = piece - piece % 64
+
+    def _add_parameters(self, chain: _Steps, size: int) -> int:
+        """Add what is in memory. Return the bytes of an element of all tensors that are read or
+        written there."""
+        readers: dict[int, set[str]] = {}
+        for step in chain.steps:
+            for value in step.values:
+                readers.setdefault(value, set()).add(step.row)
+        tensors: dict[int, int] = {}
+        for value, steps in self.strides.items():
+            itemsize = chain.types[value].dtype.itemsize
+            if any(steps):
+                window = chain.windows.get(value)
+                tensors[value if window is None else window.parameter] = itemsize
+            if value in chain.written:
+                kind = _native.WRITTEN
+            elif value not in chain.windows and chain.types[value].size == size:
+                kind = _native.WHOLE
+            elif any(steps[:-1]) or steps[-1] not in (0, 1):
+                kind = _native.SPREAD
+            elif not any(steps) and readers[value] <= _STEPPED:
+                kind = _native.SCALAR
+            else:
+                kind = _native.REPEATED
+            self.kinds[value] = kind
+            if kind != _native.WHOLE:
+                self._take(value, itemsize)
+        return sum(tensors.values())
+
+    def pitch(self, length: int, chain: _Steps) -> int:
+        """Return how far apart the rows of a piece are, in elements: as in most windows, if rows
+        are so short that calls for single rows would take longer; `length` for packed rows."""
+        apart = Counter(
+            self.strides[value][-2]
+            for value, kind in self.kinds.items()
+            if kind == _native.SPREAD and self.strides[value][-1] == 1
+        )
+        [(pitch, most)] = apart.most_common(1) or [(length, 0)]
+        if not (chain.windows and most > 1 and length < pitch <= length + length // 2):
+            return length
+        moved = [x for x in self.kinds.values() if x not in (_native.SCALAR, _native.TEMPORARY)]
+        if length >= _LONG_ROW or len(moved) > 2 * most or not _are_apart(chain):
+            return length
+        self._free.clear()  # what is copied keeps its place
+        for value, kind in self.kinds.items():
+            if kind == _native.WHOLE:
+                written = any(value in step.values[: step.nresults] for step in chain.steps)
+                self.kinds[value] = _native.WRITTEN if written else _native.SPREAD
+            elif kind == _native.REPEATED and self.strides[value][-1]:
+                self.kinds[value] = _native.SPREAD
+            if value not in self._slot:
+                self._take(value, chain.types[value].dtype.itemsize)
+        return pitch
+
+    def _take(self, value: int, itemsize: int) -> None:
+        free = self._free.get(itemsize)
+        if free:
+            self._slot[value] = free.pop()
         else:
-            places[value] = _native.SPREAD if any(steps[:-1]) else _native.REPEATED, place(value)
-    for i, step in enumerate(chain.steps):
-        targets, sources = step.values[: step.nresults], step.values[step.nresults :]
-        for value in {*sources}:
-            if value >= nparams and last[value] == i:
-                free.setdefault(chain.types[value].dtype.itemsize, []).append(places[value][1])
-        for target in [each for each in targets if each not in places]:
-            places[target] = _native.TEMPORARY, place(target)
-            if last[target] == i:  # nothing reads it
-                free.setdefault(chain.types[target].dtype.itemsize, []).append(places[target][1])
-    return places, end
+            self._slot[value] = len(self._sizes)
+            self._sizes.append(itemsize)
+
+    def _put_back(self, value: int, chain: _Steps) -> None:
+        itemsize = chain.types[value].dtype.itemsize
+        self._free.setdefault(itemsize, []).append(self._slot[value])
+
+    def offsets(self, nvalues: int, piece: int) -> tuple[dict[int, int], int]:
+        """Return where each value is in scratch memory, after two pointers for each, and the bytes
+        in all."""
+        scalars = {slot for x, slot in self._slot.items() if self.kinds[x] == _native.SCALAR}
+        begin, end = [], -(-nvalues * 16 // 64) * 64
+        for slot, itemsize in enumerate(self._sizes):
+            begin.append(end)
+            if slot in scalars:
+                end += _native.BLOCK_BYTES
+            else:
+                end += -(-piece * itemsize // 64) * 64 + _APART
+        return {value: begin[slot] for value, slot in self._slot.items()}, end
 
 
 @planner(*[op.name for op in OPS.values() if op.links and op.name != "copy"])

@@ -21,12 +21,17 @@
     EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH) EACH(GROUPS) EACH(WINDOWS)                 \
     windows_integers(EACH)
 /* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
- * and on. */
+ * and on. PITCH: how far apart the rows of a piece are, so that rows of windows need not be packed; what
+ * is between them is computed, but not written. NWINDOWS: how many of its results are windows. */
 #define chain_integers(EACH)                                                             \
     EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
-    EACH(NLINKS)
-/* A parameter or temporary of a chain; the strides of its axes, in elements, follow. */
-#define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE)
+    EACH(NLINKS) EACH(PITCH) EACH(NWINDOWS)
+/* A parameter, a window of one, or a temporary of a chain; the strides of its axes, in elements, follow.
+ * OFFSET: the elements before the first of a window. */
+#define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE) EACH(OFFSET)
+/* A window of result OUT, whose other elements are those of parameter IN; the length of each axis follows,
+ * and the first index, the number of indices and the step of the window along it. */
+#define chain_window_integers(EACH) EACH(WINDOW_OUT) EACH(WINDOW_IN) EACH(WINDOW_BYTES) EACH(WINDOW_AXES)
 /* COUNT: elements. EXACT_END: whether the last of a linspace is its end. `eye` has ROWS of ROW_BYTES, HIGH
  * of them a unit, elements of SIZE bytes, and a pattern of ones. */
 #define creation_integers(EACH)                                                          \
@@ -143,7 +148,6 @@
 #define CONSTANTS(X)                                                                                        \
     X(MOST_SMALL, 16)                                                                                       \
     X(MOST_PARAMETERS, 256)                                                                                 \
-    X(CHAIN_MOST_VALUES, 128)                                                                               \
     X(CHAIN_MOST_AXES, 64)                                                                                  \
     X(COPY_UNIT, 4096)        /* bytes */                                                                   \
     X(RANGE_UNIT, 4096)       /* elements */                                                                \
@@ -164,6 +168,9 @@
     X(REPEATED, 1)                                                                                          \
     X(SPREAD, 2)                                                                                            \
     X(TEMPORARY, 3)                                                                                         \
+    X(SCALAR, 4)  /* BLOCK_BYTES of copies of it, for row functions with steps */                           \
+    X(WRITTEN, 5) /* a window of a result */                                                                \
+    X(BLOCK_BYTES, 64)                                                                                      \
     /* What `halves` does with a parameter: nothing; widens or rounds what some units have; widens all of \
      * it; rounds it when all units are done. */ \
     X(AS_IT_IS, 0)                                                                                          \

@@ -27,8 +27,9 @@ typedef struct {
 } KernelEntry;
 
 /* A loop over n elements of a packed row: p[0] is written, p[1] and on are read. An operand may be
- * the result itself. `floats` are floating-point attributes. */
-typedef void (*RowFn)(char *const *p, int64_t n, const double *floats);
+ * the result itself. Where the step of one is 0, it is a block of BLOCK_BYTES of copies of one element;
+ * only row functions with steps read these. */
+typedef void (*RowFn)(char *const *p, int64_t n, const int64_t *steps);
 
 typedef struct {
     const char *name; /* "add_f32" */

@@ -3,31 +3,35 @@
  *
  * A chain works on consecutive elements of its shape, which is seen as rows: the last axes that all
  * operands agree about are one. A piece is a few rows, or part of one. Row functions see packed
- * operands only: what has the chain's shape is read where it lies. Others are laid out for a piece,
- * a scalar or a single row once for all pieces. */
+ * operands only: parameters are read and written where they are if a piece of them is packed. Others
+ * are copied for each piece, and a single row that repeats once for all pieces. The short rows of a window
+ * are a piece with what lies between them, PITCH apart, as then are those of all else. A scalar is a block of
+ * its copies, which row functions with steps read again and again. */
 #include "../plan.h"
 
 #include <string.h>
 
 enum { chain_integers(NAME) REST };
 enum { chain_value_integers(NAME) STRIDES };
-enum { MOST_OPERANDS = 4 };
+enum { MOST_OPERANDS = 5 };
 
 static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
     const int64_t *n = call->ints;
+    static const int64_t steps[MOST_OPERANDS] = {1, 1, 1, 1, 1};
     int64_t first = begin * n[UNIT], last = end * n[UNIT];
     last = last < n[ELEMENTS] ? last : n[ELEMENTS];
     char *operands[MOST_OPERANDS];
     for (int i = 0; i < call->nparams; i++)
         operands[i] = p[i] + first * n[REST + i];
-    call->rows[0]->run(operands, last - first, call->floats);
+    call->rows[0]->run(operands, last - first, steps);
     return 0;
 }
 
 /* Behind the integers of a chain come the lengths of its axes, the last of which is the row; its values;
- * of each of its links how many operands it has with its result, and which. */
+ * of each of its links how many operands it has with its result, which, and their steps; the windows that
+ * it writes into. */
 
 /* Lay out a row, `length` bytes, again and again until there are `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
@@ -37,64 +41,124 @@ static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
         memcpy(to + done, to, (size_t)(done < bytes - done ? done : bytes - done));
 }
 
-/* Fill `count` elements of `size` bytes with the one at `from`. */
-static void fill(char *to, const char *from, int64_t count, int64_t size)
+/* Copy `count` elements of `size` bytes; the strides are in elements. */
+static void copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t count,
+                 int64_t size)
 {
-#define FILL(T)                                     \
-    {                                               \
-        T value = *(const T *)from, *out = (T *)to; \
-        for (int64_t i = 0; i < count; i++)         \
-            out[i] = value;                         \
+#define COPY(T)                                                                \
+    {                                                                          \
+        const T *in = (const T *)from;                                         \
+        T *out = (T *)to, first = *in;                                         \
+        for (int64_t i = 0; !from_stride && to_stride == 1 && i < count; i++)  \
+            out[i] = first;                                                    \
+        for (int64_t i = 0; (from_stride || to_stride != 1) && i < count; i++) \
+            out[i * to_stride] = in[i * from_stride];                          \
     }
-    if (size == 1)
-        FILL(uint8_t)
+    if (to_stride == 1 && from_stride == 1)
+        memcpy(to, from, (size_t)(count * size));
+    else if (size == 1)
+        COPY(uint8_t)
     else if (size == 2)
-        FILL(uint16_t)
+        COPY(uint16_t)
     else if (size == 4)
-        FILL(uint32_t)
+        COPY(uint32_t)
     else if (size == 8)
-        FILL(uint64_t)
+        COPY(uint64_t)
     else
-        repeat(to, from, size, count * size);
-#undef FILL
+        for (int64_t i = 0; i < count; i++)
+            memcpy(to + i * to_stride * size, from + i * from_stride * size, (size_t)size);
+#undef COPY
 }
 
-/* Lay out the elements from `first` on, for `count`; return where they are. They are whole rows, or
- * part of one. */
-static char *spread(const int64_t *n, const int64_t *strides, int64_t size, const char *from, char *to,
-                    int64_t first, int64_t count)
+/* The row and column of the element that a piece begins with. */
+typedef struct {
+    int64_t axes, column, at[CHAIN_MOST_AXES];
+} Position;
+
+static void position_at(const int64_t *n, int64_t element, Position *position)
 {
-    int64_t last = n[NAXES] - 1, length = n[REST + last];
-    int64_t at[CHAIN_MOST_AXES], number = first / length, column = first % length, offset = 0;
-    int64_t step = count < length ? count : length;
+    int64_t last = n[NAXES] - 1, number = element / n[REST + last];
+    position->axes = last;
+    position->column = element % n[REST + last];
     for (int64_t axis = last - 1; axis >= 0; axis--) {
-        at[axis] = number % n[REST + axis];
+        position->at[axis] = number % n[REST + axis];
         number /= n[REST + axis];
-        offset += at[axis] * strides[axis];
     }
-    if (strides[last] && count <= length)
-        return (char *)from + (offset + column) * size;
-    for (int64_t done = 0; done < count; done += step) {
-        if (strides[last])
-            memcpy(to + done * size, from + offset * size, (size_t)(step * size));
-        else
-            fill(to + done * size, from + offset * size, step, size);
-        for (int64_t axis = last - 1; axis >= 0; axis--) {
-            offset += strides[axis];
-            if (++at[axis] < n[REST + axis])
-                break;
-            offset -= at[axis] * strides[axis];
-            at[axis] = 0;
-        }
-    }
-    return to;
 }
 
-/* How many elements the piece that begins at element `at` has, before `end`. */
-static int64_t piece_at(const int64_t *n, int64_t at, int64_t end)
+/* Go on to the next row, and by how much that changes an offset with these strides. */
+static inline int64_t next_row(const int64_t *n, const int64_t *strides, int64_t *at)
 {
-    int64_t length = n[REST + n[NAXES] - 1], rest = end - at;
-    int64_t column = n[NAXES] == 1 ? 0 : at % length, most = n[PIECE];
+    int64_t by = 0;
+    for (int64_t axis = n[NAXES] - 2; axis >= 0; axis--) {
+        by += strides[axis];
+        if (++at[axis] < n[REST + axis])
+            break;
+        by -= at[axis] * strides[axis];
+        at[axis] = 0;
+    }
+    return by;
+}
+
+static void advance(const int64_t *n, Position *position, int64_t count)
+{
+    int64_t length = n[REST + position->axes], carry = 0;
+    position->column += count;
+    if (position->column < length)
+        return;
+    carry = position->column == length ? 1 : position->column / length;
+    position->column -= carry * length;
+    for (int64_t axis = position->axes - 1; axis >= 0 && carry; axis--) {
+        int64_t at = position->at[axis] + carry;
+        carry = at < n[REST + axis] ? 0 : at / n[REST + axis];
+        position->at[axis] = at - carry * n[REST + axis];
+    }
+}
+
+/* Return where a parameter's piece of `count` elements is: where the parameter is, if it is packed there,
+ * else in scratch memory. The elements are whole rows, or part of one. */
+static char *piece_of(const int64_t *n, const int64_t *value, const Position *position, int64_t count,
+                      char *parameter, char *space)
+{
+    const int64_t *strides = value + STRIDES;
+    int64_t offset = value[OFFSET] + position->column * strides[position->axes];
+    for (int64_t axis = 0; axis < position->axes; axis++)
+        offset += position->at[axis] * strides[axis];
+    int64_t length = n[REST + position->axes];
+    int in_place = strides[position->axes] == 1;
+    if (count > length - position->column) /* several rows */
+        in_place &= value[KIND] == SPREAD && n[PITCH] > length && strides[position->axes - 1] == n[PITCH];
+    return in_place ? parameter + offset * value[SIZE] : space;
+}
+
+/* Copy a piece of a parameter, which may be a window of a tensor, to scratch memory or back. */
+static void move(const int64_t *n, const int64_t *value, const Position *position, int64_t count,
+                 char *parameter, char *space, int back)
+{
+    const int64_t *strides = value + STRIDES;
+    int64_t last = position->axes, length = n[REST + last], size = value[SIZE];
+    int64_t step = count < length ? count : length, at[CHAIN_MOST_AXES];
+    int64_t offset = value[OFFSET] + position->column * strides[last];
+    for (int64_t axis = 0; axis < last; axis++)
+        offset += (at[axis] = position->at[axis]) * strides[axis];
+    for (int64_t done = 0; done < count; done += step, space += n[PITCH] * size) {
+        char *outside = parameter + offset * size;
+        if (back)
+            copy(outside, strides[last], space, 1, step, size);
+        else
+            copy(space, 1, outside, strides[last], step, size);
+        offset += next_row(n, strides, at);
+    }
+}
+
+/* How many elements the piece that begins there has, of the `rest`. */
+static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest)
+{
+    int64_t length = n[REST + n[NAXES] - 1], most = n[PIECE], column = position->column;
+    if (n[PITCH] > length) { /* as far as rows are PITCH apart */
+        int64_t rows = n[REST + n[NAXES] - 2] - position->at[n[NAXES] - 2];
+        most = rows * length < most ? rows * length : most;
+    }
     if (n[NAXES] > 1 && (column || length > most)) /* no further than this row */
         most = length - column < most ? length - column : most;
     else if (n[NAXES] > 1 && rest >= length) /* whole rows */
@@ -109,7 +173,7 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
     const int64_t *values = n + REST + n[NAXES];
     const int64_t *links = values + n[NVALUES] * width;
     int64_t first = begin * n[UNIT], last = end * n[UNIT];
-    char *base[CHAIN_MOST_VALUES], *now[CHAIN_MOST_VALUES], *operands[MOST_OPERANDS];
+    char **base = (char **)scratch, **now = base + n[NVALUES];
     if (last > n[ELEMENTS])
         last = n[ELEMENTS];
     if (first >= last)
@@ -119,37 +183,101 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         int64_t most = last - first < n[PIECE] ? last - first : n[PIECE];
         char *space = scratch + value[PLACE];
         base[i] = now[i] = value[KIND] == TEMPORARY ? space : p[value[PARAMETER]];
-        if (value[KIND] != REPEATED)
+        if (value[KIND] != REPEATED && value[KIND] != SCALAR)
             continue;
+        const char *from = p[value[PARAMETER]] + value[OFFSET] * value[SIZE];
         now[i] = base[i] = space;
-        if (!value[width - 1])
-            fill(space, p[value[PARAMETER]], most, value[SIZE]);
+        if (value[KIND] == SCALAR)
+            copy(space, 1, from, 0, BLOCK_BYTES / value[SIZE], value[SIZE]);
+        else if (!value[width - 1])
+            copy(space, 1, from, 0, n[PITCH] > length ? n[PIECE] / length * n[PITCH] : most, value[SIZE]);
         else if (length <= n[PIECE] && last - first > length - first % length)
-            repeat(space, p[value[PARAMETER]], length * value[SIZE],
-                   (most < length ? length : most) * value[SIZE]);
+            repeat(space, from, length * value[SIZE], (most < length ? length : most) * value[SIZE]);
         else
-            base[i] = p[value[PARAMETER]];
+            base[i] = (char *)from;
     }
+    int scatters = n[NWINDOWS] || n[PITCH] > length;
+    Position position;
+    position_at(n, first, &position);
     for (int64_t at = first, count; at < last; at += count) {
-        count = piece_at(n, at, last);
+        count = piece_at(n, &position, last - at);
+        int64_t span = count > length ? (count / length - 1) * n[PITCH] + length : count;
         for (int64_t i = 0; i < n[NVALUES]; i++) {
-            const int64_t *value = values + i * width, *strides = value + STRIDES;
-            if (value[KIND] == WHOLE)
+            const int64_t *value = values + i * width;
+            char *space = scratch + value[PLACE];
+            if (value[KIND] == WHOLE) {
                 now[i] = base[i] + at * value[SIZE];
-            else if (value[KIND] == REPEATED && strides[n[NAXES] - 1])
-                now[i] = base[i] + at % length * value[SIZE];
-            else if (value[KIND] == SPREAD)
-                now[i] = spread(n, strides, value[SIZE], base[i], scratch + value[PLACE], at, count);
+            } else if (value[KIND] == REPEATED && value[width - 1]) {
+                now[i] = base[i] + position.column * value[SIZE];
+            } else if (value[KIND] == SPREAD || value[KIND] == WRITTEN) {
+                now[i] = piece_of(n, value, &position, count, base[i], space);
+                if (now[i] == space && value[KIND] == SPREAD)
+                    move(n, value, &position, count, base[i], space, 0);
+            }
         }
         const int64_t *link = links;
         for (int64_t i = 0; i < n[NLINKS]; i++) {
+            char *operands[MOST_OPERANDS];
             for (int64_t k = 0; k < link[0]; k++)
                 operands[k] = now[link[1 + k]];
-            call->rows[i]->run(operands, count, call->floats);
-            link += 1 + link[0];
+            call->rows[i]->run(operands, span, link + 1 + link[0]);
+            link += 1 + 2 * link[0];
         }
+        for (int64_t i = 0; scatters && i < n[NVALUES]; i++)
+            if (values[i * width + KIND] == WRITTEN && now[i] == scratch + values[i * width + PLACE])
+                move(n, values + i * width, &position, count, base[i], now[i], 1);
+        advance(n, &position, count);
     }
     return 0;
 }
 
-KERNEL_TABLE(chain, KERNEL(row, row, NULL) KERNEL(chain, chain, NULL))
+/* --- windows of results --- */
+
+enum { chain_window_integers(NAME) OF_AXES };
+enum { AXIS_LENGTH, AXIS_START, AXIS_COUNT, AXIS_STEP, OF_AXIS };
+
+/* Whether an index lies in the window, along one axis. */
+static int is_inside(const int64_t *axis, int64_t index)
+{
+    int64_t beyond = index - axis[AXIS_START];
+    return beyond >= 0 && beyond % axis[AXIS_STEP] == 0 && beyond / axis[AXIS_STEP] < axis[AXIS_COUNT];
+}
+
+/* Copy what lies outside of the window from one tensor to another, from an axis on. */
+static void copy_outside(const int64_t *window, int64_t number, int64_t bytes, char *to, const char *from)
+{
+    const int64_t *axis = window + OF_AXES + number * OF_AXIS;
+    int64_t each = bytes / axis[AXIS_LENGTH], is_last = number + 1 == window[WINDOW_AXES];
+    for (int64_t i = 0; i < axis[AXIS_LENGTH]; i++) {
+        int64_t count = 1; /* of what is copied at once */
+        if (is_last && i < axis[AXIS_START])
+            count = axis[AXIS_START];
+        else if (is_last && i == axis[AXIS_START] + (axis[AXIS_COUNT] - 1) * axis[AXIS_STEP] + 1)
+            count = axis[AXIS_LENGTH] - i;
+        if (count > 1 || !is_inside(axis, i))
+            memcpy(to + i * each, from + i * each, (size_t)(count * each));
+        else if (!is_last)
+            copy_outside(window, number + 1, each, to + i * each, from + i * each);
+        else if (axis[AXIS_STEP] == 1)
+            count = axis[AXIS_COUNT];
+        i += count - 1;
+    }
+}
+
+static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end, (void)scratch;
+    const int64_t *n = call->ints, *window = n + REST + n[NAXES] + n[NVALUES] * (STRIDES + n[NAXES]);
+    for (int64_t i = 0; i < n[NLINKS]; i++)
+        window += 1 + 2 * window[0];
+    for (int64_t i = 0; i < n[NWINDOWS]; i++) {
+        char *to = p[window[WINDOW_OUT]], *from = p[window[WINDOW_IN]];
+        if (to != from)
+            copy_outside(window, 0, window[WINDOW_BYTES], to, from);
+        window += OF_AXES + window[WINDOW_AXES] * OF_AXIS;
+    }
+    return 0;
+}
+
+KERNEL_TABLE(chain,
+             KERNEL(row, row, NULL) KERNEL(chain, chain, NULL) KERNEL(chain_into_windows, chain, finish))

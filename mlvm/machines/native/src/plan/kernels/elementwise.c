@@ -33,56 +33,97 @@
 /* clang-format on */
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
-#define UNARY_ROW(name, R, X, expression)                                     \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        R *out = (R *)p[0];                                                   \
-        const X *xs = (const X *)p[1];                                        \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            X x = xs[i];                                                      \
-            out[i] = (R)(expression);                                         \
-        }                                                                     \
+#define UNARY_ROW(name, R, X, expression)                                      \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
+    {                                                                          \
+        (void)a;                                                               \
+        R *out = (R *)p[0];                                                    \
+        const X *xs = (const X *)p[1];                                         \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            X x = xs[i];                                                       \
+            out[i] = (R)(expression);                                          \
+        }                                                                      \
     }
-#define BINARY_ROW(name, R, X, expression)                                    \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        R *out = (R *)p[0];                                                   \
-        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                 \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            X x = xs[i], y = ys[i];                                           \
-            out[i] = (R)(expression);                                         \
-        }                                                                     \
+#define BINARY_ROW(name, R, X, expression)                                     \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
+    {                                                                          \
+        (void)a;                                                               \
+        R *out = (R *)p[0];                                                    \
+        const X *xs = (const X *)p[1], *ys = (const X *)p[2];                  \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            X x = xs[i], y = ys[i];                                            \
+            out[i] = (R)(expression);                                          \
+        }                                                                      \
     }
 #define TERNARY_ROW(name, R, X, Y, expression) MIXED_ROW(name, R, X, Y, Y, expression)
-#define MIXED_ROW(name, R, X, Y, Z, expression)                               \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        R *out = (R *)p[0];                                                   \
-        const X *xs = (const X *)p[1];                                        \
-        const Y *ys = (const Y *)p[2];                                        \
-        const Z *zs = (const Z *)p[3];                                        \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            X x = xs[i];                                                      \
-            Y y = ys[i];                                                      \
-            Z z = zs[i];                                                      \
-            out[i] = (R)(expression);                                         \
-        }                                                                     \
+#define MIXED_ROW(name, R, X, Y, Z, expression)                                \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
+    {                                                                          \
+        (void)a;                                                               \
+        R *out = (R *)p[0];                                                    \
+        const X *xs = (const X *)p[1];                                         \
+        const Y *ys = (const Y *)p[2];                                         \
+        const Z *zs = (const Z *)p[3];                                         \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            X x = xs[i];                                                       \
+            Y y = ys[i];                                                       \
+            Z z = zs[i];                                                       \
+            out[i] = (R)(expression);                                          \
+        }                                                                      \
+    }
+/* A row function with steps, of up to three operands: `z` is `y` where there are two. Blocks are loaded
+ * as vectors, by expressions of vectors. */
+#if defined(__AVX512F__)
+#define ROW_VECTOR 64
+#elif defined(__AVX2__)
+#define ROW_VECTOR 32
+#else
+#define ROW_VECTOR 16
+#endif
+typedef float Part_f32 __attribute__((vector_size(ROW_VECTOR), aligned(4), may_alias));
+typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_alias));
+#define STEPPED_ROW(name, part, T, count, expression)                                    \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)          \
+    {                                                                                    \
+        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) };         \
+        T *out = (T *)p[0];                                                              \
+        const T *xs = (const T *)p[1], *ys = (const T *)p[2], *zs = (const T *)p[count]; \
+        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK, dz = by[count] * BLOCK;          \
+        for (; n >= BLOCK; n -= BLOCK) {                                                 \
+            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)                \
+            {                                                                            \
+                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);           \
+                part z = *(const part *)(zs + i);                                        \
+                (void)z;                                                                 \
+                *(part *)(out + i) = expression;                                         \
+            }                                                                            \
+            out += BLOCK, xs += dx, ys += dy, zs += dz;                                  \
+        }                                                                                \
+        int64_t i = 0;                                                                   \
+        for (; i + PART <= n; i += PART) {                                               \
+            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);               \
+            part z = *(const part *)(zs + i);                                            \
+            (void)z;                                                                     \
+            *(part *)(out + i) = expression;                                             \
+        }                                                                                \
+        for (; i < n; i++) {                                                             \
+            T x = xs[i], y = ys[i], z = zs[i];                                           \
+            (void)z;                                                                     \
+            out[i] = expression;                                                         \
+        }                                                                                \
     }
 /* Two results of one operand, in one pass. */
-#define PAIR_ROW(name, T, first, second)                                      \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        T *out = (T *)p[0], *other = (T *)p[1];                               \
-        const T *xs = (const T *)p[2];                                        \
-        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                         \
-            T x = xs[i], y = (T)(first), z = (T)(second);                     \
-            out[i] = y;                                                       \
-            other[i] = z;                                                     \
-        }                                                                     \
+#define PAIR_ROW(name, T, first, second)                                       \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
+    {                                                                          \
+        (void)a;                                                               \
+        T *out = (T *)p[0], *other = (T *)p[1];                                \
+        const T *xs = (const T *)p[2];                                         \
+        INDEPENDENT_FOR (int64_t i = 0; i < n; i++) {                          \
+            T x = xs[i], y = (T)(first), z = (T)(second);                      \
+            out[i] = y;                                                        \
+            other[i] = z;                                                      \
+        }                                                                      \
     }
 /* --- arithmetic --- */
 
@@ -169,7 +210,7 @@ EACH_SIGNED(SIGNED_DIVISION)
  * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
  * products of such quotients are exact. */
 #define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)              \
-    static void name##_##t##_row(char *const *p, int64_t n, const double *a)   \
+    static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a)  \
     {                                                                          \
         (void)a;                                                               \
         T block[DIVISION_BLOCK];                                               \
@@ -197,37 +238,32 @@ EACH_SIGNED(SIGNED_DIVISION)
     SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest, modulus_##t)
 enum { DIVISION_BLOCK = 256 };
 #define REST(whole, x, y) (x - whole * y)
-#define FUSED_REST(whole, x, y) __builtin_fma(-whole, y, x)
+#define FUSED_REST(whole, x, y) FUSED_F64(-whole, y, x)
 FLOAT_DIVISION(f32, float, f)
 FLOAT_DIVISION(f64, double, )
-SHORT_DIVISIONS(f32, float, REST, 4194304.0) /* 2^22 */
-#ifdef __FMA__
+SHORT_DIVISIONS(f32, float, REST, 4194304.0)                 /* 2^22 */
 SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
-#else
-BINARY_ROW(floor_divide_f64, double, double, quotient_f64(x, y))
-BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
-#endif
 
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
  * the C library's, of a longer type: the last digits of its own are not always right. */
-#define TURNING(name, t, T, longer)                                          \
-    static void name##_##t##_row(char *const *p, int64_t n, const double *a) \
-    {                                                                        \
-        (void)a;                                                             \
-        T block[TURNING_BLOCK];                                              \
-        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                  \
-            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK; \
-            const T *xs = (const T *)p[1] + at;                              \
-            int others = 0;                                                  \
-            for (int64_t i = 0; i < count; i++) {                            \
-                others |= !(fabs((double)xs[i]) <= TURNS_MOST);              \
-                block[i] = name##_##t(xs[i]);                                \
-            }                                                                \
-            for (int64_t i = 0; others && i < count; i++)                    \
-                if (!(fabs((double)xs[i]) <= TURNS_MOST))                    \
-                    block[i] = (T)longer(xs[i]);                             \
-            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));        \
-        }                                                                    \
+#define TURNING(name, t, T, longer)                                           \
+    static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a) \
+    {                                                                         \
+        (void)a;                                                              \
+        T block[TURNING_BLOCK];                                               \
+        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                   \
+            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK;  \
+            const T *xs = (const T *)p[1] + at;                               \
+            int others = 0;                                                   \
+            for (int64_t i = 0; i < count; i++) {                             \
+                others |= !(fabs((double)xs[i]) <= TURNS_MOST);               \
+                block[i] = name##_##t(xs[i]);                                 \
+            }                                                                 \
+            for (int64_t i = 0; others && i < count; i++)                     \
+                if (!(fabs((double)xs[i]) <= TURNS_MOST))                     \
+                    block[i] = (T)longer(xs[i]);                              \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));         \
+        }                                                                     \
     }
 enum { TURNING_BLOCK = 256 };
 TURNING(sin, f32, float, sin)
@@ -246,18 +282,31 @@ TURNING(tan, f64, double, tanl)
 LOG_OF_SUM(f32, float, f)
 LOG_OF_SUM(f64, double, )
 
+/* x to the power y: of f32 e^(y log |x|) in f64, whose error is far below an f32's last place. */
+static inline float power_f32(float x, float y)
+{
+    const double size = fabs((double)x), exponent = y, half = exponent * 0.5;
+    const double floor_of = __builtin_floor(exponent), floor_of_half = __builtin_floor(half);
+    double power = exp_f64(exponent * log_f64(size)), sign = copysign(1, (double)x);
+    power = size == 1 && y == y ? 1 : power;
+    power = x < 0 && size < INFINITY && floor_of != exponent ? NAN : power;
+    power = floor_of == exponent && floor_of_half != half ? sign * power : power;
+    return (float)(y == 0 || x == 1 ? 1 : power);
+}
+#define power_f64 pow
+
 /* A shift by as many places as there are, or more, leaves the sign. */
 #define SHORT_SHIFT ((uint64_t)y < 8 * sizeof x)
 
 /* --- moves --- */
 
-#define MOVES(size, T, unused)                                                \
-    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                       \
-    static void copy_##size##_row(char *const *p, int64_t n, const double *a) \
-    {                                                                         \
-        (void)a;                                                              \
-        if (p[0] != p[1])                                                     \
-            memcpy(p[0], p[1], (size_t)n *size);                              \
+#define MOVES(size, T, unused)                                                 \
+    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                        \
+    static void copy_##size##_row(char *const *p, int64_t n, const int64_t *a) \
+    {                                                                          \
+        (void)a;                                                               \
+        if (p[0] != p[1])                                                      \
+            memcpy(p[0], p[1], (size_t)n *size);                               \
     }
 SIZES(MOVES)
 
@@ -396,6 +445,18 @@ BF16_UNARY(gelu_tanh_slope, short_gelu_tanh_slope)
 PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(widen_bf16(x))),
          narrow_from_bf16(short_gelu_tanh_slope(widen_bf16(x))))
 
+/* --- pairs of ops: one that is computed of x and y, and then another of that and z --- */
+
+#define PAIR_OF(first, a, second, b, t, T)                               \
+    STEPPED_ROW(first##_then_##second##_##t, Part_##t, T, 3, (x a y)b z) \
+    STEPPED_ROW(first##_before_##second##_##t, Part_##t, T, 3, z b(x a y))
+#define PAIRS_WITH(DO, second, b, t, T) \
+    DO(add, +, second, b, t, T) DO(subtract, -, second, b, t, T) DO(multiply, *, second, b, t, T)
+#define PAIRS_OF(DO, t, T) \
+    PAIRS_WITH(DO, add, +, t, T) PAIRS_WITH(DO, subtract, -, t, T) PAIRS_WITH(DO, multiply, *, t, T)
+PAIRS_OF(PAIR_OF, f32, float)
+PAIRS_OF(PAIR_OF, f64, double)
+
 /* --- the ops --- */
 
 #define BOOL 1
@@ -407,6 +468,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 
 #define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
 #define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
+#define STEPPED(op, cost, result) STEPPED_ROW(OF(op), OF(Part), T, 2, result)
 #define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
 #define PAIR(op, cost, first, second) PAIR_ROW(OF(PASTE(op, _and_slope)), T, first, second)
 #define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
@@ -435,6 +497,7 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 
 #undef UNARY
 #undef BINARY
+#undef STEPPED
 #undef TERNARY
 #undef PAIR
 #undef PREDICATE
@@ -443,6 +506,9 @@ PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(wi
 #undef SAME
 #define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define STEPPED(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define PAIR_ENTRIES(first, a, second, b, t, T) \
+    ENTRY(first##_then_##second##_##t) ENTRY(first##_before_##second##_##t)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define PAIR(op, cost, first, second) ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
@@ -456,6 +522,7 @@ const RowEntry TARGETED(elementwise_rows)[] = {
 #endif
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
+    PAIRS_OF(PAIR_ENTRIES, f32, ) PAIRS_OF(PAIR_ENTRIES, f64, )
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)

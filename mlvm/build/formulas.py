@@ -2,8 +2,8 @@
 
 In: a step whose types and attributes are formulas. Out: tables of formulas in C, the largest value
 of each, and the lengths at which guards hold. The functions of a step are planned at some lengths
-and are valid wherever the guards of that planning hold: a `Variant`. Others are planned at lengths
-that no variant is valid for, until all have one.
+and are valid wherever the guards of that planning hold: a `BuiltVariant`. Others are planned at
+lengths that no variant is valid for, until all have one.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ function that returns the guards of what was computed so far."""
 Functions = TypeVar("Functions")
 
 
-class Variant(NamedTuple, Generic[Functions]):
+class BuiltVariant(NamedTuple, Generic[Functions]):
     """Functions of a step for some lengths.
 
     guards: hold at the lengths for which the functions are valid.
@@ -201,7 +201,7 @@ def variants(
     formulas: Formulas,
     open_lengths: OpenLengths,
     plan: Callable[[SavedStep, SavedStep], Functions],
-) -> Iterator[Variant[Functions]]:
+) -> Iterator[BuiltVariant[Functions]]:
     """Yield variants until all lengths of the step have one, that of the call before saving first.
 
     `plan` makes the functions of a step at some lengths, given the same step with placeholders.
@@ -245,7 +245,7 @@ def variants(
         if (holds & ~is_valid).any() or not holds[index]:
             raise CannotBuild(f"lengths: the guards at {sizes} do not say where they hold")
         used = [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
-        yield Variant(functions, used, scalars)
+        yield BuiltVariant(functions, used, scalars)
         remaining &= ~holds
     raise CannotBuild(
         f"lengths: expected at most {_MOST_VARIANTS} ways to compute, got more; capture the step "

@@ -1,0 +1,92 @@
+"""Windows: slices that a chain reads where they are, and slices that it writes into.
+
+Each reader of a slice gets a slice of its own, which can then join the reader's chain. There it is
+a window (`mlvm.core.machine.fused`): it is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, is_apart
+from mlvm.core.types import Shape
+from mlvm.step.flow import Call, Use, Value
+
+
+def written_shape(call: Call) -> Shape | None:
+    """Return the shape of the values that a call writes into a window, if a chain may do this."""
+    if call.op is None or call.op.name != WRITES_WINDOW or call.sized:
+        return None
+    x, values = [use.type for use in call.ins]
+    length = tuple(call.attributes["length"])
+    is_part = length != x.shape and 0 not in length
+    return length if is_part and values is x.with_shape(length) else None
+
+
+def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[Call]:
+    """Return the calls, where each reader of a slice reads a slice of its own, if all of them can
+    be in a chain with it; the same calls if there is no such slice."""
+    readers: dict[Value, list[Call]] = {}
+    for call in calls:
+        for use in call.ins:
+            readers.setdefault(use.value, []).append(call)
+    slices = {
+        call.outs[0].value: call
+        for call in calls
+        if _may_be_window(call, live_out)
+        and all(_can_read(each, call.outs[0]) for each in readers.get(call.outs[0].value, ()))
+    }
+    if not slices:
+        return calls
+    result: list[Call] = []
+    for call in calls:
+        if call.outs and call.outs[0].value in slices:
+            continue
+        own: dict[Use, Use] = {}
+        for use in call.ins:
+            if use.value in slices and use not in own:
+                own[use] = Use(Value(use.value.nbytes), use.type)
+                result.append(replace(slices[use.value], outs=[own[use]], window=True))
+        result.append(replace(call, ins=[own.get(use, use) for use in call.ins]) if own else call)
+    return result
+
+
+def _may_be_window(call: Call, live_out: Container[Value]) -> bool:
+    if call.op is None or call.op.name != READS_WINDOW or call.sized or call.again:
+        return False
+    [out] = call.outs
+    return (
+        out.value.home is None
+        and out.value not in live_out
+        and out.type.size > 0
+        and out.type.ndim > 0
+        and not out.type.dtype.is_storage
+    )
+
+
+def _can_read(call: Call, use: Use) -> bool:
+    """Return whether the call can be in a chain with the slice, and reads it as such alone."""
+    if call.op is None or any(x.value is use.value and x.type is not use.type for x in call.ins):
+        return False
+    if call.op.name == WRITES_WINDOW:
+        return written_shape(call) == use.type.shape and call.ins[0].value is not use.value
+    return call.op.links and call.outs[0].type.shape == use.type.shape and not call.sized
+
+
+def may_write(call: Call, calls: Sequence[Call]) -> bool:
+    """Return whether a call may be in a chain of calls, as far as these read windows of the memory
+    that it writes to: they must be apart from the one that it writes, or the same.
+
+    So it is not if the chain would have to copy the tensor of the window that it writes."""
+    shape, home = written_shape(call), call.outs[0].value.home
+    x = call.ins[0].value if shape is not None else None
+    for each in calls:
+        if not each.window:
+            continue
+        read = each.ins[0].value
+        if read is x or (home is not None and read.home is home):
+            sets = x is not None and (read is x or x.home is home)
+            if not sets or is_apart(each.attributes, call.attributes) is False:
+                return False
+    return True
