@@ -42,9 +42,8 @@ class Elements(NamedTuple):
     def __str__(self) -> str:
         (a, b), (bits_a, bits_b) = self.values, self.bits
         at = f"first at [{', '.join(map(str, self.first))}]"
-        return (
-            f"{self.count:,} of {self.size:,} elements differ, {at}: {a} ({bits_a}), {b} ({bits_b})"
-        )
+        count = f"{self.differing:,} of {self.size:,} elements differ"
+        return f"{count}, {at}: {a} ({bits_a}), {b} ({bits_b})"
 
 
 class OperandOrigin(NamedTuple):

@@ -129,7 +129,7 @@ def test_control_flow_is_compared_turn_by_turn(folder: Path) -> None:
                 x = ml.cond(ml.sum(each) > 0, lambda x: x * each, lambda x: x + each, x)
                 return x, x
 
-            return ml.scan(turn, x, xs)[0]
+            return ml.scan(turn, x, xs)[0]  # type: ignore[no-any-return]
 
         factor = ml.asarray([1.0, 2.0, -3.0, last])
         with ml.runs.record(folder, inputs="all"):

@@ -142,7 +142,7 @@ def test_several_functions_share_their_state(folder: Path) -> None:
     def improve(x: Tensor) -> Tensor:
         value, grads = ml.value_and_grad(lambda m: ml.mean(m(x) ** 2))(model)
         optimizer.update(grads)
-        return value  # type: ignore[no-any-return]
+        return value
 
     @ml.capture
     def evaluate(x: Tensor) -> Tensor:
