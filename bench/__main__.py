@@ -41,6 +41,7 @@ SUITES = {
     "products": "bench.products",
     "queue": "bench.queue",
     "remote": "bench.remote",
+    "runs": "bench.runs",
     "scaling": "bench.scaling",
     "science": "bench.science",
     "transformations": "bench.transformations",

@@ -9,11 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 import mlvm.eager as ml
-from bench.sizes import LEARNING_RATE, MOMENTUM, MixerSize, Size, batch_of
+from bench.sizes import LEARNING_RATE, MOMENTUM, MixerSize, Size, TextSize, batch_of
 from mlvm.core.types import DType
 from mlvm.eager import Tensor, nn
+from models.bert import Bert
 from models.convnet import ConvNet
 from models.mlp_mixer import MlpMixer
+from models.transformer import Transformer
 
 
 class Training:
@@ -92,6 +94,10 @@ def model_of(size: Size) -> nn.Module:
     key = ml.random.key(0)
     if isinstance(size, MixerSize):
         return MlpMixer(*size[1:], key=key)
+    if isinstance(size, TextSize):
+        second = size.length if size.name == "Transformer" else size.num_symbols
+        build = Transformer if size.name == "Transformer" else Bert
+        return build(size.num_symbols, second, *size[4:], key=key)
     return ConvNet(*size[1:], key=key)
 
 

@@ -6,7 +6,7 @@ SGD with momentum, in f32, on one batch of noise again and again.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,20 @@ class ConvNetSize(NamedTuple):
     features: tuple[int, int]
 
 
-Size = MixerSize | ConvNetSize
+class TextSize(NamedTuple):
+    """A transformer. `name` is that of its class in `models`. After `batch` and `length`, the
+    number of tokens of a text, come its arguments."""
+
+    name: str
+    batch: int
+    length: int
+    num_symbols: int
+    hidden_dim: int
+    num_blocks: int
+    num_heads: int
+
+
+Size = MixerSize | ConvNetSize | TextSize
 
 MIXERS: Final[dict[str, MixerSize]] = {
     "tiny": MixerSize(32, (16, 16, 1), 10, 4, 64, 4, 32, 128),
@@ -63,9 +76,18 @@ CASES: Final[dict[str, Size]] = {
 }
 
 
-def batch_of(size: Size) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+TEXTS: Final[dict[str, Size]] = {
+    "transformer": TextSize("Transformer", 16, 128, 256, 128, 4, 4),
+    "bert": TextSize("Bert", 16, 128, 256, 128, 4, 4),
+}
+
+
+def batch_of(size: Size) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the images, f32[batch, height, width, channels], and labels, i64[batch]: always the
-    same."""
+    same. Of texts, symbols and labels are i64[batch, length]."""
     rng = np.random.default_rng(0)
+    if isinstance(size, TextSize):
+        symbols, labels = rng.integers(size.num_symbols, size=(2, size.batch, size.length))
+        return symbols, labels
     images = rng.standard_normal((size.batch, *size.image_shape), np.float32)
     return images, rng.integers(size.num_classes, size=size.batch)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bench.sizes import LEARNING_RATE, MOMENTUM, ConvNetSize, MixerSize, Size, batch_of
+from bench.sizes import LEARNING_RATE, MOMENTUM, ConvNetSize, MixerSize, Size, TextSize, batch_of
 
 
 class MlpBlock(nn.Module):
@@ -71,6 +71,8 @@ class ConvNet(nn.Module):
 
 def model_of(size: Size) -> nn.Module:
     torch.manual_seed(0)
+    if isinstance(size, TextSize):
+        raise ValueError(f"no {size.name} is written here")
     return MlpMixer(size) if isinstance(size, MixerSize) else ConvNet(size)
 
 

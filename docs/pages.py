@@ -59,7 +59,7 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad vmap jvp jacobians custom host_call host capture measuring branches checking "
+        "grad vmap jvp jacobians custom host_call host captured measuring branches checking "
         "checkpoint functions loops batch",
     ),
     "machines": (

@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | build | disasm | memory | plan | show | onnx |
-launch | mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | debug | check | build | disasm | memory | plan | show |
+onnx | launch | mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shlex
 import stat
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from mlvm import __version__
 from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
-    ArgumentError,
     AssemblyError,
     DTypeError,
     MlvmError,
@@ -44,17 +43,24 @@ from mlvm.core.program.assembly import (
     parse_constant,
 )
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
-from mlvm.core.program.program import Opcode, Program
-from mlvm.core.sizes import parse_size
+from mlvm.core.program.program import OPCODES, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.eager.capture.building import lengths_of, planned_of
-from mlvm.machines.files import require_writable, write_array, write_file
+from mlvm.eager.runs import commands as run_commands
+from mlvm.eager.runs.debugger import Debugger
+from mlvm.eager.runs.execution import Execution
+from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.replay import Replay, open_run
+from mlvm.eager.runs.repro import Repro
+from mlvm.eager.tensor.number import open_lengths
+from mlvm.fixed_step import about_fixed_step
+from mlvm.machines import printing
+from mlvm.machines.files import require_suffix, require_writable, write_array, write_file
 from mlvm.machines.gpu import tiles
 from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
-from mlvm.machines.terminal import run_command
+from mlvm.machines.terminal import run_command, whole_number
 from mlvm.parallel.launch import launch, mpirun
 from mlvm.show import plan_command
 from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_step
@@ -119,6 +125,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-steps", type=_count, metavar="N", help=steps)
     add("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
 
+    text = "step over the ops of a captured call, forwards and backwards"
+    add = commands.add_parser("debug", help=text, description=text).add_argument
+    text = "what Captured.save_repro or Captured.save wrote, or the folder of a recording"
+    add("file", metavar="FILE", help=text)
+    add("--step", type=_count, default=0, metavar="N", help="the step of a recording (default: 0)")
+    argument = "the next input of a saved step, as in run; a repro has its own"
+    add("--arg", **remote.REPEATED, metavar="X", help=argument)
+    command = "run this command, such as 'b any(isnan(q))', in place of those of stdin"
+    add("--command", dest="commands", **remote.REPEATED, metavar="COMMAND", help=command)
+
     add = commands.add_parser("check", help="verify a program without running it").add_argument
     add("file", metavar="FILE")
     argument = "the next argument's type, such as f32[2,3]; without any, types are not checked"
@@ -136,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     where = "in the program, or in DIR/weights.bin, which it is given"
     add("--weights", choices=("embed", "file"), default="file", help=where)
     most = "how many it may use at most (default: 1)"
-    add("--threads", type=_positive, default=1, metavar="N", help=most)
+    add("--threads", type=whole_number, default=1, metavar="N", help=most)
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
     records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
@@ -158,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     budget = "such as 64M: show what captured steps hold at their peaks and which of their "
     budget += "programs fit, and draw these by memory and time"
-    add("--budget", type=_size, metavar="SIZE", help=budget)
+    add("--budget", type=whole_number, metavar="SIZE", help=budget)
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
     plan_command.add_command(commands)
@@ -186,17 +202,17 @@ def _parser() -> argparse.ArgumentParser:
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
-    add("--members", type=_positive, required=True, metavar="N", help="processes on this host")
+    add("--members", type=whole_number, required=True, metavar="N", help="processes on this host")
     again = "how often all are started again when one of them has failed (default: 0)"
     add("--restarts", type=_count, default=0, metavar="K", help=again)
-    add("--nodes", type=_positive, default=1, metavar="N", help="hosts, each of which runs this")
+    add("--nodes", type=whole_number, default=1, metavar="N", help="hosts, each of which runs this")
     add("--node", type=_count, default=0, metavar="I", help="which of them this is, from 0")
     add("--address", metavar="HOST:PORT", help="a port of the first host, where members meet")
     _add_script(add)
 
     text = "run a script in several processes, for ml.parallel.MpiGroup"
     add = commands.add_parser("mpirun", help=text).add_argument
-    add("-n", dest="processes", type=_positive, required=True, metavar="N", help="processes")
+    add("-n", dest="processes", type=whole_number, required=True, metavar="N", help="processes")
     _add_script(add)
 
     text = "list the tensor ops, or document the named ones"
@@ -208,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add("device", metavar="DEVICE", help="such as opencl:0")
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
+    run_commands.add_commands(commands)
     remote.add_commands(commands)
     return parser
 
@@ -235,19 +252,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if not _count(text):
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text, "--budget")
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
-
-
 # --- programs and arguments ------------------------------------------------------------
 
 
@@ -266,9 +270,26 @@ def read_bytes(file: str) -> bytes:
     return data
 
 
+_MESSAGES: Final[Mapping[bytes, Callable[[bytes], Program | SavedStep | OpProgram | Repro]]] = {
+    Kind.step.value.to_bytes(2, "little"): SavedStep.from_bytes,
+    Kind.ops.value.to_bytes(2, "little"): OpProgram.from_bytes,
+    Kind.repro.value.to_bytes(2, "little"): Repro.from_bytes,
+}
+"""Decoders of files that are no programs, by the bytes of their kind."""
+
+
 def read_file(file: str) -> Program | SavedStep:
-    """Read a file: a program as assembly or as `Program.to_bytes` gives it, or a captured
-    step as `Captured.save` writes it.
+    """Read a file: a program, or a captured step, that of a repro too. Raises what `read_any`
+    raises."""
+    loaded = read_any(file)
+    if isinstance(loaded, Repro):
+        loaded = loaded.program
+    return loaded.step if isinstance(loaded, OpProgram) else loaded
+
+
+def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
+    """Read a file: a program as assembly or as `Program.to_bytes` gives it, a captured step as
+    `Captured.save` writes it, a program op by op, or a repro as `Captured.save_repro` writes it.
 
     Raises `BadInput` for any other file, with line and column for text; and `OSError`.
     """
@@ -276,8 +297,7 @@ def read_file(file: str) -> Program | SavedStep:
     try:
         if not data.startswith(MAGIC):
             return assemble(data.decode())
-        is_step = data[KIND_AT : KIND_AT + 2] == Kind.step.value.to_bytes(2, "little")
-        return SavedStep.from_bytes(data) if is_step else Program.from_bytes(data)
+        return _MESSAGES.get(data[KIND_AT : KIND_AT + 2], Program.from_bytes)(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{file}: line {line}: not UTF-8 text") from None
@@ -360,14 +380,26 @@ def _check_count(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Launch the program on the arguments, then print and write what it leaves."""
-    loaded = read_file(options.file)
+    """Launch the program on the arguments, then print and write what it leaves. Verify the results
+    of a repro."""
+    loaded = read_any(options.file)
+    repro = loaded if isinstance(loaded, Repro) else None
+    if isinstance(loaded, Repro):
+        loaded = loaded.program
+    if isinstance(loaded, OpProgram):
+        loaded = loaded.step
     vm = LocalVM()
+    printing.register(vm)
     verify(program_of(loaded), vm.functions)
     types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
-    _check_count(expected, len(options.arg), "--arg", types)
-    arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
+    if repro is not None and options.arg:
+        raise BadInput(f"{options.file}: a repro has its own inputs; it takes no --arg")
+    if repro is None:
+        _check_count(expected, len(options.arg), "--arg", types)
+        arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
+    else:
+        arrays = [*repro.inputs]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
@@ -383,6 +415,38 @@ def run(options: argparse.Namespace) -> None:
             write_array(options.out / f"{number}.npy", output)
         text = format_constant(output) if options.print else TensorType.of(output)
         print(f"output {number}: {text}")
+    if repro is not None:
+        differing = repro.differing(outputs)
+        if differing:
+            raise BadInput(
+                f"{options.file}: output {', '.join(map(str, differing))} of {len(outputs)} "
+                f"differs from the recorded digests"
+            )
+        print(f"verified: {len(outputs)} outputs have the recorded digests")
+
+
+def debug(options: argparse.Namespace) -> int:
+    """Debug a captured call. Returns 1 if a command failed, else 0."""
+    if Path(options.file).is_dir():
+        replay = Replay(open_run(options.file))
+        failed = Debugger(replay.execution(options.step)).run(options.commands or None)
+        return int(failed > 0 and bool(options.commands))
+    loaded = read_any(options.file)
+    if isinstance(loaded, Program):
+        raise BadInput(f"{options.file} is a program; {A_STEP}")
+    if isinstance(loaded, Repro):
+        _check_count(0, len(options.arg), "--arg")
+        program, arrays = loaded.program, [*loaded.inputs]
+    else:
+        step = loaded.step if isinstance(loaded, OpProgram) else loaded
+        _check_count(len(step.inputs), len(options.arg), "--arg", step.input_types)
+        arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
+        step = step.at([*map(TensorType.of, arrays)])
+        program = loaded if isinstance(loaded, OpProgram) else OpProgram.of_step(step)
+    vm = LocalVM("debugger")
+    printing.register(vm)
+    failed = Debugger(Execution(program, arrays, vm=vm)).run(options.commands or None)
+    return int(failed > 0 and bool(options.commands))
 
 
 def build(options: argparse.Namespace) -> None:
@@ -397,9 +461,9 @@ def build(options: argparse.Namespace) -> None:
     if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
     step = builder.build(
-        planned_of(loaded),
+        loaded,
         options.folder,
-        source=lengths_of(loaded),
+        open_lengths,
         target=options.target,
         simd=options.simd,
         embed=options.weights == "embed",
@@ -497,6 +561,8 @@ def show(options: argparse.Namespace) -> int:
     file = Path(options.file)
     if not file.name:
         raise BadInput(f"{options.file!r} names no file; show takes what Captured.save wrote")
+    if options.page is not None:
+        require_suffix(options.page, ".html", "-o")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
     if file.suffix == ".py":
@@ -605,6 +671,7 @@ def print_info() -> None:
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
+    print(f"digest of a fixed training step: {about_fixed_step()}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
     available = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
@@ -612,8 +679,8 @@ def print_info() -> None:
     print(f"devices: {'; '.join([*available, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage {' '.join(DType.storage)}")
     print("instructions:")
-    for opcode in Opcode:
-        words = " ".join([opcode.text, *opcode.immediates])
+    for text, opcode in OPCODES.items():
+        words = " ".join([text, *opcode.immediates])
         print(f"  {words:32} {opcode.effect:28} {opcode.meaning}")
 
 
@@ -625,6 +692,7 @@ def launch_members(options: argparse.Namespace) -> int:
 
 _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "run": run,
+    "debug": debug,
     "check": check,
     "build": build,
     "memory": memory,
@@ -637,6 +705,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "ops": lambda options: print_ops(options.names),
     "info": lambda _: print_info(),
     "tune": lambda options: print_tuning(options.device),
+    **run_commands.COMMANDS,
     **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},
 }
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
-from mlvm.machines.files import require_writable, write_file
+from mlvm.machines.files import require_suffix, require_writable, write_file
 from mlvm.machines.terminal import escaped, say
 from mlvm.show.svg import document, fitted, text
 from models import weights
@@ -201,6 +201,7 @@ def _run(options: argparse.Namespace) -> None:
         raise OptionError("--top and --heads must be >= 1")
     approximate = None if options.gelu is None else _GELUS[options.gelu]
     if options.plot is not None:
+        require_suffix(options.plot, ".svg", "--plot")
         require_writable(options.plot)
     pretrained = weights.read(
         options.weights,

@@ -81,7 +81,7 @@ def test_the_script_for_pytorch_trains_there() -> None:
     assert printed.getvalue() == "True\n"
 
 
-@pytest.mark.parametrize("page", ["examples/README.md", "docs/machine.md"])
+@pytest.mark.parametrize("page", ["examples/README.md", "docs/machine.md", "docs/runs.md"])
 def test_the_commands_print_what_the_page_says(page: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     examples = list(shown(ROOT / page, "sh"))

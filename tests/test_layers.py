@@ -59,6 +59,7 @@ ROOMS = [
     "files",
     "interop",
     "capture",
+    "runs",
     "public",
 ]
 """Those of `mlvm.eager`, from the floor up: each imports from itself and from those before it.
@@ -89,11 +90,12 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
+    "mlvm/eager/runs": 3_000,
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 3_500,
     "bench": 6_000,
-    "tests": 64_500,
+    "tests": 65_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

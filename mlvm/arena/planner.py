@@ -116,7 +116,8 @@ class Plan(NamedTuple):
         """Return the largest values in memory at the peak of a captured step.
 
         Each has the lines that compute it and use it last. A value that only waits at the peak may
-        be computed again after it: `again` is the estimated time.
+        be computed again after it: `again` is the estimated time. Values that are computed ahead
+        are in memory throughout; their op ends in " (ahead)".
 
         A plan of blocks, and that of a saved step, has no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.

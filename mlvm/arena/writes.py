@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation, Region, regions
-from mlvm.core.machine.callee import OUT, Fused
 from mlvm.core.observe import observe, of_updates
-from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
-from mlvm.core.program.program import STAR, Function, Opcode, Program, Variant
+from mlvm.core.op import Attributes
+from mlvm.core.program.program import Program, Variant
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
 from mlvm.machines import residuals
+from mlvm.machines.accesses import ALL, accesses, reads_by_name
 from mlvm.machines.checks import CHECK
 
 
@@ -137,9 +137,6 @@ class _Writes:
 
 _MOST_QUIET: Final = 64
 
-_ELSEWHERE: Final = -1
-"""The number for a tensor that is no argument: one that a program names by its handle."""
-
 _READS_ONLY: Final = frozenset({CHECK, residuals.BEGIN, residuals.END})
 
 
@@ -147,10 +144,8 @@ def written(program: Program) -> frozenset[int] | None:
     """Return the numbers of the arguments that a launch of the program may write to; None if it may
     write to any tensor. An unknown access counts as a write."""
     if not hasattr(program, "written"):
-        numbers: set[int] = set()
-        for function in program.functions.values():
-            numbers |= _written_in(function, program)
-        program.written = None if _ELSEWHERE in numbers else frozenset(numbers)
+        numbers = frozenset[int | None]().union(*[x.writes for x in accesses(program, reads_of)])
+        program.written = None if None in numbers else numbers  # type: ignore[assignment]
     return program.written
 
 
@@ -160,63 +155,6 @@ def leave_out(program: Program, numbers: Iterable[int]) -> None:
     program.written = arguments if arguments is None else arguments.difference(numbers)
 
 
-def _written_in(function: Function, program: Program) -> set[int]:
-    """Return the numbers of the arguments that one function may write to. Its code is read once,
-    from first to last, with a stack of names and of the arguments that each value may be."""
-    targets = function.targets
-    stack: list[str | set[int]] = []
-    lower: set[int] = set()  # what may lie below
-    numbers: set[int] = set()
-
-    def anything() -> set[int]:
-        return lower.union(*[each for each in stack if isinstance(each, set)])
-
-    def popped(count: int) -> list[set[int]]:
-        row = [stack.pop() if stack else lower for _ in range(count)][::-1]
-        return [each if isinstance(each, set) else set() for each in row]
-
-    for pc, (opcode, immediates) in enumerate(function.code):
-        if pc in targets:
-            lower = anything()
-            stack.clear()
-        match opcode, immediates:
-            case Opcode.load_arg, (int() as i,):
-                stack.append({i})
-            case Opcode.push_str, (str() as name,):
-                stack.append(name)
-            case ((Opcode.push_int | Opcode.push_const), _):
-                stack.append(set())
-            case Opcode.load_global, _:
-                popped(1)
-                stack.append({_ELSEWHERE})
-            case Opcode.store_global, _:
-                numbers.add(_ELSEWHERE)
-            case Opcode.get, (int() as i,):  # the caller counts its arguments
-                stack.append(anything() if i >= 0 else set())
-            case Opcode.set, _:
-                lower = lower.union(*popped(1))
-            case Opcode.pop, (int() as count,):
-                popped(count)
-            case Opcode.jump_if_false, _:
-                popped(1)
-            case Opcode.cfunc, (nparams, nresults, *rest):
-                top = stack.pop() if stack else lower
-                row = [anything()] if nparams == STAR else popped(nparams)
-                first = count_written(top, *rest) if isinstance(top, str) else None
-                numbers.update(*(row if nparams == STAR else row[:first]))
-                stack += [set().union(*row)] * (1 if nresults == STAR else nresults)
-            case Opcode.call, (str() as name,):
-                callee = program.functions[name]
-                passed = set().union(*popped(callee.nparams))
-                numbers |= passed
-                stack += [passed] * (1 if callee.nresults == STAR else int(callee.nresults))
-    return numbers
-
-
-def count_written(name: str, attributes: Attributes = NO_ATTRIBUTES) -> int | None:
-    """Return the number of first parameters that a host function may write to; None for all."""
-    if name == Fused.name:
-        return attributes.get("outputs")
-    if name.removesuffix(OUT) in OPS:
-        return int(name.endswith(OUT))
-    return 0 if name in _READS_ONLY else None
+def reads_of(name: str, attributes: Attributes) -> slice | None:
+    """Return which operands a host function only reads; None if it may write to any."""
+    return ALL if name in _READS_ONLY else reads_by_name(name, attributes)

@@ -9,28 +9,32 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from mlvm.build.formulas import BuiltVariant, Formulas, OpenLengths, axes_of, variants
 from mlvm.build.images import patched_fields
-from mlvm.build.lengths import Formulas, OpenPlanned, OpenSource, variants
 from mlvm.build.literals import array, string
 from mlvm.build.lower import Temporary
-from mlvm.build.planned import Planned, Tensor
-from mlvm.build.steps import Run, Step, Steps
+from mlvm.build.steps import KernelRun, LoopStep, Steps
 from mlvm.build.tables import FILE_OF, Tables
 from mlvm.build.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
 from mlvm.core.errors import MachineError
 from mlvm.core.machine import fused
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
-from mlvm.core.types import Array, TensorType, aligned_array, f32, f64, i32, i64, u8
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.types import Array, TensorType, aligned_array, u8
 from mlvm.machines import native
 from mlvm.machines.files import write_files
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
+from mlvm.step.compile import Planned
+from mlvm.step.flow import Location
+from mlvm.step.open_step import OpenStep
+from mlvm.step.saved import SavedStep
 
 HERE: Final = Path(__file__).parent
 PACKAGE: Final = HERE.parent
@@ -48,10 +52,10 @@ class Built(NamedTuple):
 
 
 def build(
-    planned: Planned,
+    step: SavedStep,
     folder: Path,
+    open_lengths: OpenLengths,
     *,
-    source: OpenSource | None = None,
     target: str = "host",
     simd: str = "auto",
     embed: bool = False,
@@ -60,17 +64,16 @@ def build(
     records: int = 1 << 20,
     title: str = "a step",
 ) -> Built:
-    """Write the folder; `source` makes the step at other lengths, if it has some. Raises
-    `CannotBuild` for a step that needs Python, and `OSError`."""
+    """Write the folder. Raises `CannotBuild` for a step that needs Python, and `OSError`."""
     sets = sets_for(target, simd)
     counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
     for name, value, least, most in (*counts, ("records", records, 0, 1 << 40)):
         if not least <= value <= most:
             raise CannotBuild(f"{name} may be {least} to {most}, not {value}")
     with _kernels_of_all_sets():
-        layout = _Layout(planned, source, threads, depth, records)
-    mains = [each.steps.functions[0] for each in layout.variants]
-    tables = Tables(layout.steps.functions if source is None else mains, sets)
+        layout = _StepLayout(step, open_lengths, threads, depth, records)
+    mains = [each.functions.steps.functions[0] for each in layout.variants]
+    tables = Tables(layout.steps.functions if step.open is None else mains, sets)
     text = layout.text(tables, embed)
     makefile = folder / "Makefile"
     if makefile.exists() and not makefile.read_bytes().startswith(_WRITTEN.encode()):
@@ -78,14 +81,15 @@ def build(
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted({FILE_OF[name] for name in tables.kernels})
     files += ["elementwise"] * bool(tables.rows)
-    contents = _sources(folder, files, threads, source is not None)
+    has_lengths = step.open is not None
+    contents = _sources(folder, files, threads, has_lengths)
     used = [("kernel", name) for name in sorted(tables.kernels)]
     used += [("row", name) for name in sorted(tables.rows)]
     defines = [f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in used]
     contents[folder / "used.h"] = "".join(defines)
     contents[folder / "tables.c"] = text
-    contents[folder / "described.h"] = _described(planned, source, sets, threads)
-    contents[folder / "step.h"] = _header(planned, source, sets, threads, title)
+    contents[folder / "described.h"] = _described(step, layout.axes, sets, threads)
+    contents[folder / "step.h"] = _header(step, sets, threads, title)
     weights = layout.weights()
     if embed:
         rows = [str(byte) for byte in weights]
@@ -93,7 +97,6 @@ def build(
         contents[folder / "weights.c"] = f"#include <stdint.h>\n{declared}"
     else:
         contents[folder / "weights.bin"] = weights
-    has_lengths = source is not None
     contents[makefile] = _makefile(TARGETS[target], sets, files, embed, threads, has_lengths)
     write_files(contents)
     return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
@@ -112,24 +115,23 @@ def _kernels_of_all_sets() -> Iterator[None]:
         _native.choose_simd(used)
 
 
-class _Variant:
+class _Functions:
     """Functions of a step at some lengths, with scratch memory of their calls in the plan.
 
-    opened: the types and attributes as formulas, if the step has lengths.
+    step: with types and attributes as formulas, if it has lengths.
     memory: bytes of the plan and of scratch memory.
-    guards: where they are valid.
     """
 
     def __init__(
         self,
         threads: int,
         formulas: Formulas,
-        planned: Planned,
-        opened: OpenPlanned | None = None,
+        step: SavedStep,
+        opened: SavedStep | None = None,
     ) -> None:
-        self.opened, self._threads, self._formulas = opened, threads, formulas
-        self._moments, self._plan = planned.moments, planned.scratch
-        self.guards: Sequence[tuple[int, Any]] = ()
+        self.step, planned = opened or step, step.planned
+        self._threads, self._formulas = threads, formulas
+        self._moments = {pc: moment for moment, pc in enumerate(planned.moments)}
         types = [each.type for each in planned.arguments]
         functions = LocalVM(native=True).functions
         verdict = verify(planned.program, functions, types)
@@ -140,22 +142,22 @@ class _Variant:
             raise CannotBuild(str(error)) from None
         if opened is None:
             self.steps = Steps(code, types, planned.lines, self.scratch_of)
-            self._stays = sorted(planned.stays)
         else:
-            self.steps = Steps(
-                code,
-                opened.arguments,
-                planned.lines,
-                self.scratch_of,
-                opened.attributes,
-                formulas.bound,
-            )
-            bounds = [formulas.bound(nbytes) for nbytes in opened.stays]
-            pairs = zip(planned.stays, bounds, strict=True)
-            self._stays = sorted([stay._replace(nbytes=nbytes) for stay, nbytes in pairs])
-        self.memory = planned.scratch
+            types = [each.type for each in opened.planned.arguments]
+            places = planned.lines, self.scratch_of
+            self.steps = Steps(code, types, *places, self._attributes_at, formulas.bound)
+        lifetimes = self.step.planned.lifetimes
+        self._stays = sorted(
+            [(x.offset, formulas.bound(x.nbytes), x.start, x.end) for x in lifetimes]
+        )
+        self.memory = self._plan = planned.plan.nbytes
         for pc, steps in self.steps.runs():
             self._place_scratch(pc, steps)
+
+    def _attributes_at(self, pc: int) -> Attributes:
+        """Return the attributes of the call at a pc of `main`."""
+        immediates = self.step.planned.program.main.code[pc].immediates
+        return next((x for x in immediates[2:] if isinstance(x, Mapping)), NO_ATTRIBUTES)
 
     def scratch_of(self, call: KernelCall) -> int:
         """Return the bytes of scratch memory of a call: each thread's, and that which all share."""
@@ -165,7 +167,7 @@ class _Variant:
                 nbytes[field] = self._formulas.largest(formula)
         return _rounded(nbytes["scratch"]) * self._threads + _rounded(nbytes["shared"])
 
-    def _place_scratch(self, pc: int, steps: Sequence[Step]) -> None:
+    def _place_scratch(self, pc: int, steps: Sequence[LoopStep]) -> None:
         """Place scratch memory and temporaries of an op's calls where the plan has a hole at that
         moment, or after the plan."""
         runs = [step.run for step in steps if step.run is not None]
@@ -178,88 +180,71 @@ class _Variant:
         if moment is None:
             at = _rounded(self._plan)
         else:
-            for stay in self._stays:
-                if not stay.start <= moment < stay.end:
+            for offset, stay_nbytes, start, end in self._stays:
+                if not start <= moment < end:
                     continue
-                if at + nbytes <= stay.at:
+                if at + nbytes <= offset:
                     break
-                at = max(at, _rounded(stay.at + stay.nbytes))
+                at = max(at, _rounded(offset + stay_nbytes))
         self.memory = max(self.memory, at + nbytes)
         for step, run in zip(steps, runs, strict=True):
             parameters = [
                 x._replace(at=at + x.at) if isinstance(x, Temporary) else x for x in run.parameters
             ]
-            step.run = Run(run.call, tuple(parameters), at + temporary_bytes)
+            step.run = KernelRun(run.call, tuple(parameters), at + temporary_bytes)
 
 
-class _Layout:
+class _StepLayout:
     """Memory layout of a step, and its tables in C.
 
     variants: its functions; with lengths, for some lengths each.
+    axes: the number of the length that an axis of an input has.
     """
 
     def __init__(
         self,
-        planned: Planned,
-        source: OpenSource | None,
+        step: SavedStep,
+        open_lengths: OpenLengths,
         threads: int,
         depth: int,
         records: int,
     ) -> None:
-        self.planned, self.source, self.threads = planned, source, threads
-        self.formulas = Formulas(() if source is None else source.lengths)
-        plan = partial(_Variant, threads, self.formulas)
-        self.variants = [plan(planned)] if source is None else []
-        for functions, guards in () if source is None else variants(source, self.formulas, plan):
-            functions.guards = guards
-            self.variants.append(functions)
-        self.steps = self.variants[0].steps
+        self.step, self.threads, opened = step, threads, step.open
+        self.axes = {} if opened is None else axes_of(opened)
+        self.formulas = Formulas(() if opened is None else opened.lengths)
+        plan = partial(_Functions, threads, self.formulas)
+        self.variants: list[BuiltVariant[_Functions]] = (
+            [BuiltVariant(plan(step))]
+            if opened is None
+            else [*variants(step, opened, self.formulas, open_lengths, plan)]
+        )
+        first, _, self.scalars = self.variants[0]
+        self.steps = first.steps
         self.depth = _depth(self.steps, depth)
         uses = any(step.records for function in self.steps.functions for step in function.steps)
         self.records = records * uses
         self.room = records * bool(self.steps.lanes)
-        self.memory = max([each.memory for each in self.variants])
-        self.outputs = [self._take(nbytes) for nbytes in self._nbytes("outputs")]
+        self.memory = max([each.functions.memory for each in self.variants])
+        bound = self.formulas.bound
+        self.outputs = [self._take(bound(type.nbytes)) for type in first.step.outputs]
         self.inputs = [
             self._take(nbytes) if self._is_written("input", i) else None
-            for i, nbytes in enumerate(self._nbytes("inputs"))
+            for i, nbytes in enumerate([bound(type.nbytes) for type in first.step.inputs])
         ]
-        self.scalars = self._scalars()
         self.states = [
             self._take(array.nbytes) if self._is_written("state", i) or i in self.scalars else None
-            for i, array in enumerate(planned.states)
+            for i, array in enumerate(step.states)
         ]
         cases = [x.call for f in self.steps.functions for s in f.steps for x in s.cases.values()]
-        scratch_of = self.variants[0].scratch_of
-        self.scratch = self._take(max(map(scratch_of, cases), default=0))
+        self.scratch = self._take(max(map(first.scratch_of, cases), default=0))
         for lanes in self.steps.lanes.values():
             lanes.at = self._take(lanes.nbytes)
         self.memory = _rounded(self.memory)
         self.in_weights, end = [], ALIGNMENT
-        for state in planned.states:
+        for state in step.states:
             self.in_weights.append(end)
             end += _rounded(state.nbytes)
         self.nweights = end
-
-    def _nbytes(self, role: str) -> list[int]:
-        """Return the bytes of inputs or outputs; with lengths, the largest."""
-        types = getattr(self.variants[0].opened or self.planned, role)
-        return [self.formulas.bound(type.nbytes) for type in types]
-
-    def _scalars(self) -> dict[int, int]:
-        """Return the formulas of states that are computed of lengths, by their numbers. Raises
-        `CannotBuild` for a dtype that the C of a step does not write."""
-        opened = self.variants[0].opened
-        scalars: dict[int, int] = {}
-        for number, value in opened.scalars if opened is not None else ():
-            dtype = TensorType.of(self.planned.states[number]).dtype
-            if dtype not in (f32, f64, i32, i64):
-                raise CannotBuild(
-                    f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype.name} "
-                    f"that is computed of a length; convert the tensor after the computation"
-                )
-            scalars[number] = self.formulas.number_of(value)
-        return scalars
 
     def _take(self, nbytes: int) -> int:
         at = _rounded(self.memory)
@@ -267,10 +252,10 @@ class _Layout:
         return at
 
     def _is_written(self, role: str, place: int) -> bool:
-        written = [self.planned.arguments[i] for i in self.steps.written]
+        written = [self.step.planned.arguments[i] for i in self.steps.written]
         return any(each.role == role and each.place == place for each in written)
 
-    def _address(self, tensor: Tensor) -> str:
+    def _address(self, tensor: Location) -> str:
         """Return the address of a tensor as an initializer in C."""
         role, place, _ = tensor
         at = place if role == "scratch" else getattr(self, f"{role}s")[place]
@@ -282,54 +267,54 @@ class _Layout:
 
     def fingerprint(self) -> int:
         """Hash the program and the types of its state, to recognise weights of another step."""
-        digest = hashlib.sha256(self.planned.program.to_bytes())
-        digest.update(repr([TensorType.of(state) for state in self.planned.states]).encode())
+        digest = hashlib.sha256(self.step.planned.program.to_bytes())
+        digest.update(repr([TensorType.of(state) for state in self.step.states]).encode())
         return int.from_bytes(digest.digest()[:8], "little")
 
     def weights(self) -> bytes:
         """Return the file of the state, as `step_init` reads it."""
         head = b"MLVMSTEP" + np.array([self.fingerprint(), self.nweights], "<u8").tobytes()
         parts = [head.ljust(ALIGNMENT, b"\0")]
-        for state in self.planned.states:
+        for state in self.step.states:
             parts.append(state.tobytes().ljust(_rounded(state.nbytes), b"\0"))
         return b"".join(parts)
 
     def text(self, tables: Tables, embed: bool) -> str:
-        planned, functions = self.planned, self.steps.functions
-        place: dict[object, int] = {i: i for i in range(len(planned.arguments))}
-        addresses = [self._address(each) for each in planned.arguments]
-        steps = [step for each in self.variants for step in each.steps.functions[0].steps]
-        for step in steps:
-            for each in step.run.parameters if step.run is not None else ():
+        step, functions, arguments = self.step, self.steps.functions, self.step.planned.arguments
+        place: dict[object, int] = {i: i for i in range(len(arguments))}
+        addresses = [self._address(each) for each in arguments]
+        mains = [variant.functions.steps.functions[0] for variant in self.variants]
+        for run in [each.run for main in mains for each in main.steps]:
+            for each in run.parameters if run is not None else ():
                 if each not in place:
                     assert isinstance(each, Temporary)
                     place[each] = len(addresses)
                     addresses.append(f"{{IN_MEMORY, {each.at}}}")
         open_tables: dict[str, list[str]] = {}
         open_members: dict[str, object] = {}
-        if self.source is None:
+        if step.open is None:
             body = tables.text(place, self.scratch)
         else:
-            body, open_tables, open_members = self._open_text(tables, place)
+            body, open_tables, open_members = self._open_text(step.open, tables, place)
         pushed = [
-            f"{{{number}, &type{tables.types[planned.arguments[number].type]}}}"
+            f"{{{number}, &type{tables.types[arguments[number].type]}}}"
             for number in self.steps.pushed
         ]
         body = tables.text_of_types() + body
         inputs = [
             f"{{{type.nbytes}, {int(own is not None)}, {own or 0}}}"
-            for type, own in zip(planned.inputs, self.inputs, strict=True)
+            for type, own in zip(step.inputs, self.inputs, strict=True)
         ]
         states = [
             f"{{{state.nbytes}, {at}, {int(own is not None)}, {own or 0}}}"
-            for state, at, own in zip(planned.states, self.in_weights, self.states, strict=True)
+            for state, at, own in zip(step.states, self.in_weights, self.states, strict=True)
         ]
-        outputs = [self._address(each) for each in planned.results]
+        outputs = [self._address(each) for each in step.results]
         named = {
             "Set sets": [
                 *[
                     f'{{"{name}", functions_{name}, NULL}}'
-                    if self.source is None
+                    if step.open is None
                     else f'{{"{name}", NULL, images_{name}}}'
                     for name in tables.sets
                 ],
@@ -350,7 +335,7 @@ class _Layout:
         values = main.height + depth * max(deepest, default=0) + 1
         heap = main.nbytes + depth * max([f.nbytes for f in functions[1:]], default=0)
         most = self.memory + self.nweights + self.records + self.room + heap
-        most += sum([type.nbytes for type in planned.inputs])
+        most += sum([type.nbytes for type in step.inputs])
         most += _ENTRY * (values + depth + len(addresses) + len(pushed) + self.threads)
         members = {
             **{name: name for name in ("sets", "ops", "lines", "places", "arguments", "pushed")},
@@ -390,24 +375,24 @@ class _Layout:
         )
 
     def _open_text(
-        self, tables: Tables, place: dict[object, int]
+        self, opened: OpenStep, tables: Tables, place: dict[object, int]
     ) -> tuple[str, dict[str, list[str]], dict[str, object]]:
         """Return the text of functions with lengths, further tables, and members of `Built`."""
-        source, formulas, opened = self.source, self.formulas, self.variants[0].opened
-        assert source is not None
-        assert opened is not None
-        results = [[*map(formulas.number_of, type.array_shape)] for type in opened.results]
-        inputs = [formulas.number_of(type.nbytes) for type in opened.inputs]
+        formulas, first = self.formulas, self.variants[0].functions.step
+        results = [[*map(formulas.number_of, each.type.array_shape)] for each in first.results]
+        inputs = [formulas.number_of(type.nbytes) for type in first.inputs]
         guards = [each.guards for each in self.variants]
         used = [*inputs, *chain(*results), *self.scalars.values()]
         body, numbered = tables.text_of_images(place, guards, formulas, used)
         shapes = [f"{{{len(shape)}, axes{i}}}" for i, shape in enumerate(results)]
         scalars = [
-            f"{{{self.states[i]}, MLVM_{TensorType.of(self.planned.states[i]).dtype.name.upper()}, "
+            f"{{{self.states[i]}, MLVM_{TensorType.of(self.step.states[i]).dtype.name.upper()}, "
             f"{numbered[n]}}}"
             for i, n in self.scalars.items()
         ]
-        lengths = [f"{{{string(x.name)}, {x.at_most}, {x.saved}}}" for x in source.lengths]
+        lengths = [
+            f"{{{string(x.name)}, {x.at_most}, {opened.values[x.place]}}}" for x in opened.lengths
+        ]
         named = {
             "Length lengths": lengths,
             "Scalar scalars": scalars or ["{0, 0, 0}"],
@@ -455,7 +440,7 @@ def _arrays(planned: Planned) -> Iterator[Array]:
     for role, place, type in planned.arguments:
         home, at, nbytes = (role, place), 0, type.nbytes
         if role == "scratch":
-            home, at, nbytes = (role, 0), place, planned.scratch
+            home, at, nbytes = (role, 0), place, planned.plan.nbytes
         if home not in homes:
             homes[home] = aligned_array(TensorType(u8, (nbytes,)))
         yield type.over(homes[home][at:])
@@ -523,15 +508,12 @@ _C_TYPES: Final = {
 }
 
 
-def _header(
-    planned: Planned, source: OpenSource | None, sets: Sequence[str], threads: int, title: str
-) -> str:
-    results = [each.type for each in planned.results]
-    takes = planned.inputs if source is None else source.input_types
-    by_lengths = "" if source is None else " at the lengths of the call before saving"
+def _header(step: SavedStep, sets: Sequence[str], threads: int, title: str) -> str:
+    results = [each.type for each in step.results]
+    by_lengths = "" if step.open is None else " at the lengths of the call before saving"
     fields = {}
     for name, types, texts in (
-        ("input", planned.inputs, takes),
+        ("input", step.inputs, step.input_types),
         ("output", results, [f"{type}{by_lengths}" for type in results]),
     ):
         rows = [
@@ -540,7 +522,7 @@ def _header(
         ]
         fields[f"{name.upper()}S"] = "".join(rows) or f"    const void *no_{name};\n"
     safe = title.replace("*/", "* /").encode("ascii", "backslashreplace").decode()
-    more = {"LENGTHS": _lengths(source), "SETS": ", ".join(sets), "THREADS": threads}
+    more = {"LENGTHS": _lengths(step.open), "SETS": ", ".join(sets), "THREADS": threads}
     return _filled("step.h.in", TITLE=safe, **fields, **more)
 
 
@@ -550,12 +532,12 @@ def _filled(template: str, **fields: object) -> str:
     return re.sub(r"@([A-Z_]+)@", lambda match: str(fields[match[1]]), text)
 
 
-def _lengths(source: OpenSource | None) -> str:
+def _lengths(opened: OpenStep | None) -> str:
     """Return the declarations of a step's lengths."""
-    if source is None:
+    if opened is None:
         return ""
     fields: dict[str, str] = {}
-    for each in source.lengths:
+    for each in opened.lengths:
         name = re.sub(r"\W", "_", each.name, flags=re.ASCII)
         while re.match(r"\d|_[A-Z_]|$", name) or name in fields or f" {name} " in _C_WORDS:
             name = f"n_{name}"
@@ -564,10 +546,10 @@ def _lengths(source: OpenSource | None) -> str:
 
 
 def _described(
-    planned: Planned, source: OpenSource | None, sets: Sequence[str], threads: int
+    step: SavedStep, axes: Mapping[tuple[int, int], int], sets: Sequence[str], threads: int
 ) -> str:
     """Return the description of the step for its command line, in C."""
-    results = [each.type for each in planned.results]
+    results = [each.type for each in step.results]
     lengths: list[str] = []
 
     def rows_of(
@@ -588,10 +570,9 @@ def _described(
             )
         return rows or ['{"", "", "", 0, 0, NULL}']
 
-    input_types = planned.inputs if source is None else source.input_types
-    inputs = rows_of(planned.inputs, source.axes if source is not None else {}, input_types)
-    takes = ", ".join(map(str, input_types)) or "none"
-    of_lengths = source.lengths if source is not None else ()
+    inputs = rows_of(step.inputs, axes, step.input_types)
+    takes = ", ".join(map(str, step.input_types)) or "none"
+    of_lengths = step.open.lengths if step.open is not None else ()
     spelled = ", ".join([f"{x.name} 1 to {x.at_most}" for x in of_lengths])
     outputs = rows_of(results, {}, results)
     declared = _filled(
@@ -600,7 +581,7 @@ def _described(
         TAKES_LENGTHS=string(spelled),
         SETS=string(", ".join(sets)),
         THREADS=threads,
-        NINPUTS=len(planned.inputs),
+        NINPUTS=len(step.inputs),
         NOUTPUTS=len(results),
         NLENGTHS=len(of_lengths),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mlvm.build.literals import integer, real
-from mlvm.build.steps import Step
+from mlvm.build.steps import LoopStep
 from mlvm.machines.native._native import KernelCall
 
 _FIELDS: Final = ("units", "work", "scratch", "shared")
@@ -115,9 +115,9 @@ class Image:
 
     def text(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[LoopStep],
         sets: Sequence[str],
-        row_of: Callable[[Step, str, str | None], str],
+        row_of: Callable[[LoopStep, str, str | None], str],
     ) -> str:
         """Return the struct and its tables in C; `row_of` writes a step, with the address of its
         call if that has formulas."""

@@ -1,7 +1,7 @@
 """Lowering of ops that Python runs as several kernels to these kernels in sequence.
 
-Floats of 16 bits are widened before an op and narrowed after it (`mlvm.core.ops.half`). An f32
-beside an f64 is converted first. A chain runs in parts where a link has no row function
+Operands and results are converted where no kernel takes their types
+(`mlvm.machines.native.fallbacks`). A chain runs in parts where a link has no row function
 (`mlvm.machines.native.kernels`). Converted operands are in temporaries outside of the plan.
 """
 
@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from mlvm.core.machine.callee import Fused, OpInto, WritesInto
 from mlvm.core.machine.fused import parse
 from mlvm.core.op import Attributes
-from mlvm.core.ops import half
-from mlvm.core.types import DType, TensorType, f32, f64, i64
+from mlvm.core.types import TensorType
 from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.fallbacks import fallback
 from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
 from mlvm.machines.native.planner import PLANNERS, unwrapped
 
@@ -60,7 +58,7 @@ def lowered(
 ) -> Calls | None:
     """Lower an op to calls with their parameters; None if there is no kernel in C. With lengths,
     `bound` returns the largest value of a size, and attributes are as in the program."""
-    lowering = _Lowering(bound)
+    lowering = _OpLowering(bound)
     operands = list(map(Typed, types, numbers))
     try:
         if isinstance(callee, OpInto):
@@ -75,7 +73,7 @@ def lowered(
     return lowering.calls
 
 
-class _Lowering:
+class _OpLowering:
     """Builder of the calls of an op."""
 
     def __init__(self, bound: Bound | None) -> None:
@@ -100,23 +98,9 @@ class _Lowering:
         plan = kernel.plan if self._bound else kernel.call
         return plan([each.type for each in operands], attributes)
 
-    def _call(self, kernel: NativeKernel, operands: Operands, attributes: Attributes) -> None:
-        self._add(self._planned(kernel, operands, attributes), operands)
-
     def _convert(self, out: Typed, x: Typed) -> None:
         call = PLANNERS["astype"]([out.type, x.type], {"dtype": out.type.dtype.name})
         self._add(call, (out, x))
-
-    def _converted(
-        self, dtype: DType, operands: Operands, only: DType | None = None
-    ) -> list[Typed]:
-        """Convert operands, or those of the dtype `only`."""
-        converted = [*operands]
-        for i, x in enumerate(operands):
-            if x.type.dtype is not dtype and only in (None, x.type.dtype):
-                converted[i] = self._temporary(x.type.with_dtype(dtype))
-                self._convert(converted[i], x)
-        return converted
 
     def chain(self, callee: Fused, operands: Operands, attributes: Attributes) -> None:
         """Lower a chain."""
@@ -147,55 +131,21 @@ class _Lowering:
         if not isinstance(kernel, NativeKernel):
             raise _Impossible
         call = self._planned(kernel, operands, attributes)
-        out, *xs = operands
-        name, dtype = kernel.op.name, out.type.dtype
+        types = [each.type for each in operands]
         if call is not None:
             self._add(call, operands)
-        elif out.type.size == 0 and not kernel.op.may_raise:
-            return
-        elif name == "sum" and xs[0].type.size == 0:
-            self._add(PLANNERS["zeros"]([out.type], {}), [out])
-        elif name == "sum" and dtype.is_integer:  # modulo 2^64, and then less
-            wide = self._temporary(out.type.with_dtype(i64))
-            self._call(kernel, [wide, *xs], {**attributes, "dtype": i64.name})
-            self._convert(out, wide)
-        elif name == "matmul" and dtype.is_integer and dtype.itemsize < i64.itemsize:
-            wide = self._temporary(out.type.with_dtype(i64))  # modulo 2^64, and then less
-            self._call(kernel, [wide, *self._converted(i64, xs)], attributes)
-            self._convert(out, wide)
-        elif (name == "concat" or (name == "matmul" and dtype in (f32, f64))) and any(
-            x.type.dtype is not dtype for x in xs
-        ):
-            self._call(kernel, [out, *self._converted(dtype, xs)], attributes)
-        elif any(half.is_half(x.type) for x in operands):
-            self._halves(kernel, operands, attributes)
-        elif any(x.type.dtype is f64 for x in xs):
-            self._call(kernel, [out, *self._converted(f64, xs, only=f32)], attributes)
-        else:
-            raise _Impossible
-
-    def _halves(self, kernel: NativeKernel, operands: Operands, attributes: Attributes) -> None:
-        """Lower an op on halves as `half.run` runs it, but for rare cases."""
-        op, (out, *xs) = kernel.op, operands
-        types = [x.type for x in xs]
-        rounds = any(
-            counts and x.dtype.is_integer and x.dtype.itemsize > 1
-            for x, counts in zip(types, half.promotes(op, types), strict=True)
-        )
-        if rounds or op.dynamic or op.name in ("nextafter", "uniform", "astype"):
-            raise _Impossible
-        for dtype in {type.dtype for type in types if half.is_half(type)}:
-            xs = self._converted(f32, xs, only=dtype)
-        if not half.is_half(out.type):
-            return self.op(kernel, [out, *xs], attributes)
-        named = attributes.get("dtype") == out.type.dtype.name
-        in_f64 = (named and f64 in [type.dtype for type in types]) or not op.inputs
-        wide = self._temporary(out.type.with_dtype(f64 if in_f64 else f32))
-        attributes = dict(attributes)
-        if named:
-            attributes["dtype"] = wide.type.dtype.name
-        for name in half.FILLS & attributes.keys():
-            value = np.array(attributes[name])
-            attributes[name] = float(half.shown(half.cast(value, out.type.dtype)))
-        self.op(kernel, [wide, *xs], attributes)
-        return self._convert(out, wide)
+        elif kernel.op.name == "sum" and types[0].size and types[1].size == 0:
+            self._add(PLANNERS["zeros"]([types[0]], {}), operands[:1])
+        elif types[0].size or kernel.op.may_raise:
+            wide = fallback(kernel.op, types, attributes)
+            if wide is None:
+                raise _Impossible
+            converted = [*operands]
+            for i in (*range(1, len(operands)), 0):  # the result comes last
+                if wide.types[i] is not operands[i].type:
+                    converted[i] = self._temporary(wide.types[i])
+                    if i:
+                        self._convert(converted[i], operands[i])
+            self.op(kernel, converted, wide.attributes)
+            if converted[0] is not operands[0]:
+                self._convert(operands[0], converted[0])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
-from mlvm.build.lanes import LaneCode
+from mlvm.build.lane_code import LaneCode
 from mlvm.build.lower import Bound, Calls, Temporary, lowered
 from mlvm.build.targets import CannotBuild
 from mlvm.core.errors import MlvmError
@@ -60,7 +60,7 @@ class Case(NamedTuple):
     over: tuple[int, ...]
 
 
-class Run(NamedTuple):
+class KernelRun(NamedTuple):
     """Kernel's call with its parameters: numbers of arguments, or temporaries. `scratch`: the
     offset of its scratch memory in the step's."""
 
@@ -70,7 +70,7 @@ class Run(NamedTuple):
 
 
 @dataclass
-class Step:
+class LoopStep:
     """Step of the loop, with the name of its code, and its op and line in Python."""
 
     code: str
@@ -78,14 +78,14 @@ class Step:
     line: str
     number: int = 0
     nparams: int = 0
-    run: Run | None = None
+    run: KernelRun | None = None
     records: str = ""
     lanes: LaneCode | None = None
     cases: dict[tuple[TensorType, ...], Case] = field(default_factory=dict)
 
 
 @dataclass
-class Function:
+class LoopFunction:
     """Function of a step.
 
     begins: for each step of the linker, the index of its first step here.
@@ -94,21 +94,21 @@ class Function:
     calls: numbers of the functions that it calls.
     """
 
-    steps: list[Step]
+    steps: list[LoopStep]
     begins: list[int]
     height: int = 0
     nbytes: int = 0
     calls: set[int] = field(default_factory=set)
 
 
-class Slot(NamedTuple):
+class StackSlot(NamedTuple):
     """Value on the stack: a tensor's type, None for an Int; the arguments that it may alias."""
 
     type: TensorType | None
     arguments: frozenset[int] = frozenset()
 
 
-Stack: TypeAlias = tuple[Slot, ...]
+Stack: TypeAlias = tuple[StackSlot, ...]
 
 
 class Steps:
@@ -155,9 +155,9 @@ class Steps:
 
     # --- one step after the other ---
 
-    def _function(self, code: Code) -> Function:
+    def _function(self, code: Code) -> LoopFunction:
         """Translate the steps of a function; jumps go to steps of this list."""
-        steps: list[Step] = []
+        steps: list[LoopStep] = []
         begins: list[int] = []
         for number in range(len(code.steps)):
             begins.append(len(steps))
@@ -165,7 +165,7 @@ class Steps:
         for step in steps:
             if step.code in ("JUMP", "JUMP_IF_FALSE"):
                 step.number = begins[step.number]
-        return Function(steps, begins)
+        return LoopFunction(steps, begins)
 
     def _place(self, code: Code, number: int) -> tuple[str, str]:
         """Return the op's name and the line of a step."""
@@ -178,7 +178,7 @@ class Steps:
     def _refuse(self, op: str, line: str, why: str) -> CannotBuild:
         return CannotBuild(f"{op}, at {line}, cannot be built: {why}")
 
-    def _steps(self, code: Code, number: int) -> list[Step]:
+    def _steps(self, code: Code, number: int) -> list[LoopStep]:
         kind, value, count, rest = code.steps[number]
         op, line = self._place(code, number)
         if kind == linker.CALL_ON_ARGS:
@@ -188,7 +188,7 @@ class Steps:
         name = _NAMES.get(kind)
         if name is None:
             raise self._refuse(op, line, "its function is known only at run time")
-        step = Step(name, op, line, count if isinstance(count, int) else 0)
+        step = LoopStep(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lanes.RUN:
                 step.lanes = self._lanes(rest.attributes.get("program", ""), op, line)
@@ -231,7 +231,7 @@ class Steps:
                 raise self._refuse(op, line, f"this is no program for rows: {error!r}") from error
         return self.lanes[attribute]
 
-    def _on_arguments(self, code: Code, number: int, op: str, line: str) -> list[Step]:
+    def _on_arguments(self, code: Code, number: int, op: str, line: str) -> list[LoopStep]:
         _, binding, numbers, rest = code.steps[number]
         attributes = rest or NO_ATTRIBUTES
         opened = self._attributes_at and self._attributes_at(code.ends[number])
@@ -246,9 +246,9 @@ class Steps:
         if runs is None:
             spelled = ", ".join(map(str, types))
             raise self._refuse(op, line, f"there is no kernel in C for ({spelled})")
-        return [Step("RUN", op, line, run=Run(*each)) for each in runs]
+        return [LoopStep("RUN", op, line, run=KernelRun(*each)) for each in runs]
 
-    def runs(self) -> Iterator[tuple[int, list[Step]]]:
+    def runs(self) -> Iterator[tuple[int, list[LoopStep]]]:
         """Yield the calls of kernels on arguments: the pc in `main`, and the steps of each."""
         main, code = self.functions[0], self._codes[0]
         for number, (begin, end) in enumerate(pairwise([*main.begins, len(main.steps)])):
@@ -307,9 +307,9 @@ class _Walk:
         ):
             raise self.all._refuse(*place, "the types on the stack depend on the path to this step")
         pairs = zip(before, stack, strict=True)
-        return tuple([Slot(x.type, x.arguments | y.arguments) for x, y in pairs])
+        return tuple([StackSlot(x.type, x.arguments | y.arguments) for x, y in pairs])
 
-    def _own(self, number: int) -> Step:
+    def _own(self, number: int) -> LoopStep:
         """Return the step of the loop for a step of the linker that is no kernel on arguments."""
         return self.function.steps[self.function.begins[number]]
 
@@ -320,9 +320,9 @@ class _Walk:
             case linker.CALL_ON_ARGS:
                 return stack
             case linker.LOAD_ARG:
-                return (*stack, Slot(self.all.arguments[count], frozenset([count])))
+                return (*stack, StackSlot(self.all.arguments[count], frozenset([count])))
             case linker.PUSH:
-                return (*stack, Slot(None))
+                return (*stack, StackSlot(None))
             case linker.GET:
                 return (*stack, stack[self.base + count])
             case linker.SET:
@@ -355,7 +355,7 @@ class _Walk:
 
     def _called(
         self, number: int, params: Stack, binding: Binding, details: CallDetails
-    ) -> list[Slot]:
+    ) -> list[StackSlot]:
         """Return the results of a call of an op, of residuals or of lanes."""
         place = self.all._place(self.code, number)
         types = [slot.type for slot in params]
@@ -381,7 +381,7 @@ class _Walk:
         if fresh is None:
             return []
         self.nbytes += fresh.nbytes + 192
-        return [Slot(fresh)]
+        return [StackSlot(fresh)]
 
     def _write(self, slots: Stack) -> None:
         for slot in slots:

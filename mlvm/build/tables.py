@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from mlvm.build.formulas import Formulas, number
 from mlvm.build.images import Image
-from mlvm.build.lanes import LaneCode, Part
-from mlvm.build.lengths import Formulas, number
+from mlvm.build.lane_code import LaneCode, LanePart
 from mlvm.build.literals import array, integer, real, string
-from mlvm.build.steps import Function, Step
+from mlvm.build.steps import LoopFunction, LoopStep
 from mlvm.core.types import TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
@@ -33,7 +33,7 @@ class Numbered(dict[object, int]):
 class Tables:
     """Text of the tables for some instruction sets, and the kernels that they use."""
 
-    def __init__(self, functions: Sequence[Function], sets: Sequence[str]) -> None:
+    def __init__(self, functions: Sequence[LoopFunction], sets: Sequence[str]) -> None:
         self.sets = sets
         self.kernels: set[str] = set()
         self.rows: set[str] = set()
@@ -88,7 +88,7 @@ class Tables:
         text.append("static const Place *const places[] = {NULL};\n")
         return "\n".join([*self._declared(), "", *self._text, *text]), numbered
 
-    def _places_of(self, function: Function) -> list[str]:
+    def _places_of(self, function: LoopFunction) -> list[str]:
         return [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
 
     def _declared(self) -> list[str]:
@@ -263,14 +263,14 @@ class Tables:
         self._text.append(array(f"static const {type} {name}[]", [*map(str, rows)] or ["0"]))
         return name
 
-    def _segment(self, name: str, parts: Sequence[Part], at: int, set_: str) -> str:
+    def _segment(self, name: str, parts: Sequence[LanePart], at: int, set_: str) -> str:
         ends = len(parts[0].operands), len(parts[0].results)
         rows = [self._part(f"{name}_{part.rows}", part, at, set_) for part in parts]
         counts = self._ints([part.rows for part in parts])
         table = self._table(f"{name}_parts", "LanePart", rows)
         return f"{{{len(parts)}, {ends[0]}, {ends[1]}, {counts}, {table}}}"
 
-    def _part(self, name: str, part: Part, at: int, set_: str) -> str:
+    def _part(self, name: str, part: LanePart, at: int, set_: str) -> str:
         calls = [
             f"{{{self.call(call, set_, at + scratch)}, {self._addresses(places)}}}"
             for call, places, scratch in part.calls
@@ -287,7 +287,7 @@ class Tables:
 
     def _step(
         self,
-        step: Step,
+        step: LoopStep,
         set_: str,
         where: str,
         place: dict[object, int],

@@ -20,6 +20,10 @@ class Length:
         """The present value; reading it here counts as no use."""
         raise NotImplementedError
 
+    def see(self) -> Any:
+        """Return the present value for code that needs it: it is a guard of the trace."""
+        raise NotImplementedError
+
     def formula(self) -> int:
         """Return the number by which `Formulas` of the native machine compute it."""
         raise NotImplementedError

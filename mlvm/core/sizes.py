@@ -8,8 +8,7 @@ from typing import Final
 
 from mlvm.core.errors import ArgumentError, brief
 
-UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-"""Units of one letter, in bytes."""
+_UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 MAX_SIZE: Final = 2**63 - 1
 _DECIMAL: Final = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -33,12 +32,12 @@ def parse_size(value: object, where: str) -> int:
         match = _SIZE.fullmatch(value)
         if match is not None:
             unit = match[2].lower()
-            factor = _DECIMAL.get(unit) or UNITS.get(unit.removesuffix("ib") or "?")
+            factor = _DECIMAL.get(unit) or _UNITS.get(unit.removesuffix("ib") or "?")
             if unit in ("", "b"):
                 factor = 1
             if factor is not None:
-                number = float(match[1]) if "." in match[1] else int(match[1])
-                nbytes = number * factor
+                number = int(match[1]) if match[1].isdecimal() else float(match[1])
+                nbytes = 0 if factor == 1 and number % 1 else number * factor  # no half a byte
     elif not isinstance(value, bool):
         try:
             nbytes = operator.index(value)  # type: ignore[arg-type]
@@ -54,7 +53,7 @@ def parse_size(value: object, where: str) -> int:
 
 def size_text(nbytes: float) -> str:
     """Return a size in the largest unit of one letter of which it is a whole number: `64M`."""
-    for unit, size in sorted(UNITS.items(), key=lambda item: -item[1]):
+    for unit, size in sorted(_UNITS.items(), key=lambda item: -item[1]):
         if nbytes >= size and nbytes % size == 0:
             return f"{nbytes // size:g}{unit.upper()}"
     return f"{nbytes:g}"

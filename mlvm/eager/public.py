@@ -50,7 +50,7 @@ AT_ONCE: Final = {
         avg_pool3d max_pool1d max_pool2d max_pool3d""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
         expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
-        reshape roll rot90 split squeeze stack swapaxes tile unstack vstack""",
+        reshape roll rot90 split squeeze stack swapaxes tile tril triu unstack vstack""",
     "mlvm.eager.functions.sorting": """argpartition argsort interp isin partition searchsorted
         sort topk unique unique_all unique_counts unique_inverse unique_values""",
     "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff gradient
@@ -73,7 +73,7 @@ WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.transform.host": "call",
-    "mlvm.eager.capture.capture": "Captured capture",
+    "mlvm.eager.runs.captured": "Captured capture",
     "mlvm.eager.capture.measuring": "CurvePoint Measured measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
@@ -125,7 +125,7 @@ WHEN_ASKED: Final = {
 """Names that are imported at their first access."""
 
 SHOWN: Final = {
-    "debug": "mlvm.eager.recording.debug",
+    "debug": "mlvm.eager.runs.debug",
     "errors": "mlvm.core.errors",
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
@@ -134,6 +134,7 @@ SHOWN: Final = {
     "optim": "mlvm.eager.optim",
     "parallel": "mlvm.eager.parallel",
     "random": "mlvm.eager.functions.random",
+    "runs": "mlvm.eager.runs.public",
     "testing": "mlvm.eager.autodiff.testing",
     "tree": "mlvm.eager.tree",
 }

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 import numpy as np
 
+from mlvm.core.errors import ArgumentError
 from mlvm.core.types import Array
 
 Name: TypeAlias = str | os.PathLike[str]
@@ -127,6 +128,21 @@ def require_writable(file: Name, *, is_stream_allowed: bool = True) -> None:
     with _named(path):
         draft.open("xb").close()
         draft.unlink()
+
+
+def require_suffix(file: Name, suffix: str, where: str) -> None:
+    """Raise `ArgumentError` unless a file's name ends in the suffix of the format that is written.
+
+    A pipe, a device and a folder may have any name. `where` begins the error.
+    """
+    path = Path(file)
+    if path.suffix.lower() != suffix and not (_is_stream(path) or path.is_dir()):
+        name = path.with_suffix(suffix) if path.name else path / f"picture{suffix}"
+        raise ArgumentError(
+            f"{where}: expected a name that ends in {suffix}, the only format that is written, got "
+            f"{str(path)!r}: write {str(name)!r}"
+            + (" and convert it, for example with rsvg-convert" if suffix == ".svg" else "")
+        )
 
 
 def _is_stream(path: Path) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from mlvm.core.errors import MachineError
 from mlvm.core.machine.callee import OUT, Value
 from mlvm.core.program.encoding import Deferred
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.types import TensorType
 from mlvm.machines import residuals
 from mlvm.machines.checks import CHECK
@@ -178,15 +178,15 @@ def host_call(
     """Return the code that calls a host function."""
     rest = (attributes,) if attributes else ()
     return [
-        Instruction(Opcode.push_str, (name,)),
-        Instruction(Opcode.cfunc, (nparams, nresults, *rest)),
+        Instruction.of("push_str", name),
+        Instruction.of("cfunc", nparams, nresults, *rest),
     ]
 
 
 def _head(function: Function, name: str) -> Mapping[str, Any]:
     """Return the attributes of the host call `name`, with which the function begins."""
     first, second, *_ = function.code
-    if first != Instruction(Opcode.push_str, (name,)) or second.opcode is not Opcode.cfunc:
+    if first != Instruction.of("push_str", name) or second.opcode.text != "cfunc":
         raise MachineError(f"lanes: expected {function.name} to begin with {name}")
     head: Mapping[str, Any] = second.immediates[2]
     return head
@@ -294,20 +294,21 @@ class Linked:
             if pc in self.labels:
                 self._end_block()
                 self.labels[pc] = len(self.steps)
-            if opcode is Opcode.jump:
+            kind = opcode.text
+            if kind == "jump":
                 self._end_block()
                 jumps.append((self._emit("jump", -1), immediates[0]))
-            elif opcode is Opcode.jump_if_false:
+            elif kind == "jump_if_false":
                 at = self._operand()
                 self._end_block()
                 of = self.types[at]
                 if of.size != 1:
                     raise MachineError(f"lanes: expected a condition of one element, got {of}")
                 jumps.append((self._emit("split", at, of.nbytes, of.dtype.name, -1), immediates[0]))
-            elif opcode in _HANDLERS:
-                _HANDLERS[opcode](self, function, *immediates)
+            elif kind in _HANDLERS:
+                _HANDLERS[kind](self, function, *immediates)
             else:
-                raise MachineError(f"lanes: {opcode.text} is not supported")
+                raise MachineError(f"lanes: {kind} is not supported")
         for step, label in jumps:
             step[-1] = self.labels[label]
             if step[-1] < 0:
@@ -556,14 +557,14 @@ def _result_registers(step: Step) -> list[int]:
     return [step[1]] if kind == "take" else []
 
 
-_HANDLERS: Final[Mapping[Opcode, Callable[..., None]]] = {
-    Opcode.get: Linked._get,
-    Opcode.set: Linked._set,
-    Opcode.load_arg: Linked._load,
-    Opcode.push_str: Linked._push_str,
-    Opcode.call: Linked._call,
-    Opcode.return_: Linked._return,
-    Opcode.cfunc: Linked._cfunc,
+_HANDLERS: Final[Mapping[str, Callable[..., None]]] = {
+    "get": Linked._get,
+    "set": Linked._set,
+    "load_arg": Linked._load,
+    "push_str": Linked._push_str,
+    "call": Linked._call,
+    "return": Linked._return,
+    "cfunc": Linked._cfunc,
 }
 _CALLS: Final[Mapping[str, Callable[..., None]]] = {
     residuals.PUSH: Linked._push,

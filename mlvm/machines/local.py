@@ -145,6 +145,10 @@ class LocalVM(Closing, VM):
 
             self._scheduler = Workers(workers, self.name)
 
+    def limit_memory(self, nbytes: int) -> None:
+        """Limit all storages of the VM together, as `memory=` does. Raises `ArgumentError`."""
+        self._store.limit = parse_size(nbytes, "limit_memory")
+
     def _equip(self, *, native: bool, threads: int) -> None:
         """Set the attributes and register the host functions that every VM of this process has."""
         self.native = native

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import select
@@ -9,10 +10,22 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mlvm.core.errors import MlvmError, notes_of
+from mlvm.core.errors import ArgumentError, MlvmError, notes_of
+from mlvm.core.sizes import parse_size
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number above 0, such as 3, 64M or "64 MiB", for `add_argument`."""
+    try:
+        return parse_size(text, "")
+    except ArgumentError:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number above 0, got {text!r}; the units are K, M, G, T, KiB ... TiB "
+            f"and kB ... TB, as in 4G"
+        ) from None
 
 
 def run_command(work: Callable[[], int | None], program: str = "") -> int:

@@ -149,6 +149,7 @@ CALLS: Final[dict[str, Procedure]] = {
     "tensor_from_storage": Procedure({"storage": HANDLE, "type": TYPE, "offset": INTEGER}, HANDLE),
     "swap": Procedure({"h1": HANDLE, "h2": HANDLE}, NOTHING),
     "synchronize": Procedure({}, NOTHING),
+    "limit_memory": Procedure({"nbytes": INTEGER}, NOTHING),
 }
 """Every call by name. A program is loaded once under a number of the client's choice, launched and
 estimated by that number, and dropped when the client has no more use for it. The answer to

@@ -757,6 +757,23 @@ def _sorted(b: Body, which: int) -> str:
     return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
 
 
+@body("searchsorted")
+def _searchsorted(b: Body) -> str:
+    """Count the edges before each element."""
+    ndim = b.types[0].ndim
+    edges = b("Unsqueeze", "x0", b.array([ndim - 1]))
+    x = b("Unsqueeze", "x1", b.array([ndim]))
+
+    def less(x: str, y: str) -> str:
+        if not b.types[0].dtype.is_float:
+            return b("Less", x, y)
+        last = b("And", b("IsNaN", y), b("Not", b("IsNaN", x)))
+        return b("Or", b("Less", x, y), last)
+
+    before = b("Not", less(x, edges)) if b.right else less(edges, x)
+    return b.reduced("ReduceSum", b.cast(before, i64), [ndim], False)
+
+
 # --- products and networks ----------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ from mlvm.onnx.model import Model
 from mlvm.onnx.own import DOMAIN, encode_op
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
-from mlvm.step.lengths import frozen, places
+from mlvm.step.templates import frozen, places
 
 _IR: Final = 10, 13  # of opset 21, and of later ones
 _ELSEWHERE: Final = {

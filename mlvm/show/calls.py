@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
-from mlvm.arena.writes import count_written
+from mlvm.arena.writes import reads_of
 from mlvm.core.machine.callee import OUT
+from mlvm.core.machine.decode import decode
 from mlvm.core.memo import Memo
-from mlvm.core.program.program import Function, Opcode, Program
+from mlvm.core.program.program import Program
+from mlvm.machines.accesses import accesses
 
 T = TypeVar("T")
 
@@ -19,18 +21,17 @@ _MOST_NAMES: Final = 3  # of ops that name a program or a chain
 def calls_in(program: Program) -> list[tuple[int, str]]:
     """Return the pc and the name of each call of a host function in main; without jumps and
     functions they run in this order."""
-    code = program.main.code
     return [
-        (pc, code[pc - 1].immediates[0] if pc and code[pc - 1].opcode is Opcode.push_str else "")
-        for pc, each in enumerate(code)
-        if each.opcode is Opcode.cfunc
+        (each.pc, each.name or "")
+        for each in decode(program)["main"].instructions()
+        if each.kind == "cfunc"
     ]
 
 
 def is_straight(program: Program) -> bool:
     """Return whether all calls of main run in their order, each once."""
-    leaving = Opcode.jump, Opcode.jump_if_false, Opcode.call
-    return not any(each.opcode in leaving for each in program.main.code)
+    leaving = "jump", "jump_if_false", "call"
+    return not any(each.kind in leaving for each in decode(program)["main"].instructions())
 
 
 def label_of(name: str, attributes: Any) -> str:
@@ -74,62 +75,8 @@ def writes_in(program: Program) -> Writes:
     Calls count in program order. In a function of the program, the name is the op's, and the pc
     that of the function's call. A host function that is no op may write all its operands.
     """
-    return {place: call for place, call in _writes(program, program.main, {}).items() if place >= 0}
-
-
-def _writes(program: Program, function: Function, writes_of: dict[str, Writes]) -> Writes:
-    """Return the writes of one function. A number below 0 is a parameter, as for `get`."""
-    writes = writes_of[function.name] = Writes()  # nothing yet, for one that calls itself
-    stack: list[int | str | None] = []  # numbers of arguments and parameters, and texts
-
-    def take(count: Any) -> list[int | str | None]:
-        number = count if isinstance(count, int) else len(stack)
-        return [stack.pop() if stack else None for _ in range(number)][::-1]
-
-    def write(place: int | str | None, name: str, pc: int) -> None:
-        if isinstance(place, int):
-            writes.setdefault(place, (name, pc))
-
-    for pc, (opcode, immediates) in enumerate(function.code):
-        if opcode in (Opcode.load_arg, Opcode.push_str):
-            stack.append(immediates[0])
-        elif opcode in (Opcode.push_int, Opcode.push_const):
-            stack.append(None)
-        elif opcode is Opcode.get:
-            slot = immediates[0]
-            stack.append(slot if slot < 0 else stack[slot] if slot < len(stack) else None)
-        elif opcode is Opcode.set:
-            [value] = take(1)
-            if 0 <= immediates[0] < len(stack):
-                stack[immediates[0]] = value
-        elif opcode is Opcode.load_global:
-            take(1)
-            stack.append(None)
-        elif opcode is Opcode.store_global:
-            take(2)
-        elif opcode is Opcode.jump_if_false:
-            take(1)
-        elif opcode is Opcode.pop:
-            take(immediates[0])
-        elif opcode is Opcode.call:
-            callee = program.functions[immediates[0]]
-            operands = take(callee.nparams)
-            if callee.name not in writes_of:
-                _writes(program, callee, writes_of)
-            for inner, (name, _) in writes_of[callee.name].items():
-                is_parameter = -len(operands) <= inner < 0
-                write(operands[inner] if is_parameter else inner, name, pc)
-            _leave(stack, callee.nresults)
-        elif opcode is Opcode.cfunc:
-            nparams, nresults, attributes = (*immediates, {})[:3]
-            [called] = take(1)
-            operands = take(nparams)
-            if isinstance(called, str):
-                for place in operands[: count_written(called, attributes)]:
-                    write(place, label_of(called, attributes), pc)
-            _leave(stack, nresults)
+    writes: Writes = {}
+    for pc, call, _, numbers in accesses(program, reads_of):
+        name = label_of(call.name or str(call.callee or call.kind), call.attributes)
+        writes.update((n, (name, pc)) for n in numbers if n is not None and n not in writes)
     return writes
-
-
-def _leave(stack: list[int | str | None], nresults: Any) -> None:
-    stack.extend([None] * (nresults if isinstance(nresults, int) else 0))

@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.arena.recording import Recording, merged_if_many
 from mlvm.core.errors import line_of
+from mlvm.core.machine.decode import argument_of
 from mlvm.core.program.assembly import format_constant, format_function
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.show.calls import calls_in, label_of, name_of
 from mlvm.show.report import short
@@ -290,10 +291,9 @@ class _Content:
                     line = (lines or {}).get((function.name, pc))
                     if line:
                         quoted[len(rows)] = self._line(line)
-                    if instruction.opcode is Opcode.load_arg:
-                        index = instruction.immediates[0]
-                        if isinstance(index, int) and 0 <= index < len(arguments):
-                            notes[len(rows)] = arguments[index]
+                    index = argument_of(instruction)
+                    if isinstance(index, int) and 0 <= index < len(arguments):
+                        notes[len(rows)] = arguments[index]
                     if function.name == program.main.name:
                         at.append(len(rows))
                     pc += 1

@@ -11,7 +11,7 @@ from typing import Final
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Lifetime, Recording
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_suffix, write_file
 from mlvm.show import html
 from mlvm.show.record import snapshot
 from mlvm.show.report import forgotten_of, report, short
@@ -276,8 +276,9 @@ def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
     """Write an SVG picture: address against time, a rectangle for each tensor.
 
     It shows the arena's recording, finished or running, and what lives now if there is none.
-    Raises `OSError`.
+    Raises `ArgumentError` for a name that does not end in .svg, and `OSError`.
     """
+    require_suffix(path, ".svg", "plot")
     recording = arena.recording.so_far() if arena.recording is not None else snapshot(arena)
     write_file(path, timeline(recording, title=title))
 

@@ -17,8 +17,9 @@ from mlvm.arena.planner import MOST_EFFORT, Block, Plan, plan_within
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import MlvmError, brief
 from mlvm.core.types import TensorType, u8
-from mlvm.machines.files import require_writable, write_file
-from mlvm.machines.remote.command import Commands, whole_number
+from mlvm.machines.files import require_suffix, require_writable, write_file
+from mlvm.machines.remote.command import Commands
+from mlvm.machines.terminal import whole_number
 from mlvm.show.picture import timeline
 
 EFFORT: Final = 500
@@ -27,6 +28,7 @@ EFFORT: Final = 500
 _COLUMNS: Final = ("id", "lower", "upper", "size")
 _OFFSET: Final = "offset"
 _MOST: Final = 2**62
+_MOST_MOMENTS: Final = 1 << 16  # of a picture
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 
 
@@ -90,13 +92,17 @@ def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
 
     Print a line, and write the files of `--out` and `--plot`.
 
-    Raises `BuffersError`, also if the buffers do not fit, and `OSError`.
+    Raises `BuffersError`, also if the buffers do not fit, `ArgumentError` for a picture whose name
+    does not end in .svg, and `OSError`.
     """
     file, capacity = Path(options.file), options.capacity
     buffers = read_buffers(options.file, data)
+    if options.plot is not None:
+        require_suffix(options.plot, ".svg", "--plot")
     for path in (options.out, options.plot):
         if path is not None:
             require_writable(path)
+    _require_each_fits(file, buffers, capacity)
     plan, nodes = plan_within(buffers.blocks, capacity, alignment=1, effort=options.effort)
     if capacity is not None and plan.lower_bound > capacity:
         raise BuffersError(
@@ -118,6 +124,16 @@ def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
         f"total {plan.nbytes:,} bytes, lower bound {plan.lower_bound:,}, ratio {ratio:.4f}, "
         f"nodes {nodes:,}"
     )
+
+
+def _require_each_fits(file: Path, buffers: BufferTable, capacity: int | None) -> None:
+    """Raise `BuffersError` for a buffer that exceeds the capacity, also if it is never in use."""
+    for row, block in zip(buffers.rows, buffers.blocks, strict=True):
+        if capacity is not None and block.nbytes > capacity:
+            raise BuffersError(
+                f"{file}: the capacity is {capacity:,} bytes, but buffer {brief(row['id'])} has "
+                f"{block.nbytes:,}; no plan can be smaller"
+            )
 
 
 def read_buffers(file: str, data: bytes) -> BufferTable:
@@ -207,21 +223,25 @@ def _block(row: Mapping[str, str], where: str) -> Block:
 
 
 def recorded(buffers: BufferTable, plan: Plan) -> Recording:
-    """Return a plan as a recording, for a picture.
+    """Return a plan as a recording, for a picture that names buffers by their ids.
 
-    Its moments are those at which a buffer starts or ends.
+    Its moments are those of the file or, if these are too many, numbers of those at which a buffer
+    starts or ends.
     """
-    times = {time for block in buffers.blocks for time in (block.start, block.end)}
-    moments = {time: moment for moment, time in enumerate(sorted(times))}
+    times = sorted({time for block in buffers.blocks for time in (block.start, block.end)})
+    first, last = times[0] if times else 0, times[-1] if times else 1
+    is_long = last - first > _MOST_MOMENTS
+    numbers = {time: i for i, time in enumerate(times)} if is_long else {x: x for x in times}
     lifetimes = [
         Lifetime(
             TensorType(u8, (block.nbytes,)),
             offset,
             block.nbytes,
-            moments[block.start],
-            moments[block.end],
-            path=row["id"],
+            numbers[block.start],
+            numbers[block.end],
+            op=row["id"].strip(),
         )
         for row, block, offset in zip(buffers.rows, buffers.blocks, plan.offsets, strict=True)
     ]
-    return Recording("plan", plan.nbytes, max(len(moments) - 1, 1), lifetimes)
+    first, last = (0, len(times) - 1) if is_long else (first, last)
+    return Recording("plan", plan.nbytes, max(last, first + 1), lifetimes, first=first)

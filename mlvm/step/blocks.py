@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
+from mlvm.step.flow import VISIBLE, Block, Call, Flow, Home, Use, Value
 
 
 def free_variables(blocks: Iterable[Block]) -> list[Use]:
@@ -164,6 +164,8 @@ def _may_lie(
     between = calls[producer + 1 : at]
     if any(use.value.home is home for call in between for use in (*call.ins, *call.outs)):
         return False
+    if home.role in VISIBLE and _raises_after(between, source.value):
+        return False
     overwritten = False
     for call in calls[at + 1 :]:
         if overwritten and any(use.value is source.value for use in call.ins):
@@ -173,6 +175,17 @@ def _may_lie(
             return False
         overwritten = overwritten or writes
     return not (overwritten and is_result)
+
+
+def _raises_after(calls: Iterable[Call], value: Value) -> bool:
+    """Return whether a call that needs the value may raise."""
+    needing = {value}
+    for call in calls:
+        if not needing.isdisjoint(use.value for use in call.ins):
+            if any(each.may_raise for each in with_blocks([call])):
+                return True
+            needing.update(use.value for use in call.outs)
+    return False
 
 
 def renewed(calls: Sequence[Call], names: Mapping[Value, Value]) -> list[Call]:

@@ -198,7 +198,7 @@ def repeats(unit: Unit) -> bool:
     return all(
         call.op is not None
         and call.queue is None
-        and not (call.blocks or call.pushes or call.may_raise)
+        and not (call.blocks or call.pushes)
         and all(use.value.home is None for use in call.outs)
         for call in unit.calls
     )
@@ -351,6 +351,7 @@ class _Paper:
                 outs=[Use(renamed.get(use.value, use.value), use.type) for use in call.outs],
                 ins=[Use(inner.get(use.value, use.value), use.type) for use in call.ins],
                 again=again or call.again,
+                may_raise=call.may_raise and not again,
             )
             for call in unit.calls
         ]

@@ -20,13 +20,14 @@ from operator import is_
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
-from mlvm.arena.planner import Plan, plan
+from mlvm.arena.planner import PeakValue, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
 from mlvm.core.errors import BudgetError, OpError, PositionRefused, ProgramError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.machine.decode import argument_of
 from mlvm.core.op import NO_ATTRIBUTES
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
@@ -51,7 +52,8 @@ from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, w
 from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, split_flow
 from mlvm.step.order import earlier_where_it_frees
-from mlvm.step.peak import at_peak, peak_text
+from mlvm.step.peak import at_peak, hoisted_values, peak_text
+from mlvm.step.raising import updates_last, with_raising
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 from mlvm.step.transposes import without_transposes
@@ -145,19 +147,20 @@ class Planned:
         code = self.program.main.code
         _, nresults, _ = code[2].immediates
         operands, body = code[:2], _moved(code[3:-1], 1)
-        start = [*operands, Instruction(Opcode.cfunc, (1, nresults + 1, {"wait": False}))]
+        start = [*operands, Instruction.of("cfunc", 1, nresults + 1, {"wait": False})]
         end = len(start) + 1 + len(body) + 1
-        leave, again = Instruction(Opcode.jump_if_false, (end,)), Instruction(Opcode.jump, (0,))
-        after = [Instruction(Opcode.pop, (nresults,)), Instruction(Opcode.halt)]
+        leave, again = Instruction.of("jump_if_false", end), Instruction.of("jump", 0)
+        after = [Instruction.of("pop", nresults), Instruction.of("halt")]
         return Program.straight([*start, leave, *body, again, *after])
 
 
 class HoistedPart(NamedTuple):
     """The hoisted part of a step: a program that computes states of other states. Its outputs, of
-    these `types`, are the step's states behind those that it reads."""
+    these `types`, are the step's states behind those that it reads. `values` describe them."""
 
     planned: Planned
     types: tuple[TensorType, ...]
+    values: tuple[PeakValue, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -238,6 +241,13 @@ def curve_of(
     return points
 
 
+def as_recorded(flow: Flow) -> Planned:
+    """Compile the calls of the step as they were recorded: in their order, each once, and none is
+    left out, fused or moved. A debugger runs such a program."""
+    options = _Options(fuse=False, recompute=False, policy=REFERENCE, effort=1, ordered=False)
+    return _written(_planned(flow, options))
+
+
 class _Variant(NamedTuple):
     """A step with its plan, and the part that is hoisted from it."""
 
@@ -260,21 +270,31 @@ class _Variant(NamedTuple):
         planned = _written(self.level)
         if self.hoisted is None:
             return planned
-        plan = planned.plan._replace(ahead=self.hoisted.nbytes)
+        plan = planned.plan._replace(ahead=self.hoisted.nbytes, peak=self.peak)
         return replace(planned, plan=plan, hoisted=self.hoisted)
+
+    @property
+    def peak(self) -> tuple[PeakValue, ...]:
+        """The values in memory at the peak, with the hoisted ones, the largest first."""
+        values = at_peak(self.level.schedule)
+        if self.hoisted is None:
+            return values
+        return tuple(sorted((*values, *self.hoisted.values), key=lambda each: -each.nbytes))
 
 
 def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
     """Plan the step, and the part that is hoisted from it."""
-    flow = without_moves(Flow(without_dead_calls(flow), flow.results))
+    flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
+    flow = updates_last(flow)
     if options.policy.halves:
         flow = Flow(in_halves(flow), flow.results)
     split = None
     if hoist is not None:
         split = split_flow(flow, hoist, panels=options.policy.panels)
-    if split is None:
+    if hoist is None or split is None:
         return _Variant(_planned(flow, options), None)
-    part = HoistedPart(_written(_planned(split.hoisted, options)), split.types)
+    written = _written(_planned(split.hoisted, options))
+    part = HoistedPart(written, split.types, hoisted_values(split, hoist.states))
     return _Variant(_planned(split.rest, options), part)
 
 
@@ -325,7 +345,7 @@ def _within(variants: Sequence[_Variant], budget: int, effort: int) -> _Variant:
     raise BudgetError(
         f"capture: expected a plan of at most {budget:,} bytes (memory=), and the smallest that "
         f"was found has {smallest.nbytes:,}: use memory={smallest.nbytes} or a smaller batch. "
-        f"{peak_text(at_peak(smallest.level.schedule))}",
+        f"{peak_text(smallest.peak)}",
         smallest.nbytes,
     )
 
@@ -344,12 +364,13 @@ def _written(level: _Level) -> Planned:
 
 
 class _Options(NamedTuple):
-    """Options of a compilation: see `compile_flow`."""
+    """Options of a compilation: see `compile_flow`. Unless `ordered`, calls keep their order."""
 
     fuse: bool
     recompute: bool
     policy: FusionPolicy
     effort: int
+    ordered: bool = True
 
 
 class _Level(NamedTuple):
@@ -469,7 +490,7 @@ class _ProgramWriter:
         begins.append(len(self.moments))
         took = len(self._elements) - before
         if took:
-            self.code.append(Instruction(Opcode.pop, (took,)))
+            self.code.append(Instruction.of("pop", took))
             for _ in range(took):
                 self._elements.popitem()
         if level.result is not None:
@@ -481,18 +502,15 @@ class _ProgramWriter:
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
-        loads = {old: Instruction(Opcode.load_arg, (new,)) for old, new in number.items()}
+        loads = {old: Instruction.of("load_arg", new) for old, new in number.items()}
 
         def renumbered(code: Iterable[Instruction]) -> list[Instruction]:
-            return [
-                loads[each.immediates[0]] if each.opcode is Opcode.load_arg else each
-                for each in code
-            ]
+            return [each if (old := argument_of(each)) is None else loads[old] for each in code]
 
         functions = [
             function._replace(code=tuple(renumbered(function.code))) for function in self._functions
         ]
-        main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
+        main = Function("main", 0, STAR, (*renumbered(self.code), Instruction.of("halt")))
         program = Program([main, *functions])
         scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
         leave_out(program, scratch)  # nothing else reads it
@@ -518,11 +536,11 @@ class _ProgramWriter:
         each = self._location(use, level, base)
         if each.role != "element":
             number = self.numbers.setdefault(each, len(self.numbers))
-            self.code.append(Instruction(Opcode.load_arg, (number,)))
+            self.code.append(Instruction.of("load_arg", number))
             if use.value.home is None:  # then this is the only place that it ever has
                 self._loads[use] = self.code[-1]
             return
-        self.code.append(Instruction(Opcode.get, (each.place,)))
+        self.code.append(Instruction.of("get", each.place))
         if each.type is not self._elements[each.place]:
             self.code += _reshaped(each.type)
 
@@ -538,7 +556,7 @@ class _ProgramWriter:
             places = [self._location(use, level, base) for use in row]
             self._elements.update((each.place, each.type) for each in places)
             nparams, nresults, row = 1, len(row), ()
-            self.code.append(Instruction(Opcode.push_int, (first.queue,)))
+            self.code.append(Instruction.of("push_int", first.queue))
         for use in row:
             self.push(use, level, base)
         self.code += host_call(name, nparams, nresults, attributes)
@@ -561,12 +579,14 @@ class _ProgramWriter:
             self.level(first, within)
         else:
             self.push(call.ins[0], level, base)
-        leave = self._jump(Opcode.jump_if_false)
+        leave = self._jump("jump_if_false")
+        if call.line is not None:
+            self.lines[leave] = call.line
         self.level(second if call.name == "while" else first, within)
-        back = self._jump(Opcode.jump)
+        back = self._jump("jump")
         self._land(leave)
         if call.name == "while":
-            self.code[back] = Instruction(Opcode.jump, (start,))
+            self.code[back] = Instruction.of("jump", start)
         else:
             self.level(second, within)
             self._land(back)
@@ -589,26 +609,31 @@ class _ProgramWriter:
                 self._functions.append(self._function(procedure, body))
         for use in call.passed:
             self.push(use, level, base)
-        self.code.append(Instruction(Opcode.call, (self._names[call.callee],)))
+        self.code.append(Instruction.of("call", self._names[call.callee]))
+        if call.line is not None:
+            self.lines[len(self.code) - 1] = call.line
 
     def _call_user(self, call: Call, level: _Level, base: int) -> None:
         """Write the call of a user's function, as a function of the program that copies results."""
         name = self._name(call.name)
         self._names[Procedure(name, Block())] = name
         nouts, nins = len(call.outs), len(call.ins)
-        code = [Instruction(Opcode.get, (i - nins,)) for i in range(nins)]
+        code = [Instruction.of("get", i - nins) for i in range(nins)]
         code += host_call(call.name, nins, nouts, call.attributes)
+        at_calls = [len(code) - 1]
         for i in range(nouts):
-            code += [Instruction(Opcode.get, (at,)) for at in (i - nins - nouts, i)]
+            code += [Instruction.of("get", at) for at in (i - nins - nouts, i)]
             code += host_call(f"copy{OUT}", 2, 0, NO_ATTRIBUTES)
-        code.append(Instruction(Opcode.return_, (0,)))
+            at_calls.append(len(code) - 1)
+        code.append(Instruction.of("return", 0))
         if call.line is not None:
-            at_calls = [pc for pc, each in enumerate(code) if each.opcode is Opcode.cfunc]
             self.inner_lines.update(((name, pc), call.line) for pc in at_calls)
         self._functions.append(Function(name, nouts + nins, 0, tuple(code)))
         for use in (*call.outs, *call.ins):
             self.push(use, level, base)
-        self.code.append(Instruction(Opcode.call, (name,)))
+        self.code.append(Instruction.of("call", name))
+        if call.line is not None:
+            self.lines[len(self.code) - 1] = call.line
 
     def _name(self, proposal: str) -> str:
         """Return a name for a function that no other has."""
@@ -627,9 +652,9 @@ class _ProgramWriter:
         self.inner_lines.update(inner.inner_lines)
         return Function(name, len(procedure.params), 0, tuple(code))
 
-    def _jump(self, opcode: Opcode) -> int:
+    def _jump(self, opcode: str) -> int:
         """Write a jump whose target `_land` sets later. Return its pc."""
-        self.code.append(Instruction(opcode, (0,)))
+        self.code.append(Instruction.of(opcode, 0))
         return len(self.code) - 1
 
     def _land(self, jump: int) -> None:
@@ -667,7 +692,7 @@ class _FrameWriter(_ProgramWriter):
         else:
             super().push(use, level, base)
             return
-        self.code.append(Instruction(Opcode.get, (slot,)))
+        self.code.append(Instruction.of("get", slot))
         if use.type is not type:
             self.code += _reshaped(use.type)
 
@@ -690,7 +715,7 @@ class _FrameWriter(_ProgramWriter):
         frame: list[Instruction] = []
         for _, type in self._slots:
             frame += host_call("zeros", 0, 1, {"shape": type.shape, "dtype": type.dtype.name})
-        return [*frame, *_moved(self.code, len(frame)), Instruction(Opcode.return_, (0,))]
+        return [*frame, *_moved(self.code, len(frame)), Instruction.of("return", 0)]
 
 
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:
@@ -725,8 +750,10 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
 def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Schedule]:
     """Return schedules of the step, the fastest first. The last is the step as it was recorded:
     its calls one by one, each once."""
-    fuse, recompute, policy, _ = options
+    fuse, recompute, policy, *_ = options
     calls, units = flow.calls, UnitTable()
+    if not options.ordered:
+        return [Schedule([units[call] for call in calls], live_out)]
 
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([units[call] for call in calls], live_out)

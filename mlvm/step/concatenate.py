@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from mlvm.core.errors import ProgramError
-from mlvm.core.program.program import STAR, Instruction, Opcode, Program
+from mlvm.core.machine.decode import argument_of, decode
+from mlvm.core.program.program import STAR, Instruction, Program
 
 Launch: TypeAlias = tuple[Program, tuple[int, ...]]
 """A program, and the handles of the tensors it was launched on."""
@@ -22,17 +23,18 @@ def concatenate(launches: Sequence[Launch]) -> Program:
     for program, args in launches:
         if len(program.functions) > 1 or program.constants:
             raise ProgramError("only straight programs without constants are concatenated")
-        for instruction in program.main.code:
-            if instruction.opcode is Opcode.load_arg:
-                handle = args[instruction.immediates[0]]
-                code.append(Instruction(Opcode.push_int, (handle,)))
-                code.append(Instruction(Opcode.load_global))
-            elif instruction.opcode is Opcode.halt:
-                break
-            elif instruction.opcode is Opcode.cfunc and instruction.immediates[0] == STAR:
+        for each in decode(program)["main"].instructions():
+            if each.kind == "cfunc" and program.main.code[each.pc].immediates[0] == STAR:
                 raise ProgramError("a program with cfunc * is not concatenated")
-            elif instruction.opcode is Opcode.cfunc and instruction.immediates[1] != 0:
+            if each.kind == "cfunc" and each.at != 0:
                 raise ProgramError("a program that returns values is not concatenated")
-            else:
+            end = each.pc
+            if each.kind == "halt":
+                break
+        for instruction in program.main.code[:end]:
+            number = argument_of(instruction)
+            if number is None:
                 code.append(instruction)
-    return Program.straight([*code, Instruction(Opcode.halt)])
+            else:
+                code += [Instruction.of("push_int", args[number]), Instruction.of("load_global")]
+    return Program.straight([*code, Instruction.of("halt")])

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from mlvm.core.op import Attributes, Op
 from mlvm.core.types import TensorType
+
+VISIBLE: Final = frozenset({"input", "state", "outer"})
+"""Roles of memory whose contents a caller sees, also after an error."""
 
 Role = Literal["input", "output", "state", "scratch", "element", "outer"]
 
@@ -218,7 +221,7 @@ class Unit:
         self.reads_from = _homes_of(self.reads)
         self.fixed = any(call.fixed for call in calls)
         self.may_raise = any(_may_raise(call) for call in calls)
-        self.updates = any(home.role not in ("scratch", "element") for home in self.writes_to)
+        self.updates = any(home.role in VISIBLE for home in self.writes_to)
         self.movable = not any(call.op is None or call.again for call in calls)
 
     def joined(self, later: Unit) -> Unit:
@@ -243,7 +246,7 @@ class Unit:
             or not later.writes_to.isdisjoint(self.reads_from)
             or not later.writes_to.isdisjoint(self.writes_to)
             or (self.fixed and later.fixed)
-            or (later.updates and self.may_raise)
+            or (self.may_raise and (later.updates or later.may_raise))
         )
 
     def operands(self, stored: Container[object]) -> tuple[list[Use], list[Use]]:

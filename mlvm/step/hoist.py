@@ -109,7 +109,7 @@ def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Producer]:
     results, outermost = set(flow.results), set(map(id, flow.calls))
     producers: dict[Value, _Producer] = {}
     for call in with_blocks(flow.calls):
-        if call.op is None or call.again or call.may_raise or call.sized:
+        if call.op is None or call.again or call.sized:
             continue
         moves = call.op.copies_only and len(call.ins) == 1
         if id(call) not in outermost and not (moves or call.op.elementwise):

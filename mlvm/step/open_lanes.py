@@ -18,8 +18,8 @@ from mlvm.core.op import OPS
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Block, Call, Home, Procedure, Use, Value
 from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy
-from mlvm.step.lanes import lanes_of
-from mlvm.step.lengths import AtValues, Freeze, OpenPart, OpenType, Substitution, places
+from mlvm.step.lane_programs import lanes_of
+from mlvm.step.templates import AtValues, Freeze, OpenPart, OpenType, Substitution, places
 
 _POLICIES = [REFERENCE, NATIVE]
 

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import ShapeError, brief
+from mlvm.core.lengths import Length
 from mlvm.core.program.encoding import Reader, Writer
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
-from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at, mapped
 from mlvm.step.open_lanes import OpenLanes
+from mlvm.step.templates import OpenType, Place, PlannedTemplate, at, mapped
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     fn.__name__: fn
@@ -139,6 +140,19 @@ class OpenStep(NamedTuple):
                 f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"
             )
         return values
+
+    def symbols(self, values: Sequence[Any], placeholders: Sequence[Any]) -> list[Any]:
+        """Return the values of all formulas with placeholders for the lengths, and with what is
+        computed of these. Guards are read, so that the placeholders record these, too."""
+        symbols = [*values]
+        for length, placeholder in zip(self.lengths, placeholders, strict=True):
+            symbols[length.place] = placeholder
+        for place, name, operands in self.steps:
+            symbols[place] = FUNCTIONS[name](*[symbols[each] for each in operands])
+        for place, _ in self.guards:
+            if isinstance(symbols[place], Length):
+                symbols[place].see()
+        return symbols
 
     def sizes(self, values: Sequence[Any]) -> str:
         """Return the lengths among these values, as in `time = 12`."""

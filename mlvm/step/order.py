@@ -95,10 +95,10 @@ def _dependences(units: Sequence[Unit]) -> Iterable[set[int]]:
             if fixed is not None:
                 dependences.add(fixed)
             fixed = i
-        if raising is not None and unit.updates:
-            dependences.add(raising)
+        if raising is not None and (unit.updates or unit.may_raise):
+            dependences.add(raising)  # the first to raise is the first in eager code
         if unit.may_raise:
-            raising = i  # it comes after the one before: both are fixed
+            raising = i
         producers.update(dict.fromkeys(unit.makes, i))
         dependences.discard(i)
         yield dependences

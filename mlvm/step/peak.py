@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from mlvm.arena.placement import rounded
 from mlvm.arena.planner import PeakValue
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OUT
 from mlvm.core.types import TensorType
+from mlvm.step.blocks import with_blocks
 from mlvm.step.budget import repeats, seconds
 from mlvm.step.flow import Call, Value
+from mlvm.step.hoist import SplitFlow
 from mlvm.step.schedule import Placed, Run, Schedule, placed
 
 
@@ -52,6 +55,29 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
                 again,
             )
         )
+    return tuple(values)
+
+
+def hoisted_values(split: SplitFlow, states: int) -> tuple[PeakValue, ...]:
+    """Return the hoisted values of a step, whose states behind the first `states` ones they are.
+
+    A hoisted value is in memory throughout. It is not computed again, so it has no time for that.
+    """
+    last = {
+        use.value.home.index: str(call.line or "")
+        for call in with_blocks(split.rest.calls)
+        for use in call.ins
+        if use.value.home is not None and use.value.home.role == "state"
+    }
+    values = []
+    for call in split.hoisted.calls:
+        for use in call.outs:
+            home = use.value.home
+            if home is not None and home.role == "output":
+                op = f"{call.name.removesuffix(OUT)} (ahead)"
+                line, last_line = str(call.line or ""), last.get(states + home.index, "")
+                nbytes = rounded(use.type.nbytes)
+                values.append(PeakValue(_text(use.type), nbytes, op, line, last_line, None))
     return tuple(values)
 
 

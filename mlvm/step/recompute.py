@@ -45,7 +45,7 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
                 continue
             twin = Value(value.nbytes)
             out = Use(twin, call.outs[0].type)
-            again.setdefault(at, []).append(replace(call, outs=[out], again=True))
+            again.setdefault(at, []).append(replace(call, outs=[out], again=True, may_raise=False))
             for later in times:
                 if later >= at:
                     replaced.setdefault(later, {})[value] = twin

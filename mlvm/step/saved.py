@@ -31,8 +31,8 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, f64
 from mlvm.step.compile import ROLES, Planned
 from mlvm.step.flow import Location, Role
-from mlvm.step.lengths import at
 from mlvm.step.open_step import OpenStep
+from mlvm.step.templates import at
 
 
 class SavedStep(NamedTuple):

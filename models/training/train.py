@@ -100,6 +100,7 @@ def train(
     init: Path | None = None,
     plot: Path | None = None,
     log: Path | None = None,
+    record: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
@@ -125,7 +126,8 @@ def train(
     of classes is new, and position embeddings of a ViT are interpolated to images of another size.
 
     The folder `plot` receives loss.svg and step_memory.svg. The folder `log` receives loss and
-    learning rate of each step, and the test of each epoch, as an `ml.ScalarLog`.
+    learning rate of each step, and the test of each epoch, as an `ml.ScalarLog`. The new folder
+    `record` receives a recording of all steps, as of `ml.runs.record`.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
     a file, and `ShapeError` for images that the model cannot take.
@@ -181,6 +183,7 @@ def train(
         trainer = Trainer(make, members, shard=shard, vm=vm)
         with (
             ExitStack() as stack,
+            trainer.recording(record),
             ml.Pipeline(
                 dataset.train,
                 batch_size,
@@ -464,6 +467,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write loss and learning rate of each step there, and the test of each epoch: as CSV, "
         "and for TensorBoard",
+    )
+    add(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="record all steps in that new folder, for python -m mlvm diff, replay and verify",
     )
     add("--quiet", action="store_true", help="print the result only")
     return parser

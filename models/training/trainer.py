@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,7 @@ class Replica:
             )
             self.optimizer = ml.optim.AdamW(self.model, schedule, weight_decay=WEIGHT_DECAY)
             self.scale = ml.optim.LossScale() if dtype == "f16" else None
+        self._recording = ExitStack()
         self._loss_and_grads = ml.parallel.value_and_grad(self._loss)
         self.improve: ml.Captured[..., Tensor] = ml.capture(self._improve)
         self.guess: ml.Captured[..., tuple[Tensor, Tensor]] = ml.capture(self._guess)
@@ -114,6 +116,14 @@ class Replica:
 
         with self.batch:
             return float(self.improve(samples, labels))
+
+    def record(self, folder: Path | None) -> None:
+        """Record steps in a new folder from now on; with None, end the recording. Only the first
+        member records."""
+        if folder is not None and not ml.parallel.rank():
+            self._recording.enter_context(ml.runs.record(folder))
+        elif folder is None:
+            self._recording.close()
 
     def rate(self) -> float:
         """Return the learning rate of the next step."""
@@ -269,6 +279,18 @@ class Trainer:
     def step(self, samples: Tensor, labels: Tensor) -> float:
         """Improve the model by one batch; its loss before is returned."""
         return self._ask(samples, labels)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def recording(self, folder: Path | None) -> Iterator[None]:
+        """Record the steps of the block in a new folder, unless it is None."""
+        if folder is None:
+            yield
+            return
+        self._ask(do="record", folder=folder)
+        try:
+            yield
+        finally:
+            self._ask(do="record", folder=None)
 
     def rate(self) -> float:
         """Return the learning rate of the next step."""

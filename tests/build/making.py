@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -15,14 +16,17 @@ from mlvm.build import build as builder
 from mlvm.build.targets import OPTIONS
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.capture.building import lengths_of, planned_of
+from mlvm.eager.tensor.number import open_lengths
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
 from mlvm.step.saved import LoadedStep, SavedStep
 
 SET: Final = _native.simd() if _native.simd() in OPTIONS else "avx512"
 """The set in use, or the one of C that its kernels are of: avx512_bf16 has more products."""
-COMPILER: Final = os.environ.get("CC", "gcc")
+COMPILER: Final = shlex.split(os.environ.get("CC", "gcc"))
+ARCHIVER: Final = shlex.split(os.environ.get("AR", "ar"))
+RUNNER: Final = shlex.split(os.environ.get("RUNNER", ""))
+"""What runs a program for another processor: qemu."""
 FLAGS: Final = [
     "-std=c11", "-w", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-I.",
     *os.environ.get("SANITIZE", "").split(),
@@ -51,24 +55,24 @@ class Kernels:
         sources = sorted((builder.NATIVE / "src" / "plan" / "kernels").glob("*.c"))
         options = [*OPTIONS[simd].split(), f"-DTARGET={simd}", '-DWANTED="used.h"']
         running = [
-            subprocess.Popen([COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder)
+            subprocess.Popen([*COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder)
             for source in sources
         ]
         assert not sum([each.wait() for each in running])
-        command(["ar", "rcs", "libkernels.a", *[f"{x.stem}.o" for x in sources]], folder)
+        command([*ARCHIVER, "rcs", "libkernels.a", *[f"{x.stem}.o" for x in sources]], folder)
 
     def build(self, saved: SavedStep, folder: Path, records: int = 1 << 26) -> Path:
         """The step's program. Raises `CannotBuild`."""
-        planned, source = planned_of(saved), lengths_of(saved)
-        builder.build(planned, folder, source=source, simd=self.simd, records=records)
+        how = {"simd": self.simd, "target": "aarch64" if self.simd == "neon" else "host"}
+        builder.build(saved, folder, open_lengths, records=records, **how)
         strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
-        command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
+        command([*COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c"]
         own += [f"mlvm/build/src/{name}.c" for name in ("command", "step", "lanes")]
-        plan = [*builder.PLAN, *["formulas"] * (source is not None)]
+        plan = [*builder.PLAN, *["formulas"] * (saved.open is not None)]
         own += [f"mlvm/machines/native/src/plan/{name}.c" for name in plan]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
-        arguments: list[str | Path] = [COMPILER, *FLAGS, self.optimize, *own, *out]
+        arguments: list[str | Path] = [*COMPILER, *FLAGS, self.optimize, *own, *out]
         command(arguments, folder)
         return folder / "step"
 
@@ -115,7 +119,11 @@ def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
         "--weights", "weights.bin", "--steps", str(runs), "--out", "out", "--save", "out/state",
     ]  # fmt: skip
     done = subprocess.run(
-        [str(program), *options, *files], cwd=folder, capture_output=True, text=True, timeout=600
+        [*RUNNER, str(program), *options, *files],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     if error is not None or done.returncode:
         if error is not None and done.returncode == 1:

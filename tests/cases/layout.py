@@ -132,6 +132,14 @@ def _astype(x: Array, dtype: str) -> Array:
     return np.array(x.ravel().tolist()).astype(DType.named(dtype).numpy).reshape(x.shape)
 
 
+def _counted_before(edges: Array, x: Array, right: bool) -> Array:
+    """Count the edges before each element, of all; nan is the largest."""
+    low, high = (edges[..., None, :], x[..., :, None])[:: -1 if right else 1]
+    is_less = (low < high) | (np.isnan(high) & ~np.isnan(low))
+    count: Array = np.sum(~is_less if right else is_less, axis=-1)
+    return count
+
+
 _TIES = np.array([[2, 1, 2, 1], [0, 0, 0, -1]], np.int32)
 _ORDERS: list[tuple[Array, dict[str, Any]]] = [
     (_X, {}),
@@ -141,6 +149,14 @@ _ORDERS: list[tuple[Array, dict[str, Any]]] = [
     ((_TIES + 1j * _TIES[::-1]).astype(np.complex64), {}),
     (np.array([2 + 1j, 1 + 2j, 2 - 1j, 1, 1 + 2j], np.complex64), {"descending": True}),
     (np.array([2 + 1j, 1 + 2j, 3 - 1j]), {"descending": True}),
+]
+_SEARCHES: list[tuple[Array, Array]] = [
+    (_X[0], _X[0][:, 1:]),
+    (np.zeros((2, 0)), np.ones((2, 3))),
+    (np.array([0.0, 1.0, 2.0, np.nan]), np.array([-1.0, 2.0, 7.0, np.nan, -0.0])),
+    (np.array([-np.inf, 0.0, np.inf]), np.array([-np.inf, 5.0, np.inf])),
+    (_TIES, _TIES[:, 1:]),
+    (np.array([0, 1, 2, 3, 100], np.uint8), np.array([99, 100, 101, 0], np.uint8)),
 ]
 _WINDOWS: list[dict[str, Any]] = [
     {"start": (0, 1, 3), "length": (2, 2, 2), "step": (1, 1, -2)},
@@ -258,6 +274,11 @@ CASES: dict[str, list[Case]] = {
     ],
     "sort": [Case((x,), _sort, attributes) for x, attributes in _ORDERS],
     "argsort": [Case((x,), _order, attributes) for x, attributes in _ORDERS],
+    "searchsorted": [
+        Case((np.sort(x), y), _counted_before, {"right": right})
+        for x, y in _SEARCHES
+        for right in (False, True)
+    ],
     "top_indices": [
         Case((_X,), _first_of_order, {"axis": 1, "count": 2, "descending": False}),
         Case((_X,), _first_of_order, {"axis": -1, "count": 1, "descending": True}),

@@ -4,7 +4,7 @@
     language --programs 5000 --seed 0
     language --device opencl:0 --programs 1000
     values, graphs, saved, transformations, lengths, interrupts, templates, guards, budgets,
-    windows: as these
+        debugger, windows: as these
     arguments --only conv2d
     recipes
 
@@ -27,8 +27,11 @@ random functions of `language` as ONNX files, checked, run there, and read back.
 
 `transformations`: lanes and derivatives beside JAX. `lengths`: open axes. `interrupts`: Ctrl-C.
 `guards`: state that changes between calls of a captured function, which must see it or refuse it.
+`recordings`: files of `ml.runs.record` with bytes or values changed, which nothing may accept.
 `windows`: slices, strides, writes and loops, eagerly, captured and saved, beside numpy.
 `budgets`: training steps with `capture(memory=)`, which must keep eager's bits and their budgets.
+
+`debugger`: captured steps op by op, forwards and backwards, beside the captured call.
 
 `templates`: random chains of public calls, with the cache of composed calls and without it, under
 tapes, autocast, captures, arena resets, a second VM, threads and interrupts. Results, errors and
@@ -64,7 +67,7 @@ from tests.packages import named_if_missing
 
 PROGRAMS = (
     *("machines", "language", "values", "graphs", "saved", "transformations", "lengths"),
-    *("interrupts", "templates", "guards", "budgets", "windows"),
+    *("interrupts", "templates", "guards", "budgets", "debugger", "recordings", "windows"),
 )
 OTHERS = (
     "threads",

@@ -21,7 +21,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.build import build as builder
-from mlvm.eager.capture.building import planned_of
+from mlvm.eager.tensor.number import open_lengths
 from mlvm.step.saved import SavedStep
 from tests.fuzz.command import parser_of
 
@@ -42,7 +42,7 @@ def small_step(folder: Path) -> None:
     step(ml.asarray([0, 2]))
     step.save(folder / "step.mlvm")
     saved = SavedStep.from_bytes((folder / "step.mlvm").read_bytes())
-    builder.build(planned_of(saved), folder, simd="plain")
+    builder.build(saved, folder, open_lengths, simd="plain")
 
 
 def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:

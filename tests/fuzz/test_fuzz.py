@@ -24,6 +24,8 @@ from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import GuardSet
+from mlvm.eager.runs import interpreter
+from mlvm.eager.runs.verify import Verified
 from mlvm.eager.tensor import wrapper
 from mlvm.input.slots import Slot, _Finalizer
 from mlvm.machines.native import extension
@@ -39,12 +41,14 @@ from tests.fuzz import (
     attributes,
     budgets,
     counts,
+    debugger,
     extremes,
     graphs,
     guards,
     interrupts,
     kinks,
     recipes,
+    recordings,
     remote,
     saved,
     tails,
@@ -358,6 +362,23 @@ def test_a_byte_outside_of_scratch_memory_is_noticed(behind: bool) -> None:
     assert len(written) == 1
 
 
+# --- debugger -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # of gradients that reach no parameter
+def test_steps_op_by_op_have_the_bits_of_calls() -> None:
+    runs, failure = debugger.fuzz(with_long(9, 60), 0)
+    assert failure is None, failure
+    assert runs["the same bits"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_execution_that_keeps_a_wrong_snapshot_is_noticed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(interpreter.Snapshot, "copy", lambda snapshot: snapshot)
+    _, failure = debugger.fuzz(3, 0)
+    assert failure is not None
+
+
 # --- templates ----------------------------------------------------------------------------
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="chains run in copies of this process")
@@ -550,3 +571,12 @@ def test_a_wrong_recipe_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(recipes, "written", lambda: wrong)
     [threshold] = [each for each in recipes.recipes() if each.name == "threshold"]
     assert [*recipes.faults_of(threshold)] != []
+
+
+def test_damaged_recordings_are_not_accepted(monkeypatch: Patch) -> None:
+    outcomes, failure = recordings.fuzz(with_long(30, 2000), 0, 0)
+    assert failure is None
+    assert outcomes["not accepted"] > 0
+    accepting = Verified([0], [], {}, [])
+    monkeypatch.setattr(recordings, "verify", lambda *_, **__: accepting)
+    assert "accepts a damaged recording" in str(recordings.fuzz(4, 0, 0)[1])

@@ -18,7 +18,7 @@ SELDOM = {"det_vjp", "eig", "eigh", "eigvals", "eigvalsh"}
 """Ops that raise only where LAPACK's iteration does not converge."""
 
 
-def _extremes(x: Array) -> Iterator[Array]:
+def extremes(x: Array) -> Iterator[Array]:
     """Yield operands of the same type that have one extreme value throughout."""
     if x.dtype.kind in "fc":
         values: tuple[float, ...] = (np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30)
@@ -38,7 +38,7 @@ def test_an_op_raises_for_some_values_if_it_says_so(name: str) -> None:
     raised = []
     for case in CASES[name]:
         for i, x in enumerate(case.inputs):
-            for extreme in _extremes(x):
+            for extreme in extremes(x):
                 operands = [*case.inputs[:i], extreme, *case.inputs[i + 1 :]]
                 try:
                     apply(one_op(name, **case.attributes), *map(from_array, operands))

@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import fused
 from mlvm.core.machine.callee import Fused, UserFunction, WritesInto
+from mlvm.core.machine.decode import Code as DecodedCode
+from mlvm.core.machine.decode import Decoded, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import Verdict
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
@@ -107,8 +109,9 @@ def link(
     `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and `ArgumentError`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
-    for code in codes.values():
-        _Linker(program, functions, verdict, codes, code, deferred).run()
+    decoded = decode(program) if verdict is None else verdict.decoded
+    for name, code in codes.items():
+        _Linker(program, functions, verdict, codes, code, decoded[name], deferred).run()
     return codes["main"]
 
 
@@ -137,44 +140,46 @@ class _Linker:
     verdict: Verdict | None
     codes: dict[str, Code]
     code: Code
+    decoded: DecodedCode
     deferred: bool
 
     def run(self) -> None:
-        function, steps = self.code.function, self.code.steps
-        starts, ends = self.code.starts, self.code.ends
-        targets = function.targets
+        function, ends = self.code.function, self.code.ends
         again = Instruction(Opcode.call, ("main",))
-        folds = function.name == "main" and not any(
-            again in each.code for each in self.program.functions.values()
+        self.folds = function.name == "main" and not (
+            self.deferred or any(again in each.code for each in self.program.functions.values())
         )
         step_of: dict[int, int] = {}
-        for pc, instruction in enumerate(function.code):
-            name: str | None = None
-            if (
-                instruction.opcode is Opcode.cfunc
-                and pc not in targets
-                and steps
-                and steps[-1][0] == PUSH
-                and isinstance(steps[-1][1], str)
-            ):
-                _, name, _, _ = steps.pop()
-                ends.pop()
-            else:
-                starts.append(pc)
-            step_of[pc] = len(steps)
-            steps.append(self.step(pc, instruction, name))
-            ends.append(pc)
-            if folds and steps[-1][0] == CALL:
-                self.fold_arguments(targets)
-        for i, (code, value, number, rest) in enumerate(steps):
+        reached = self.decoded.blocks
+        blocks = self.decoded if self.verdict is None else [reached[pc] for pc in sorted(reached)]
+        for block in blocks:
+            self.singly(block.start, is_reached=False)
+            step_of[block.start] = len(ends)
+            end = block.end
+            if self.verdict is not None:
+                end = self.verdict.ends[function.name, block.start]
+            for each in block.code:
+                if each.pc < end and each.name is not None:
+                    self.call(each, each.name)
+            self.singly(end)
+        self.singly(len(function.code), is_reached=False)
+        for i, (code, value, number, rest) in enumerate(self.code.steps):
             if code in (JUMP, JUMP_IF_FALSE):
-                steps[i] = code, value, step_of[number], rest
+                self.code.steps[i] = code, value, step_of[number], rest
 
-    def step(self, pc: int, instruction: Instruction, name: str | None) -> Step:
+    def add(self, start: int, end: int, step: Step) -> None:
+        self.code.steps.append(step)
+        self.code.starts.append(start)
+        self.code.ends.append(end)
+
+    def singly(self, end: int, *, is_reached: bool = True) -> None:
+        """Make a step of each instruction after the last step and before `end`."""
+        for pc in range(self.code.ends[-1] + 1 if self.code.ends else 0, end):
+            instruction = self.code.function.code[pc]
+            self.add(pc, pc, self.step(instruction) if is_reached else (UNREACHED, None, 0, None))
+
+    def step(self, instruction: Instruction) -> Step:
         opcode, immediates = instruction
-        place = self.code.function.name, pc
-        if self.verdict is not None and place not in self.verdict.reached:
-            return UNREACHED, None, 0, None
         if opcode in _CODES:
             return _CODES[opcode], None, immediates[0] if immediates else 0, None
         if opcode is Opcode.push_const:
@@ -183,43 +188,43 @@ class _Linker:
         if opcode is Opcode.call:
             called = self.codes[immediates[0]]
             return CALL_FUNCTION, called, called.function.nparams, None
-        if opcode is not Opcode.cfunc:
-            return PUSH, immediates[0], 0, None
-        nparams, nresults, *rest = immediates
-        attributes: Attributes = rest[0] if rest else NO_ATTRIBUTES
-        number = ALL if nparams == STAR else nparams
-        if name is None:
-            details = CallDetails(dict(attributes), nresults, unproven=self.verdict is not None)
-            return CALL_NAMED, None, number, details
+        if opcode is Opcode.cfunc:
+            nparams, nresults, *rest = immediates
+            attributes = dict(rest[0]) if rest else {}
+            details = CallDetails(attributes, nresults, unproven=self.verdict is not None)
+            return CALL_NAMED, None, ALL if nparams == STAR else nparams, details
+        return PUSH, immediates[0], 0, None
+
+    def call(self, each: Decoded, name: str) -> None:
+        """Make one step of the call, of the push of its name right before it and, in main, of the
+        pushes of its operands before these: if all are arguments of the launch, and a kernel that
+        leaves nothing takes them."""
+        pc, code, nresults = each.pc, self.code.function.code, each.at
+        if pc - 1 < each.start or code[pc - 1] is not each.callee:
+            return
+        place = self.code.function.name, pc
         binding = self.functions.binding(name)
         callee = binding.callee
         unproven = self.verdict is not None and place in self.verdict.unproven
         proven = None if self.verdict is None else self.verdict.bound.get(place)
-        bound = proven[1] if proven and proven[0] is callee else callee.bind(attributes)
+        bound = proven[1] if proven and proven[0] is callee else callee.bind(each.attributes)
         if isinstance(callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and callee.nresults is not None:
             nresults = callee.nresults  # holds also for a function that replaces it
+        numbers = each.arguments if self.folds and callee.kernel is not None else None
+        if numbers is not None and not unproven and nresults in (STAR, 0):
+            first = pc - 1 - len(numbers)
+            if first >= each.start and code[first : pc - 1] == each.operands:
+                self.singly(first)
+                self.add(first, pc, (CALL_ON_ARGS, binding, tuple(numbers), bound or None))
+                return
+        self.singly(pc - 1)
         may_alias = self.verdict is not None and isinstance(callee, WritesInto)
+        number = code[pc].immediates[0]
+        details = CallDetails(bound, nresults, unproven, may_alias)
         kind = CALL_DEFERRED if self.deferred else CALL
-        return kind, binding, number, CallDetails(bound, nresults, unproven, may_alias)
-
-    def fold_arguments(self, targets: set[int]) -> None:
-        """Fold the last CALL with the load_args before it. It must be of a kernel, they must push
-        all of its parameters, and no jump may go between them."""
-        steps, starts, ends = self.code.steps, self.code.starts, self.code.ends
-        _, binding, number, details = steps[-1]
-        if binding.callee.kernel is None or details.unproven or details.nresults not in (STAR, 0):
-            return
-        first = 0 if number == ALL else len(steps) - 1 - number
-        loads = steps[first:-1]
-        if first < 0 or any(load[0] != LOAD_ARG for load in loads):
-            return
-        if not targets.isdisjoint(range(starts[first] + 1, ends[-1] + 1)):
-            return
-        arguments = tuple([load[2] for load in loads])
-        steps[first:] = [(CALL_ON_ARGS, binding, arguments, details.attributes or None)]
-        del starts[first + 1 :], ends[first:-1]
+        self.add(pc - 1, pc, (kind, binding, ALL if number == STAR else number, details))
 
 
 def bind(
@@ -262,5 +267,5 @@ def bind(
 def nargs_of(program: Program) -> int:
     """Count the arguments of a launch that the program loads."""
     codes = [function.code for function in program.functions.values()]
-    numbers = [rest[0] for code in codes for opcode, rest in code if opcode is Opcode.load_arg]
-    return max(numbers, default=-1) + 1
+    numbers = [argument_of(each) for code in codes for each in code]
+    return max([n for n in numbers if n is not None], default=-1) + 1

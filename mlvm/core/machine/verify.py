@@ -8,24 +8,34 @@ parameter kinds, and recursion to a fixed point. What has passed runs unchecked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, brief, locate
+from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, UnknownFunction, brief, locate
 from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
+from mlvm.core.machine.decode import Code, Decoded, Ref, Result, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.slots import Finder, Slots, Stack, merged
-from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.op import Attributes
 from mlvm.core.program.assembly import format_instruction
-from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int, is_whole
+from mlvm.core.program.program import (
+    STAR,
+    Function,
+    Instruction,
+    Opcode,
+    Program,
+    is_int,
+    is_whole,
+)
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
-_MOST_ON_TOP: Final = 256  # values known above an unknown number of others, where paths meet
+_WIDTH: Final = 64  # slots that kept states share with each other as one tuple
 _FEW: Final = 32  # results of a call, which take memory in proportion to the program
-_SOME: Final = -1  # one of the launch's arguments, of which it is not known
-_ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
 _MOST: Final = 1 << 63
 
@@ -38,14 +48,12 @@ these it is followed for any."""
 class Abstract(NamedTuple):
     """Abstract value of a stack slot: its kind, and if inferred a Tensor's type or a Str's text.
 
-    The kind Any is a host function's result: the machine checks the value at its use.
-    `argument` is the number of the launch's argument that the slot holds, or `_SOME`."""
+    The kind Any is a host function's result: the machine checks the value at its use."""
 
     kind: str
     type: TensorType | None = None
     text: str | None = None
     constant: bool = False
-    argument: int | None = None
 
     def meet(self, other: Abstract) -> Abstract | None:
         """Return the facts that hold for both; None when their kinds clash."""
@@ -54,14 +62,10 @@ class Abstract(NamedTuple):
         if self.kind != other.kind:
             if ANY not in (self.kind, other.kind):
                 return None
-            return Abstract(ANY, argument=self._argument(other))
+            return UNKNOWN
         type = self.type if self.type is other.type else None
         text = self.text if self.text == other.text else None
-        constant = self.constant or other.constant
-        return Abstract(self.kind, type, text, constant, self._argument(other))
-
-    def _argument(self, other: Abstract) -> int | None:
-        return self.argument if self.argument == other.argument else _SOME
+        return Abstract(self.kind, type, text, self.constant or other.constant)
 
     def __str__(self) -> str:
         return str(self.type) if self.type else self.kind
@@ -72,57 +76,42 @@ INT: Final = Abstract("Int")
 UNKNOWN: Final = Abstract(ANY)
 
 
-class State(NamedTuple):
-    """A frame's slots, parameters first. It is `open` where heights differ: any number of unknown
-    values lie above `slots`, and the slots `top` lie above these."""
+State: TypeAlias = tuple[tuple[Abstract, ...], ...]
+"""The slots of a frame where paths meet, parameters first, in tuples of `_WIDTH`. States that
+follow each other share the tuples without changes."""
 
-    slots: Slots[Abstract] = Slots()
-    open: bool = False
-    top: tuple[Abstract, ...] = ()
 
-    @staticmethod
-    def of(slots: Sequence[Abstract]) -> State:
-        return State(Slots[Abstract]().with_more(slots))
+def _state(slots: Sequence[Abstract], like: State = ()) -> State:
+    """Return the slots as a state that has the tuples of a former one where it can."""
+    parts = [tuple(slots[i : i + _WIDTH]) for i in range(0, len(slots), _WIDTH)]
+    return tuple([y if x == y else x for x, y in zip_longest(parts, like[: len(parts)])])
 
-    def is_as(self, other: State) -> bool:
-        """Return whether the merge of this state and the other has changed nothing."""
-        return self.slots.root is other.slots.root and self[1:] == other[1:]
+
+def _height(state: State) -> int:
+    return sum(map(len, state))
 
 
 class Verdict(NamedTuple):
     """Facts about a verified program, by places (function, pc).
 
-    `reached`: places that can be reached. `unproven`: calls whose operands the machine checks as
+    `decoded`: its functions. `ends`: by function and the first pc of a block the pc before which
+    its reached instructions end. `unproven`: calls whose operands the machine checks as
     they run, since a kind or type was not inferred. `outputs`: whether a launch may leave any.
     `bound`: each call's function, and its bound attributes.
     `cost`: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`)."""
 
-    reached: frozenset[tuple[str, int]]
-    unproven: frozenset[tuple[str, int]]
+    decoded: Mapping[str, Code]
+    ends: Mapping[tuple[str, int], int]
+    unproven: Set[tuple[str, int]]
     outputs: bool
     bound: Mapping[tuple[str, int], tuple[Callee, Attributes]]
     cost: tuple[int, int]
 
-
-class Uses(NamedTuple):
-    """First use of a launch's arguments: old values of `reads` matter; `makes` are overwritten."""
-
-    reads: frozenset[int]
-    makes: frozenset[int]
-
-
-def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
-    """Return how a launch first uses each argument; as overwritten, if that cannot be inferred."""
-    first: dict[int, bool] = {}
-    try:
-        _Verifier(program, functions, None, False, first).run()
-    except MlvmError:
-        first = {_SOME: True}
-    reads = frozenset(i for i, writes in first.items() if not writes and i != _SOME)
-    makes = {i for i, writes in first.items() if writes and i != _SOME}
-    if first.get(_SOME):
-        makes = set(range(nargs)) - reads
-    return Uses(reads, frozenset(makes))
+    @property
+    def reached(self) -> frozenset[tuple[str, int]]:
+        """The places that can be reached."""
+        ranges = self.ends.items()
+        return frozenset((name, pc) for (name, start), end in ranges for pc in range(start, end))
 
 
 def verify(
@@ -147,22 +136,31 @@ def verify(
 class _Context:
     """A function with parameters of certain kinds: what is known of it so far.
 
-    `states`: the stack where paths meet, by pc. `result`: the results as slots, None as long as no
-    `return` is reached, which the walks in `waiting` need. `callers`: the blocks with calls of it.
-    `calls`: the contexts that it calls, by pc. `costs`: those of its ops, by pc."""
+    `states`: the slots where paths meet, by pc. `returns`: whether a `return` is reached, which the
+    walks in `waiting` need, and `result` then the results; None if their number is not known.
+    `callers`: the places from which calls of it are reached. `calls`: the contexts that it calls,
+    by pc. `costs`: those of its ops, by pc."""
 
     function: Function
     states: dict[int, State]
+    returns: bool = False
     result: State | None = None
     waiting: list[_Walk] = field(default_factory=list)
-    callers: dict[_Walk, None] = field(default_factory=dict)
+    callers: dict[tuple[_Context, int], None] = field(default_factory=dict)
     calls: dict[int, _Context] = field(default_factory=dict)
     costs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-_Walk: TypeAlias = tuple[_Context, int, int, State | None]
-"""A way through a function that is to be followed: from a pc, in the block of instructions that
-begins at another, and with a state, None for that of its context."""
+class _Walk(NamedTuple):
+    """A way through a function that is to be followed: from a place where paths meet, or from a
+    call on that waited for its results, in a block that began with a state."""
+
+    context: _Context
+    since: int
+    start: int
+    state: State | None = None
+    resumed: int = 0
+    results: Mapping[int, Sequence[Abstract]] = MappingProxyType({})
 
 
 def _cost(main: _Context) -> tuple[int, int]:
@@ -191,191 +189,200 @@ class _Verifier:
     functions: FunctionTable
     arg_types: Sequence[TensorType] | None
     by_type: bool
-    first: dict[int, bool] | None = None  # whether an argument is written before it is read
     outputs: bool = False
+    nargs: int = 0  # that the program loads
     many: int = 0  # results of calls that leave more than a few
     unproven: set[tuple[str, int]] = field(default_factory=set)
     bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
     cached: dict[Any, Any] = field(default_factory=dict)  # attributes bound, and types inferred
-    reached: set[tuple[str, int]] = field(default_factory=set)
-    targets: dict[str, set[int]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
-    arguments: dict[int, Abstract] = field(default_factory=dict)  # of the launch, by number
-    tensors: Finder[Abstract] = field(default_factory=lambda: Finder(_may_be_tensor))
+    pushed: dict[Instruction, Abstract] = field(default_factory=dict)
 
     def run(self) -> Verdict:
         for function in self.program.functions.values():
             _check_signature(function)
             self.context = _Context(function, {})
-            for self.pc, self.instruction in enumerate(function.code):
-                self.check_immediates(function)
-            self.targets[function.name] = function.targets
+            for self.pc, instruction in enumerate(function.code):
+                self.check_immediates(function, instruction)
+        self.decoded = decode(self.program, partial(_nresults, self.functions))
         if self.program.main.nparams:
             raise ProgramError("main has no parameters; it loads the launch's arguments")
         main = self.enter(self.program.main, ())
         while self.work:
-            self.context, self.pc, self.block, state = self.work.pop()
-            state = state or self.context.states[self.pc]
-            self.slots, self.open, self.top = Stack(state.slots), state.open, list(state.top)
-            self.follow(self.context.function, self.targets[self.context.function.name])
-        reached, unproven = frozenset(self.reached), frozenset(self.unproven)
-        return Verdict(reached, unproven, self.outputs, self.bound, _cost(main))
+            self.follow(self.work.pop())
+        facts = self.unproven, self.outputs, self.bound, _cost(main)
+        return Verdict(self.decoded, self.ends, *facts)
 
-    def follow(self, function: Function, targets: set[int]) -> None:
-        """Walk on to where paths meet, or this one ends. Only there a copy of the stack is kept."""
-        while self.pc < len(function.code):
-            opcode, immediates = self.instruction = function.code[self.pc]
-            self.reached.add((function.name, self.pc))
-            if getattr(self, opcode._name_)(*immediates) is _ENDS:  # `name` is a call in Python
+    def follow(self, walk: _Walk) -> None:
+        """Walk on to where paths meet, or this one ends. Only there a copy of the slots is kept."""
+        self.context, self.since, start, state, first, results = walk
+        function = self.context.function
+        code, nparams = self.decoded[function.name], function.nparams
+        like = self.context.states[start] if state is None else state
+        self.slots = [x for part in like for x in part]
+        while True:
+            self.results = dict(results)
+            block = code.block(start, len(self.slots) - nparams)
+            for i in range(first, len(block.code)):
+                each = block.code[i]
+                self.pc = each.pc
+                if each.fault is not None:
+                    raise self.error(each.fault)
+                getattr(self, each.kind)(each)
+                if each.kind == "call" and not self.context.calls[each.pc].returns:
+                    state = _state(self.slots, like)
+                    rest = _Walk(self.context, self.since, start, state, i, self.results)
+                    self.context.calls[each.pc].waiting.append(rest)
+                    self.reach(start, each.pc + 1)
+                    return
+            self.reach(start, block.end)
+            last = block.code[-1].kind if block.code else ""
+            values = [*map(self.value, block.left)]
+            if block.many:
+                values += self.results[block.end - 1]
+            changed = [(nparams + i, self.value(x)) for i, x in block.changed]
+            if not block.is_open:
+                self.slots[nparams + block.low :] = values
+                for slot, x in changed:
+                    self.slots[slot] = x
+            if last == "halt" and not self.outputs:
+                tensors = [x for x in self.slots[nparams:] if x.kind in ("Tensor", ANY)]
+                self.outputs = block.is_open or bool(tensors)
+            start, self.pc, first, results = block.end, block.end - 1, 0, {}
+            if last in ("jump", "jump_if_false") and block.code[-1].pc == self.pc:
+                like = self.merge(self.context, block.code[-1].at, _state(self.slots, like))
+            if not block.goes_on:
                 return
-            if self.pc + 1 in targets:
-                self.flow(self.pc + 1)
+            if start >= len(function.code):
+                raise ProgramError(f"{function.name}: the end is reached without halt or return")
+            if start in code.targets:
+                if block.is_open:
+                    raise self.error("the stack's height is not known here")
+                self.merge(self.context, start, _state(self.slots, like))
                 return
-            self.pc += 1
-        raise ProgramError(f"{function.name}: the end is reached without halt or return")
+
+    def reach(self, start: int, end: int) -> None:
+        """Note that these instructions run; check that the launch has the arguments they load."""
+        place = self.context.function.name, start
+        self.ends[place] = max(end, self.ends.get(place, start))
+        if self.arg_types is not None and self.nargs > len(self.arg_types):
+            for self.pc in range(start, end):
+                number = argument_of(self.context.function.code[self.pc])
+                if number is not None and number >= len(self.arg_types):
+                    raise self.error(f"the launch has {len(self.arg_types)} arguments")
 
     # --- the fixed point ---
 
-    def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
+    def enter(self, function: Function, params: Sequence[Abstract]) -> _Context:
         """The context of a call with these parameters, to be followed again if they are new."""
-        key = tuple(str(p) if self.by_type else p.kind for p in params)
-        if self.first is not None:
-            key += tuple(str(p.argument) for p in params)
+        key = tuple([str(p) if self.by_type else p.kind for p in params])
         most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
         contexts = self.contexts.setdefault(function.name, {})
         if key not in contexts and len(contexts) >= most:
-            params = (UNKNOWN._replace(argument=self.unknown_argument),) * len(params)
+            params = (UNKNOWN,) * len(params)
             key = (ANY,) * len(params)
         context = contexts.get(key) or contexts.setdefault(key, _Context(function, {}))
-        self.merge(context, 0, State.of(params))
+        self.merge(context, 0, _state(params))
         return context
 
-    def flow(self, pc: int) -> None:
-        """The state in hand reaches `pc` of the same function."""
-        self.merge(self.context, pc, self.state())
-
-    def state(self) -> State:
-        return State(self.slots.shared(), self.open, tuple(self.top[-_MOST_ON_TOP:]))
-
-    def merge(self, context: _Context, pc: int, state: State) -> None:
+    def merge(self, context: _Context, pc: int, state: State) -> State:
+        """Note that the state reaches `pc` of a function. Return it."""
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
-        if before is None or not after.is_as(before):
+        if after is not before:
+            self.count(len(after))  # of a high stack, which few places share
             context.states[pc] = after
-            self.work.append((context, pc, pc, None))
+            self.work.append(_Walk(context, pc, pc))
+        return state
 
     def meet(self, x: State, y: State, where: str) -> State:
-        open = x.open or y.open
-        if not open and x.slots.height != y.slots.height:
-            raise self.error(
-                f"the stack has {x.slots.height} or {y.slots.height} values at {where}, "
-                f"depending on the path"
-            )
+        heights = _height(x), _height(y)
+        if heights[0] != heights[1]:
+            values = "the stack has {} or {} values".format(*heights)
+            raise self.error(f"{values} at {where}, depending on the path")
+        parts = list(x)
+        for n, (a, b) in enumerate(zip(x, y, strict=True)):
+            if a is not b and a != b:
+                met = tuple([p.meet(q) for p, q in zip(a, b, strict=True)])
+                if None in met:
+                    i = met.index(None)
+                    slot = f"slot {n * _WIDTH + i} is {a[i]} or {b[i]}"
+                    raise self.error(f"{slot} at {where}, depending on the path")
+                parts[n] = a if met == a else met  # type: ignore[assignment]
+        return x if all(map(operator.is_, parts, x)) else tuple(parts)
 
-        def both(i: int, a: Abstract, b: Abstract) -> Abstract:
-            common = a.meet(b)
-            if common is None:
-                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
-            return a if common == a else common
+    # --- values ---
 
-        top: tuple[Abstract, ...] = ()
-        if open:
-            x, y = _opened(x, y), _opened(y, x)
-            pairs = zip(x.top[::-1], y.top[::-1], strict=False)
-            top = tuple([both(i, a, b) for i, (a, b) in enumerate(pairs)][::-1])
-            height = min(x.slots.height, y.slots.height)
-            x, y = (each._replace(slots=each.slots.lowest(height)) for each in (x, y))
-        return State(merged(x.slots, y.slots, both), open, top)
+    def value(self, ref: Ref) -> Abstract:
+        """What is known of an operand."""
+        if ref.__class__ is int:
+            return self.slots[self.context.function.nparams + ref]
+        if ref.__class__ is Result:
+            return self.results[ref.pc][ref.number]
+        assert isinstance(ref, Instruction)
+        return self.pushed.get(ref) or self.push(ref)
+
+    def operands(self, each: Decoded) -> list[Abstract]:
+        return [*map(self.value, each.operands or ())]
+
+    def push(self, instruction: Instruction) -> Abstract:
+        [immediate] = instruction.immediates
+        known = INT
+        if instruction.opcode is Opcode.load_arg:
+            types = self.arg_types or ()
+            known = Abstract("Tensor", types[immediate] if immediate < len(types) else None)
+        elif instruction.opcode is Opcode.push_str:
+            known = Abstract("Str", text=immediate)
+        elif instruction.opcode is Opcode.push_const:
+            type = TensorType.of(self.program.constants[immediate])
+            known = Abstract("Tensor", type, constant=True)
+        self.pushed[instruction] = known
+        return known
+
+    def take(self, ref: Ref, kind: str) -> Abstract:
+        value = self.value(ref)
+        if value.kind not in (kind, ANY):
+            expected = "an Int" if kind == "Int" else f"a {kind}"
+            raise self.error(f"expected {expected} on top of the stack, got {value}")
+        if value.kind == ANY:
+            self.unproven.add((self.context.function.name, self.pc))
+        return value
 
     # --- what each instruction does ---
 
-    def halt(self) -> object:
-        nparams = self.context.function.nparams
-        if self.first is not None:
-            self.use(list(self.slots.shared().above(nparams)))
-        self.outputs |= self.open or self.tensors.any_above(self.slots.shared(), nparams)
-        return _ENDS
+    def halt(self, each: Decoded) -> None:
+        """Do nothing: the end of the block does it."""
 
-    def push_int(self, n: int) -> None:
-        self.push(INT)
+    set = jump = halt
 
-    def push_str(self, s: str) -> None:
-        self.push(Abstract("Str", text=s))
+    def load_global(self, each: Decoded) -> None:
+        [handle] = each.operands or ()
+        self.take(handle, "Int")
+        self.results[each.pc] = [TENSOR]
 
-    def push_const(self, name: str) -> None:
-        self.push(Abstract("Tensor", TensorType.of(self.program.constants[name]), constant=True))
+    def store_global(self, each: Decoded) -> None:
+        tensor, handle = each.operands or ()
+        self.take(handle, "Int")
+        self.take(tensor, "Tensor")
 
-    def load_arg(self, i: int) -> None:
-        if self.arg_types is not None and i >= len(self.arg_types):
-            raise self.error(f"the launch has {len(self.arg_types)} arguments")
-        x = self.arguments.get(i)
-        if x is None:
-            type = self.arg_types[i] if self.arg_types is not None else None
-            argument = None if self.first is None else i
-            x = self.arguments[i] = Abstract("Tensor", type, argument=argument)
-        self.push(x)
+    def jump_if_false(self, each: Decoded) -> None:
+        [condition] = self.operands(each)
+        if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
+            raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
 
-    @property
-    def unknown_argument(self) -> int | None:
-        return None if self.first is None else _SOME
-
-    def use(self, read: Sequence[Abstract], written: Sequence[Abstract] = ()) -> None:
-        """Note what is done with arguments, in this order."""
-        if self.first is not None:
-            for values, writes in ((read, False), (written, True)):
-                for x in values:
-                    if x.argument is not None:
-                        self.first[x.argument] = self.first.get(x.argument, writes) or (
-                            writes and x.argument == _SOME
-                        )
-
-    def load_global(self) -> None:
-        self.take("Int")
-        self.push(TENSOR._replace(argument=self.unknown_argument))
-
-    def store_global(self) -> None:
-        self.take("Int")
-        self.use([self.take("Tensor")])
-
-    def get(self, i: int) -> None:
-        self.push(self.slots.at(self.place_of(i)))
-
-    def set(self, i: int) -> None:
-        value = self.take(ANY)
-        self.slots.put(self.place_of(i), value)
-
-    def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
-        name = self.take("Str").text
-        if nparams == STAR:
-            is_exact = not self.open
-            operands = self.slots.pop(len(self.slots) - self.context.function.nparams)
-            self.open, self.top = False, []
-        else:
-            is_exact, operands = True, self.pop(nparams)
+    def cfunc(self, each: Decoded) -> None:
+        name = self.take(each.callee, "Str").text
         results = None
-        if self.first is not None:
-            self.use_by(name, operands, attributes)
-        if name is None or not is_exact:
+        if name is None or each.operands is None:
             self.unproven.add((self.context.function.name, self.pc))
         else:
-            results = self.results_of(name, operands, nresults, attributes)
-        if results is None and nresults != STAR:
-            self.count(nresults)
-            results = [UNKNOWN] * nresults
-        self.leave(results or (), open=results is None)
-
-    def use_by(self, name: str | None, operands: list[Abstract], attributes: Any) -> None:
-        """Note what a host function does with its operands; one that is not known writes them."""
-        callee = self.functions.binding(name).callee if name is not None else None
-        read, written = operands, list[Abstract]()
-        if isinstance(callee, WritesInto):
-            count = callee.writes(callee.bind(attributes))
-            read, written = operands[count:], operands[:count]
-        elif callee is None or isinstance(callee, UserFunction):
-            read = operands[callee.reads] if callee is not None and callee.reads is not None else []
-            written = [x for x in operands if all(x is not each for each in read)]
-        self.use(read, written)
+            results = self.results_of(name, self.operands(each), each.at, each.attributes)
+        if each.results is not None and results is None:
+            self.count(each.results)
+            results = [UNKNOWN] * each.results
+        self.results[each.pc] = results or []
 
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
@@ -421,63 +428,30 @@ class _Verifier:
         self.bound[place] = self.cached[key]
         return self.bound[place][1]
 
-    def call(self, name: str) -> object:
-        function = self.program.functions[name]
-        params = tuple(self.pop(function.nparams))
-        context = self.enter(function, params)
-        context.callers[self.context, self.block, self.block, None] = None
-        self.context.calls[self.pc] = context
-        if context.result is None:
-            self.leave(params, open=False)
-            context.waiting.append((self.context, self.pc, self.block, self.state()))
-            return _ENDS
-        self.count(context.result.slots.height)
-        self.leave([*context.result.slots.above(0)], context.result.open)
-        return None
+    def call(self, each: Decoded) -> None:
+        context = self.enter(self.program.functions[each.callee], self.operands(each))
+        context.callers[self.context, self.since] = None
+        self.context.calls[each.pc] = context
+        if context.returns and each.results is not None and context.result is not None:
+            self.count(each.results)
+            self.results[each.pc] = [x for part in context.result for x in part]
 
-    def return_(self, n: int) -> object:
-        function = self.context.function
+    def return_(self, each: Decoded) -> None:
+        context, function, n = self.context, self.context.function, len(each.operands or ())
         if function.name == "main":
             raise self.error("main has no caller to return to; it ends with halt")
         if function.nresults not in (STAR, n):
             raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
-        state = State.of(self.pop(n))
-        before = self.context.result
-        if before is None:
-            after = state
-        elif function.nresults == STAR and (before.open or before.slots.height != n):
-            after = State(open=True)
-        else:
-            after = self.meet(before, state, "the return")
-        if before is None or not after.is_as(before):
-            self.context.result = after
-            self.work += self.context.waiting if before is None else self.context.callers
-            self.context.waiting.clear()
-        return _ENDS
-
-    def jump(self, target: int) -> object:
-        self.need_height()
-        self.flow(target)
-        return _ENDS
-
-    def jump_if_false(self, target: int) -> None:
-        self.need_height()
-        condition = self.take(ANY)
-        self.use([condition])
-        if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
-            raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
-        self.flow(target)
-
-    # --- the stack ---
-
-    def push(self, value: Abstract) -> None:
-        (self.top if self.open else self.slots).extend((value,))
-
-    def leave(self, results: Sequence[Abstract], open: bool) -> None:
-        """Push a call's results; if open, any number of unknown ones follow them."""
-        (self.top if self.open else self.slots).extend(results)
-        if open:
-            self.open, self.top = True, []
+        before, after = context.result, _state(self.operands(each))
+        if not context.returns:
+            context.result, context.returns = after, True
+            self.work += context.waiting
+            context.waiting.clear()
+        elif before is not None:
+            is_same = _height(before) == n
+            context.result = self.meet(before, after, "the return") if is_same else None
+            if context.result is not before:
+                self.work += [_Walk(other, since, since) for other, since in context.callers]
 
     def count(self, nresults: int) -> None:
         """Bound the results of all calls with many, whose memory nothing else bounds: functions
@@ -485,60 +459,28 @@ class _Verifier:
         if nresults > _FEW:
             self.many += nresults
             if self.many > self.functions.max_results:
+                limit = f"the limit is {self.functions.max_results:,}; return fewer"
                 where = f"{self.context.function.name}, pc {self.pc}"
-                most = f"{self.functions.max_results:,}"
-                raise LimitExceeded(
-                    f"{where}: calls leave too many values on the stack: the limit is {most}; "
-                    "return fewer"
-                )
-
-    def take(self, kind: str) -> Abstract:
-        [value] = self.pop(1)
-        if kind != ANY and value.kind not in (kind, ANY):
-            expected = "an Int" if kind == "Int" else f"a {kind}"
-            raise self.error(f"expected {expected} on top of the stack, got {value}")
-        if kind != ANY and value.kind == ANY:
-            self.unproven.add((self.context.function.name, self.pc))
-        return value
-
-    def pop(self, n: int) -> list[Abstract]:
-        height = len(self.top)
-        if not self.open:
-            height = len(self.slots) - self.context.function.nparams
-        if n > height:
-            qualifier = " known" if self.open else ""
-            raise self.error(f"needs {n} values above base; there are {height}{qualifier}")
-        if not self.open:
-            return self.slots.pop(n)
-        at = height - n
-        values = self.top[at:]
-        del self.top[at:]
-        return values
-
-    def need_height(self) -> None:
-        """Refuse a jump where the height is not known: a loop could grow the stack."""
-        if self.open:
-            raise self.error("the stack's height is not known here")
-
-    def place_of(self, i: int) -> int:
-        nparams = self.context.function.nparams
-        if not -nparams <= i < len(self.slots) - nparams:
-            raise self.error(
-                f"slot {i} is not there: {nparams} parameters lie below base, "
-                f"{len(self.slots) - nparams} values above"
-            )
-        return nparams + i
+                raise LimitExceeded(f"{where}: calls leave too many values on the stack: {limit}")
 
     # --- immediates and errors ---
 
-    def check_immediates(self, function: Function) -> None:
-        opcode, immediates = self.instruction
+    def check_immediates(self, function: Function, instruction: Instruction) -> None:
+        opcode, immediates = instruction
+        first = immediates[0] if immediates else None
         if len(immediates) == 1:  # most instructions
-            [first] = immediates
             if opcode is Opcode.push_str and first.__class__ is str:
                 return
             if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first < _MOST:
+                self.nargs = max(self.nargs, first + 1)
                 return
+        elif opcode is Opcode.cfunc and len(immediates) == 2:
+            if {*map(type, immediates)} == {int} and 0 <= min(immediates) <= max(
+                immediates
+            ) < _MOST:
+                return
+        elif opcode is Opcode.halt and not immediates:
+            return
         if not opcode.takes(len(immediates)):
             raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):
@@ -553,11 +495,14 @@ class _Verifier:
             else:
                 expected, fits = _WANTED.get((opcode, kind)) or _WANTED[None, kind]
                 good = fits(value)
+            if good and opcode is Opcode.load_arg:
+                self.nargs = max(self.nargs, int(value) + 1)
             if not good:
                 raise self.error(f"{kind.rstrip('?')} must be {expected}, not {brief(value)}")
 
     def place(self) -> str:
-        return f"{self.context.function.name}, pc {self.pc}: {format_instruction(self.instruction)}"
+        function = self.context.function
+        return f"{function.name}, pc {self.pc}: {format_instruction(function.code[self.pc])}"
 
     def error(self, reason: str) -> ProgramError:
         error = ProgramError(f"{self.place()}: {reason}")
@@ -565,16 +510,12 @@ class _Verifier:
         return error
 
 
-def _opened(state: State, other: State) -> State:
-    """The state as an open one. Its slots are divided as those of the other, which is open."""
-    if state.open:
-        return state
-    start = max(other.slots.height, state.slots.height - len(other.top))
-    return State(state.slots.lowest(other.slots.height), True, (*state.slots.above(start),))
-
-
-def _may_be_tensor(x: Abstract) -> bool:
-    return x.kind in ("Tensor", ANY)
+def _nresults(functions: FunctionTable, name: str | None) -> int | None:
+    """Return the number of results that the function of that name declares."""
+    try:
+        return None if name is None else functions.binding(name).callee.nresults
+    except UnknownFunction:
+        return None
 
 
 def _check_signature(function: Function) -> None:

@@ -12,7 +12,7 @@ compute with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -30,7 +30,7 @@ _PLACES: Final = frozenset(
 )
 """Operands that do not promote with the others: they say where elements are, choose, or count."""
 
-FILLS: Final = frozenset({"value", "pad_value"})
+_FILLS: Final = frozenset({"value", "pad_value"})
 """Attributes that are elements of the result."""
 
 
@@ -103,13 +103,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     if op.dynamic or not is_half(arrays[0]):
         return kernel(*outs, *wide, **attributes)
     out = arrays[0]
-    is_named = attributes.get("dtype") in (f16.name, bf16.name)
-    has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
-    computed = f64 if has_f64 or not op.inputs else f32
-    if is_named:
-        attributes["dtype"] = computed.name
-    for name in FILLS & attributes.keys():
-        attributes[name] = float(shown(cast(np.array(attributes[name]), DType.of(out.dtype))))
+    computed, attributes = computed_in(op, DType.of(out.dtype), operands, attributes)
     result = memory_of(*out.shape, dtype=computed.numpy)
     kernel(result, *wide, **attributes)
     if op.name == "uniform":  # rounded towards 0, so that it stays below 1
@@ -117,6 +111,21 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
         bits &= np.uint32(0xFFFFE000 if out.dtype == f16.numpy else 0xFFFF0000)
     convert(out, result)
     return None
+
+
+def computed_in(
+    op: Op, dtype: DType, operands: Iterable[Array | TensorType], attributes: Mapping[str, Any]
+) -> tuple[DType, dict[str, Any]]:
+    """Return the dtype in which an op computes a result of that half, and its attributes there."""
+    attributes = dict(attributes)
+    is_named = attributes.get("dtype") == dtype.name
+    has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
+    computed = f64 if has_f64 or not op.inputs else f32
+    if is_named:
+        attributes["dtype"] = computed.name
+    for name in _FILLS & attributes.keys():
+        attributes[name] = float(shown(cast(np.array(attributes[name]), dtype)))
+    return computed, attributes
 
 
 def promotes(op: Op, operands: Sequence[Array | TensorType]) -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from typing import Literal
 
 import numpy as np
 
@@ -357,6 +358,24 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
         np.subtract(x.shape[axis] - 1, np.flip(order, axis), out)
     else:
         np.copyto(out, np.argsort(x, axis, kind="stable"))
+
+
+def _searchsorted(edges: TensorType, x: TensorType, right: bool) -> TensorType:
+    rules.require("real", edges, x)
+    if edges.dtype is not x.dtype:
+        raise DTypeError(f"expected edges and x of one dtype, got {edges} and {x}")
+    if not x.ndim or x.ndim != edges.ndim or x.shape[:-1] != edges.shape[:-1]:
+        raise ShapeError("expected edges [..., N] and x [..., M] with the same leading axes")
+    return TensorType(i64, x.shape)
+
+
+@movement(infer=_searchsorted)
+def searchsorted(out: Array, edges: Array, x: Array, *, right: bool = False) -> None:
+    """The position at which to insert each element of x into its row of edges, which ascends: i64.
+    The position is before equal edges, or behind them with `right`. nan counts as the largest."""
+    side: Literal["left", "right"] = "right" if right else "left"
+    for row in np.ndindex(x.shape[:-1]):
+        out[row] = np.searchsorted(edges[row], x[row], side)
 
 
 def _top_indices(x: TensorType, *, axis: int, count: int, descending: bool) -> TensorType:

@@ -52,6 +52,8 @@ class Kind(Enum):
     post = 6
     launch = 7
     goodbye = 8
+    ops = 9
+    repro = 10
 
 
 class Allowance:

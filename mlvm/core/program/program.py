@@ -83,6 +83,11 @@ class Instruction(NamedTuple):
     opcode: Opcode
     immediates: tuple[Any, ...] = ()
 
+    @staticmethod
+    def of(text: str, *immediates: Any) -> Instruction:
+        """Return the instruction of the opcode with that text."""
+        return Instruction(OPCODES[text], immediates)
+
     def jumping(self, target: Callable[[Any], int]) -> Instruction:
         """The same; a jump goes to what `target` makes of its label."""
         if "label" not in self.opcode.immediates:

@@ -869,7 +869,7 @@ VJPS: Final[dict[str, Rules]] = {
     ),
     "astype": {"x": lambda g: g},
     "copy": {"x": lambda g: g},
-    **_none("argsort top_indices"),
+    **_none("argsort top_indices searchsorted"),
     # --- creation ---
     "full": linear(value=lambda g: g),
     **_none("zeros arange linspace eye"),

@@ -23,7 +23,18 @@ from contextlib import suppress
 from functools import partial, update_wrapper
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from mlvm.arena.arena import Allocation, Arena, scope
 from mlvm.arena.planner import MOST_EFFORT, Plan
@@ -36,7 +47,7 @@ from mlvm.core.errors import (
     StaleProgramError,
     brief,
 )
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
@@ -65,7 +76,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines import residuals
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
 from mlvm.show.picture import timeline
@@ -93,6 +104,31 @@ class _Miss(NamedTuple):
         return trace(fn, self.args, self.kwargs, self.arena, self.signature, free, lengths)
 
 
+class Match(NamedTuple):
+    """Program of a call.
+
+    entry, scalars: the program, and the numbers of the call as it takes them.
+    signature: the call's signature.
+    args, kwargs: its arguments, with tensors in place of arrays.
+    is_known: whether the program was there before the call.
+    named: the open lengths that the call names.
+    """
+
+    entry: CacheEntry
+    scalars: ScalarInputs
+    signature: Signature
+    args: Any
+    kwargs: Any
+    is_known: bool
+    named: Sequence[OpenLength]
+
+
+StepObserver: TypeAlias = "Callable[[Captured[..., Any], Callable[[Any, Any], Any], Any, Any], Any]"
+step_observers: Final[list[StepObserver]] = []
+"""Functions around calls of captured functions, of which the last one is called. It gets the
+captured function, a function that runs the call, and the arguments."""
+
+
 class Captured(Generic[P, R]):
     """A captured function: each call launches a compiled program; `capture` returns it.
 
@@ -105,6 +141,12 @@ class Captured(Generic[P, R]):
         >>> step(ml.ones(3)), step
         (Tensor([1., 1., 1.], f32[3]), <captured <lambda>, 1 program>)
     """
+
+    save_repro: ClassVar[Callable[..., None]]
+    """`step.save_repro(path, *args)`; see `mlvm.eager.runs.captured`, which adds it."""
+
+    debug: ClassVar[Callable[..., None]]
+    """`step.debug(*args)`; see `mlvm.eager.runs.captured`, which adds it."""
 
     def __init__(
         self,
@@ -155,6 +197,8 @@ class Captured(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if current_capture.get() is not None:  # it is called inside another captured function
             return self._fn(*args, **kwargs)
+        if step_observers:
+            return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -187,6 +231,28 @@ class Captured(Generic[P, R]):
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
             return self._call(args, kwargs, loop=loop)  # it may be known with these
+        entry, scalars, signature, _, _, is_known, named = self._match(arena, args, kwargs)
+        is_repeated, self._last = self._last is entry, entry
+        if loop:
+            result = self._launch_in_loop(entry, arena, scalars, signature)
+            return entry.outcome.with_arguments(result, args, kwargs)
+        launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
+        scratch = self._scratch.of(arena.vm)
+        result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
+        if entry.outcome.returns_arguments:
+            result = entry.outcome.with_arguments(result, args, kwargs)
+        may_repeat = is_known and (is_repeated or not named)
+        if EXTENSION is not None and may_repeat and self.check is None:
+            self._fast_path.add(entry, signature, args, kwargs, scratch)
+        return result
+
+    def match(self, args: Any, kwargs: Any) -> Match:
+        """Return the program that a call with these arguments would launch, and compile it if there
+        is none. Nothing is launched. Raises what a call raises before its launch."""
+        arena = scope.get() or default_arena()
+        return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
+
+    def _match(self, arena: Arena, args: Any, kwargs: Any) -> Match:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
@@ -204,20 +270,7 @@ class Captured(Generic[P, R]):
                 if self._is_checked() and self._differs(entry, arena, args, kwargs, signature):
                     continue
             if not (entry.launch.updates and entry.make_exclusive(signature.inputs)):
-                break
-        is_repeated, self._last = self._last is entry, entry
-        if loop:
-            result = self._launch_in_loop(entry, arena, scalars, signature)
-            return entry.outcome.with_arguments(result, args, kwargs)
-        launch, tensors, inputs = entry.variants.select(), signature.tensors, signature.inputs
-        scratch = self._scratch.of(arena.vm)
-        result = self._launch(entry, launch, arena, scratch, scalars, tensors, inputs)
-        if entry.outcome.returns_arguments:
-            result = entry.outcome.with_arguments(result, args, kwargs)
-        may_repeat = match is not None and (is_repeated or not named)
-        if EXTENSION is not None and may_repeat and self.check is None:
-            self._fast_path.add(entry, signature, args, kwargs, scratch)
-        return result
+                return Match(entry, scalars, signature, args, kwargs, match is not None, named)
 
     def _launch(
         self,
@@ -307,6 +360,11 @@ class Captured(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     @property
+    def name(self) -> str:
+        """The qualified name of the function."""
+        return self._name
+
+    @property
     def fn(self) -> Callable[P, R]:
         """The function that was captured."""
         return self._fn
@@ -390,12 +448,15 @@ class Captured(Generic[P, R]):
         `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
 
         Raises `CaptureError` before the first call, and as `save` for a program that has no such
-        lengths; `ShapeError` for lengths that it is not for, and `OSError`.
+        lengths; `ShapeError` for lengths that it is not for, `ArgumentError` for a name that does
+        not end in .svg, and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
+            ml.capture(ml.sum).plot("step.png")  # ArgumentError
             bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
         """
+        require_suffix(path, ".svg", "plot")
         title = f"Memory of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
         if lengths is not None and not isinstance(lengths, Mapping):
@@ -438,8 +499,7 @@ class Captured(Generic[P, R]):
         entry = self._last_entry()
         launch, outcome = entry.launch, entry.outcome
         planned = launch.planned
-        code = planned.program.main.code
-        if launch.queues or any(instruction.opcode is Opcode.push_int for instruction in code):
+        if launch.queues or planned.takes:
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
         if entry.fields or outcome.rebound:
             raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")

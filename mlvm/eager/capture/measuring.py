@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
@@ -28,10 +28,11 @@ from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_suffix, write_file
 from mlvm.show.picture import front
 from mlvm.show.report import plan_table
-from mlvm.step.compile import compile_flow, curve_of
+from mlvm.step.compile import Planned, compile_flow, curve_of
+from mlvm.step.flow import Flow
 from mlvm.step.fusion import policy_of
 
 _LARGEST: Final = 1 << 40
@@ -54,8 +55,11 @@ class CurvePoint(NamedTuple):
 class Measured:
     """The memory that one call of a function needs.
 
-    `arena` is the capacity in bytes of an arena that it runs in eagerly, `plan` the plan of the
-    captured function. `curve` returns the memory and time of other programs of it.
+    `arena` is the high-water mark of an arena that it runs in eagerly: the most bytes of tensors
+    that are alive at once. It is exact except in `cond`, `scan` and other control flow, of which
+    one iteration and all branches count. `capacity` is enough for an arena of fixed capacity,
+    where gaps between tensors count, too. `plan` is the plan of the captured function. `curve`
+    returns the memory and time of other programs of it.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
         >>> measured
@@ -99,8 +103,13 @@ class Measured:
 
     @property
     def arena(self) -> int:
-        """The capacity in bytes of an arena that the call runs in eagerly."""
+        """The high-water mark in bytes of an arena that the call runs in eagerly."""
         return self._facts.arena
+
+    @property
+    def capacity(self) -> int:
+        """The capacity in bytes of an arena that the call runs in eagerly."""
+        return self._facts.capacity
 
     @property
     def plan(self) -> Plan:
@@ -111,7 +120,8 @@ class Measured:
         """Return bytes against estimated time for programs of the captured function.
 
         Each needs less memory and more time than the one before. With the `budgets` of `measure`,
-        return the fastest program for each of these, in their order.
+        return the fastest program for each of these, in their order. With `lengths` they are
+        programs at the bounds; the times are those at the sizes of the arguments.
 
             >>> def step(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(ml.tanh(x)))))(x)
             >>> points = ml.measure(step, ml.TensorType("f32", [1000])).curve()
@@ -124,7 +134,14 @@ class Measured:
         return [_fastest(points, budget) for budget in self._options.budgets]
 
     def plot(self, path: str | Path) -> None:
-        """Draw the curve as an SVG picture, with the plan marked. Raises `OSError`."""
+        """Draw the curve as an SVG picture, with the plan marked.
+
+        Raises `ArgumentError` for a name that does not end in .svg, and `OSError`.
+
+        Refuses:
+            ml.measure(ml.tanh, v).plot("curve.png")  # ArgumentError
+        """
+        require_suffix(path, ".svg", "plot")
         write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
     def at(self, /, **sizes: int) -> Measured:
@@ -204,6 +221,7 @@ class _Facts(NamedTuple):
     """Measurements of a call at given sizes."""
 
     arena: int
+    capacity: int
     plan: Plan
     curve: Callable[[], list[tuple[int, float]]]
 
@@ -290,13 +308,15 @@ def measure(
     return Measured(at, names, options)
 
 
-def _no_curve() -> NoReturn:
-    raise ArgumentError(
-        "curve: expected a measurement without lengths=; measure types of the bounds"
-    )
-
-
-def _facts(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) -> _Facts:
+def _facts(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    options: _Options,
+    points: list[tuple[int, float]] | None = None,
+) -> _Facts:
+    """Measure a call. With `lengths` its curve is put into `points`, if they are given."""
+    original = args, kwargs
     spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
         if spec.names:  # axes of tensors are opened
@@ -315,13 +335,28 @@ def _facts(fn: Callable[..., Any], args: Any, kwargs: Any, options: _Options) ->
             hoist=hoist,
             budget=options.budget,
         )
-        nbytes, plan = call.record.arena_bytes, None
+        eager = call.record.high_water, call.record.arena_bytes
         curve: Callable[[], list[tuple[int, float]]] = partial(
             curve_of, call.flow, policy=policy, hoist=hoist
         )
         named = spec.axes(signature, args, kwargs)
-        if named:
-            curve = _no_curve
-            call = trace(fn, args, kwargs, arena, signature, (), named)
-            plan = OpenTrace(call, named, signature).measured(signature, compiler)
-        return _Facts(nbytes, plan or compiler(call.flow).plan, curve)
+        if not named:
+            return _Facts(*eager, compiler(call.flow).plan, curve)
+        call = trace(fn, args, kwargs, arena, signature, (), named)
+
+        def compiled(flow: Flow) -> Planned:
+            if points is not None:  # now, as the flow's lengths are open in this call only
+                points[:] = curve_of(flow, policy=policy, hoist=hoist)
+            return compiler(flow)
+
+        plan = OpenTrace(call, named, signature).measured(signature, compiled)
+        if plan is None:
+            return _Facts(*eager, compiler(call.flow).plan, curve)
+        return _Facts(*eager, plan, lambda: _points(fn, original, options))
+
+
+def _points(fn: Callable[..., Any], arguments: Any, options: _Options) -> list[tuple[int, float]]:
+    """Return the curve of a function at the bounds of its lengths."""
+    points: list[tuple[int, float]] = []
+    _facts(fn, *arguments, options, points)
+    return points

@@ -32,8 +32,8 @@ from mlvm.eager.tensor.number import Numbers, is_same
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.step.compile import Planned
 from mlvm.step.flow import Flow
-from mlvm.step.lengths import OpenType, Place, PlannedTemplate, at
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
+from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 
 MOST_PROGRAMS: Final = 32
 """Programs of one trace that are kept; twice as many where each is bound for its length."""

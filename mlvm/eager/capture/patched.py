@@ -22,7 +22,7 @@ from mlvm.core.program.program import Program, Variant
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.number import Numbers
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.step.lengths import PlannedTemplate, Site, at
+from mlvm.step.templates import PlannedTemplate, Site, at
 
 _MOST_ALTERNATIVES: Final = 64
 _MOST_CHOICES: Final = 8
@@ -172,7 +172,7 @@ class PatchedProgram:
                 attributes = callee.bind(attributes)
             call = plan(types, attributes)
             call = getattr(call, "call", call)
-            guards = [(numbers.formula(n), numbers.values[n]) for n in numbers.guarded]
+            guards = numbers.guards()
         if call is None:
             raise NotPatched
         if len(alternatives) >= _MOST_ALTERNATIVES:

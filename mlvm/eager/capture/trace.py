@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.placement import rounded
 from mlvm.core.errors import CaptureError, DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType
+from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.guards.guard_set import Field, is_mutable
 from mlvm.eager.capture.guards.rebinding import NamespaceSnapshot, settled
 from mlvm.eager.capture.guards.signature import Signature, Signatures
@@ -42,7 +42,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import flatten, items_of, noting_flattened, replace, unflatten
 from mlvm.step.flow import Flow, Home, Use, Value
-from mlvm.step.lengths import Template, at, frozen, places
+from mlvm.step.templates import FlowTemplate, at, frozen, places
 
 
 class Result(NamedTuple):
@@ -231,11 +231,11 @@ class TracedCall(NamedTuple):
     numbers: Numbers
     free: Sequence[int]
     flattened: Set[int]
-    template: Template | None = None
+    template: FlowTemplate | None = None
 
     def frozen(self) -> TracedCall:
         """Return the call with places for what depends on open lengths."""
-        template, home = Template.of(self.flow)
+        template, home = FlowTemplate.of(self.flow)
         outcome = self.outcome.with_types(frozen, home)
         return self._replace(flow=template.frozen, outcome=outcome, template=template)
 
@@ -328,13 +328,19 @@ def trace(
                 return x if signature.is_reached(x) else record.placeholder(x)
             if isinstance(x, TensorType):
                 return record.placeholder_of(x)
+            if isinstance(x, NamedType):
+                raise CaptureError(
+                    f"a captured function: expected a tensor, got the type {x}, whose sizes have "
+                    f"names; such types are for ml.measure, as in ml.measure(step, x)."
+                    f"at({min(x.names)}=32)"
+                )
             return number_arguments.pop() if type(x) in (int, float) else x
 
         try:
             for field, x in signature.fields:
                 field.set(placeholder(x))
             inputs = [
-                replace(placeholder, each, (Tensor, TensorType, int, float))
+                replace(placeholder, each, (Tensor, TensorType, NamedType, int, float))
                 for each in (args, kwargs)
             ]
             before = replace(lambda x: x, inputs)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from mlvm.core.errors import (
     CaptureError,
     DTypeError,
@@ -42,7 +44,7 @@ from mlvm.eager.control.state import (
     require_integer,
     tensors,
 )
-from mlvm.eager.functions.creation import arange, asarray, zeros
+from mlvm.eager.functions.creation import arange, asarray, full, zeros
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims
 from mlvm.eager.recording.recorder import Recorder
@@ -61,6 +63,7 @@ from mlvm.step.flow import LoopInfo
 LoopBody: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
 """Loop body: (iteration number, state, a row of each of xs) -> (state, a row of each result)."""
 
+_RANKS: Final = {"storage": 0, "bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 _ADD: Final = one_op("add")
 _SET_ROW: Final = one_op("dynamic_update", axis=0)
 
@@ -72,9 +75,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     Under a gradient, each iteration saves the residuals of the body. With `checkpoint` it saves
     only the state, and the backward pass runs the body again.
 
-    The state: a tree of tensors of any shapes; structure and types stay fixed. Raises `ShapeError`
-    or `DTypeError` where the body changes a type, or the structure, and for a condition of more
-    elements than one.
+    The state: a tree of tensors of any shapes; structure and types stay fixed. A Python number in
+    it has the dtype that the body gives it, if that is wider, for which the body is traced first.
+    Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
+    condition of more elements than one.
 
         >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
         Tensor(243., f32[])
@@ -83,7 +87,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError
         ml.while_loop(lambda x: x > 0.0, lambda x: x, v)  # ShapeError
     """
-    state = as_tree(init_val)
+    state = _first_state(init_val, body_fun)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
 
@@ -119,7 +123,8 @@ def fori_loop(
 ) -> Tree:
     """Apply `state = body_fun(i, state)` for i of `lower` .. `upper - 1`; return the final state.
 
-    The state begins as `init_val`; `i` is an i64[]. For `checkpoint` see `while_loop`.
+    The state begins as `init_val`; `i` is an i64[]. For `checkpoint` and for Python numbers in the
+    state see `while_loop`.
 
     Raises `DTypeError` for bounds that are not integers, and what `while_loop` raises.
 
@@ -130,10 +135,10 @@ def fori_loop(
         ml.fori_loop(0.0, 3, lambda i, x: x, v)  # DTypeError
         ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)  # ShapeError
     """
-    state = as_tree(init_val)
-    body_fun = checkpointed(body_fun) if checkpoint else body_fun
     require_integer("lower", lower)
     require_integer("upper", upper)
+    state = _first_state(init_val, lambda x: body_fun(constant(0, i64), x))
+    body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
         first = None if type(lower) is int and lower == 0 else as_index(lower)
         trip_count: Tensor | int
@@ -176,7 +181,7 @@ def scan(
     the number of rows. A tensor `length` is the number of rows to visit, from the first, and may be
     known at run time only. Rows of the result that no iteration computes are zeros. With zero
     iterations, `f` is traced for the types of its results. With `reverse` the last row comes first.
-    For `checkpoint` see `while_loop`.
+    For `checkpoint` and for Python numbers in the state see `while_loop`.
 
     The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that
     differ in number, or from `length`, and `OperandValueError` for an invalid `length`. Raises
@@ -193,7 +198,8 @@ def scan(
         ml.scan(lambda s, x: (s, x), v, v, length=ml.asarray(9))  # OperandValueError
         ml.scan(lambda s, x: (s, x), v, v, length=3)  # ShapeError
     """
-    state, rows = as_tree(init), as_tree(xs)
+    rows = as_tree(xs)
+    state = _first_state(init, lambda x: f(x, _zero_row(rows))[0])
     f = checkpointed(f) if checkpoint else f
     total = _rows(rows, length)
     if blocks.is_recorded():
@@ -217,9 +223,8 @@ def scan(
         ys.reverse()
 
     def of_zeros() -> Tree:
-        zero_row = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
         try:
-            return _scan_step(f, aliased(state), with_leaves(rows, iter(zero_row)))[1]
+            return _scan_step(f, aliased(state), _zero_row(rows))[1]
         except CaptureError as error:
             message = "a scan of no rows records its body to find the types of its results"
             raise CaptureError(f"{message}, as capture does: {error}") from None
@@ -277,6 +282,57 @@ def counted_loop(
         return body(row[0], state, row[1])
 
     return scan(f, init, (arange(total), xs), trip_count, reverse=reverse)
+
+
+def _zero_row(rows: Tree) -> Tree:
+    """Return a row of zeros of each tensor."""
+    return with_leaves(rows, iter([zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]))
+
+
+def _first_state(init: Tree, body: Callable[[Tree], Any]) -> Tree:
+    """Return the state that a loop begins with.
+
+    A Python number of the state has the dtype that the body gives it, if its own kind promotes to
+    that: `0.0` becomes f64 where the body adds f64. To find the dtype, the body is traced without
+    running it, if there are such numbers. They keep the default dtype if that fails.
+    """
+    numbers: dict[int, Any] = {}
+
+    def convert(value: Any) -> Tensor:
+        x: Tensor = as_tree(value)
+        if type(value) in (int, float):
+            numbers[id(x)] = value
+        return x
+
+    state = replace(convert, init, (bool, int, float, np.ndarray, np.generic))
+    for _ in range(len(numbers)):  # one number may depend on another
+        try:
+            traced = blocks.abstract_eval(partial(_made_of, state, body))
+        except Exception:  # a body that cannot be traced, or that raises when it runs, too
+            break
+        pairs = zip(tensors(state), tensors(traced), strict=True)
+        promoted = with_leaves(state, iter([_as_promoted(x, y.type, numbers) for x, y in pairs]))
+        if all(x is y for x, y in zip(tensors(state), tensors(promoted), strict=True)):
+            break
+        state = promoted
+    return state
+
+
+def _made_of(state: Tree, body: Callable[[Tree], Any]) -> Tree:
+    """Return the state that a body makes of another one; types may differ."""
+    return as_like(state, as_tree(body(aliased(state))), "a body", lambda *_: True)
+
+
+def _as_promoted(x: Tensor, target: TensorType, numbers: dict[int, Any]) -> Tensor:
+    """Return a number of the state in the dtype that the body makes; x itself if it is none, or of
+    a higher kind."""
+    if id(x) not in numbers or target.ndim or target.dtype is x.dtype:
+        return x
+    if _RANKS[x.dtype.kind] > _RANKS[target.dtype.kind]:
+        return x
+    number = full((), numbers[id(x)], dtype=target.dtype)
+    numbers[id(number)] = numbers[id(x)]
+    return number
 
 
 def next_state(before: Tree, after: Any) -> Tree:

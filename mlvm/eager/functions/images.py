@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from mlvm.core.errors import ArgumentError, ShapeError, brief
+from mlvm.core.ops.half import cast
 from mlvm.core.rules import is_real, require
-from mlvm.core.types import i64
+from mlvm.core.types import Array, DType, i64
 from mlvm.eager.functions.arguments import Ints, each_of, integer, type_of
-from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype, stop_gradient, where
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.pooling import adaptive_avg_pool
 from mlvm.eager.functions.shapes import permute_dims, reshape, stack, unstack
 from mlvm.eager.functions.windows import require_places
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import table
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -71,27 +73,63 @@ def interpolate(
     counts, ratios = _counts(x.shape[1:-1], size, scale)
     if mode == "area":
         return adaptive_avg_pool(x, counts)
-    scales = np.broadcast_to(1.0 if scale is None else scale, len(counts))
-    for axis, (n, count, ratio) in enumerate(zip(x.shape[1:-1], counts, ratios, strict=True), 1):
-        place = np.arange(count)
-        middle = (place + 0.5) * ratio
-        if mode in ("nearest", "nearest-exact"):
-            lower = place * n // count if scale is None else place // scales[axis - 1]
-            at = np.minimum(lower if mode == "nearest" else middle, n - 1)
-            x = op.take(x, asarray(at.astype(np.int64)), axis=axis)
+    divisors: list[float | None] = [None] * len(counts)
+    if scale is not None:
+        divisors = np.broadcast_to(np.asarray(scale, np.float64), len(counts)).tolist()
+    for axis, divisor in enumerate(divisors, 1):
+        n, count, ratio = index(x.shape[axis]), index(counts[axis - 1]), ratios[axis - 1]
+        if mode == "nearest":
+            x = op.take(x, table(_floors, n, count, divisor), axis=axis)
             continue
-        at = place * ((n - 1) / max(count - 1, 1)) if align_corners else middle - 0.5
-        if mode in _LINEAR:
-            at = np.clip(at, 0, n - 1)
-        first = np.floor(at)
-        taps = _taps(first, at - first, mode)
-        indices = np.stack([np.clip(each, 0, n - 1) for each, _ in taps], -1).astype(np.int64)
-        weights = np.stack([weight for _, weight in taps], -1)
-        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        if mode == "nearest-exact":
+            x = op.take(x, table(_nearest, n, count, ratio), axis=axis)
+            continue
+        places = n, count, ratio, mode, align_corners
         rows = reshape(x, (math.prod(x.shape[:axis]), n, math.prod(x.shape[axis + 1 :])))
-        x = op.weighted_take(rows, asarray(indices[None]), asarray(weights[None], dtype=x.dtype))
-        x = reshape(x, shape)
+        indices, weights = table(_tap_indices, *places), table(_tap_weights, *places, x.dtype)
+        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        x = reshape(op.weighted_take(rows, indices, weights), shape)
     return x
+
+
+def _floors(n: int, count: int, divisor: float | None) -> Array:
+    """Return the place in x at or before each place in the result."""
+    place = np.arange(count)
+    places = place * n // count if divisor is None else place // divisor
+    return np.minimum(places, n - 1).astype(np.int64)
+
+
+def _nearest(n: int, count: int, ratio: float) -> Array:
+    """Return the place in x whose middle is nearest to that of each place in the result."""
+    places: Array = np.minimum((np.arange(count) + 0.5) * ratio, n - 1).astype(np.int64)
+    return places
+
+
+def _tap_indices(n: int, count: int, ratio: float, mode: Mode, align_corners: bool) -> Array:
+    """Return the places in x that each place in the result weighs: [1, count, taps]."""
+    taps = _taps_of(n, count, ratio, mode, align_corners)
+    return np.stack([np.clip(each, 0, n - 1) for each, _ in taps], -1).astype(np.int64)[None]
+
+
+def _tap_weights(
+    n: int, count: int, ratio: float, mode: Mode, align_corners: bool, dtype: DType
+) -> Array:
+    """Return the weights of `_tap_indices`."""
+    taps = _taps_of(n, count, ratio, mode, align_corners)
+    return cast(np.stack([weight for _, weight in taps], -1)[None], dtype)
+
+
+def _taps_of(
+    n: int, count: int, ratio: float, mode: Mode, align_corners: bool
+) -> list[tuple[Array, Array]]:
+    place = np.arange(count)
+    at = (place + 0.5) * ratio - 0.5
+    if align_corners:
+        at = place * ((n - 1) / max(count - 1, 1))
+    if mode in _LINEAR:
+        at = np.clip(at, 0, n - 1)
+    first = np.floor(at)
+    return _taps(first, at - first, mode)
 
 
 def _counts(

@@ -175,10 +175,10 @@ _OF_OPS: Final = """abs acos acosh add all any argmax argmin asin asinh atan ata
     less less_equal log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
     logical_xor logsumexp matmul max maximum min minimum multiply negative not_equal pow prod
     reciprocal relu remainder rsqrt sigmoid sign signbit sin sinh softmax sqrt square subtract
-    sum tan tanh tril triu trunc"""
+    sum tan tanh trunc"""
 _OF_FUNCTIONS: Final[dict[Any, str]] = {
     elements: "astype clip count_nonzero nonzero round take",
-    shapes: "broadcast_to flatten moveaxis roll squeeze swapaxes",
+    shapes: "broadcast_to flatten moveaxis roll squeeze swapaxes tril triu",
     sorting: "argsort topk",
     sums: "diff outer",
 }

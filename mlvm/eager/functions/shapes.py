@@ -32,6 +32,7 @@ from mlvm.eager.functions.arguments import (
 from mlvm.eager.functions.creation import arange, asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
+from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.operands import as_operand, as_operands, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -552,6 +553,61 @@ def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
     by = op.astype(reshape(shift, ()), dtype="i64")
     places = op.remainder(arange(n) - by, max(n, 1))
     return op.take(x, places, axis=along)
+
+
+@public
+def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
+    """Return the matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
+    `k` may be a tensor of one integer, such as the counter of a loop.
+
+    x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
+    if `k` has several elements; `DTypeError` if a tensor `k` is not of integers.
+
+        >>> ml.tril(ml.ones((3, 3)))
+        Tensor([[1., 0., 0.],
+                [1., 1., 0.],
+                [1., 1., 1.]], f32[3,3])
+
+    Refuses:
+        ml.tril(x, k=ints)  # ShapeError
+    """
+    if isinstance(k, Tensor):
+        return _triangle(x, k, below=True)
+    return op.tril(x, k=k)
+
+
+@public
+def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
+    """Return the matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
+    `k` may be a tensor of one integer, such as the counter of a loop.
+
+    x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
+    if `k` has several elements; `DTypeError` if a tensor `k` is not of integers.
+
+        >>> ml.triu(ml.ones((3, 3)), k=1)
+        Tensor([[0., 1., 1.],
+                [0., 0., 1.],
+                [0., 0., 0.]], f32[3,3])
+
+    Refuses:
+        ml.triu(x, k=v)  # DTypeError
+    """
+    if isinstance(k, Tensor):
+        return _triangle(x, k, below=False)
+    return op.triu(x, k=k)
+
+
+def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
+    """Keep the elements on and below, or on and above, a diagonal whose number is a tensor."""
+    rules.require("integer", k.type)
+    if k.size != 1:
+        raise ShapeError(f"expected k of one element, got {k.type}")
+    if x.ndim < 2:
+        raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
+    diagonals = arange(x.shape[-1]) - reshape(arange(x.shape[-2]), (-1, 1))
+    last = op.astype(reshape(k, ()), dtype="i64")
+    chosen = (op.less_equal if below else op.greater_equal)(diagonals, last)
+    return op.where(chosen, x, constant(0, x.dtype))
 
 
 @public

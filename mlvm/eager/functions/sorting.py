@@ -1,7 +1,7 @@
 """Sorting, searching and sets, as in the Python Array API standard.
 
-All functions are composed of `sort` and `argsort`, which are stable and sort nan last. Bools are
-ordered, too (False first); complex numbers only inside of sets.
+All functions are composed of `sort`, `argsort` and `searchsorted`. Sorting is stable, and nan is
+last. Bools are ordered, too (False first); complex numbers only inside of sets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
-from mlvm.core.rules import is_real, require
+from mlvm.core.rules import common_dtype, is_real, require
 from mlvm.core.types import bool_, i64, u8
 from mlvm.eager.functions.arguments import (
     Ints,
@@ -179,18 +179,9 @@ def searchsorted(
         if sorter.shape != x1.shape:
             raise ShapeError(f"expected a sorter of x1's shape, got {sorter.type}")
         x1 = take(x1, sorter)
-    # In the order of both together, so many elements of x1 stand before one of x2 as its place
-    # there is beyond its place among those of x2 alone.
-    keys = reshape(x2, -1)
-    both = concat([keys, x1] if side == "left" else [x1, keys])
-    first = 0 if side == "left" else x1.size
-    places = part(_places(op.argsort(both)), 0, span(first, first + keys.size))
-    return reshape(places - _places(op.argsort(keys)), x2.shape)
-
-
-def _places(order: Tensor) -> Tensor:
-    """Invert a permutation: return the position of each element in that order."""
-    return op.argsort(order)
+    dtype = common_dtype([x1.type, x2.type])
+    x1, keys = astype(x1, dtype), reshape(astype(x2, dtype), -1)
+    return reshape(op.searchsorted(x1, keys, right=side == "right"), x2.shape)
 
 
 def _ordered(x: Tensor) -> Tensor:
@@ -247,7 +238,7 @@ class _Sorted:
     def inverse(self) -> Tensor:
         """Return for each element of x the position of its value among the distinct ones."""
         groups = cumulative_sum(astype(self.starts, "i64")) - 1
-        return reshape(take(groups, _places(self.order)), self.shape)
+        return reshape(take(groups, op.argsort(self.order)), self.shape)
 
     def counts(self) -> Tensor:
         """Count each distinct value."""

@@ -28,7 +28,7 @@ from mlvm.eager.functions.shapes import (
     permute_dims,
     reshape,
 )
-from mlvm.eager.functions.sorting import searchsorted
+from mlvm.eager.functions.sorting import Side, searchsorted
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import constant
@@ -527,13 +527,13 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
         >>> ml.digitize(ml.asarray([0.5, 1.0, 9.0]), ml.asarray([0.0, 1.0, 2.0]))
         Tensor([1, 2, 3], i64[3])
     """
-    rising = searchsorted(bins, x, side="left" if right else "right")
-    n = bins.shape[0]
+    side: Side = "left" if right else "right"
+    n = bins.shape[0] if bins.ndim else 0
     if n < 2:
-        return rising
-    falling = n - searchsorted(op.flip(bins, axis=0), x, side="left" if right else "right")
-    first, last = _run(bins, 0, 1), _run(bins, n - 1, n)
-    return op.where(reshape(op.greater(first, last), ()), falling, rising)
+        return searchsorted(bins, x, side=side)
+    is_falling = reshape(op.greater(_run(bins, 0, 1), _run(bins, n - 1, n)), ())
+    place = searchsorted(op.where(is_falling, op.flip(bins, axis=0), bins), x, side=side)
+    return op.where(is_falling, n - place, place)
 
 
 @public
@@ -574,12 +574,11 @@ def histogram(
     if edges.ndim != 1 or edges.size < 2:
         raise ShapeError(f"expected edges as a vector of 2 or more, got {edges.type}")
     count = edges.size - 1
-    last = _run(edges, count, count + 1)
-    place = op.minimum(searchsorted(edges, flat, side="right") - 1, count - 1)
-    inside = op.logical_and(op.greater_equal(flat, _run(edges, 0, 1)), op.less_equal(flat, last))
-    place = op.where(inside, place, count)
+    # Place i is that of bin i - 1. The last bin has its right edge, too.
+    place = searchsorted(edges, flat, side="right")
+    place = place - astype(op.equal(flat, _run(edges, count, count + 1)), i64)
     amounts = full(flat.shape, 1, dtype=i64) if weights is None else reshape(weights, -1)
-    sums = _run(op.scatter_add(amounts, place, axis=0, length=count + 1), 0, count)
+    sums = _run(op.scatter_add(amounts, place, axis=0, length=count + 2), 1, count + 1)
     if density:
         widths = floating(op.subtract(*neighbours(edges, 0)))
         sums = widened(sums if sums.dtype.is_inexact else astype(sums, widths.dtype))

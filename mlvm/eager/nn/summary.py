@@ -129,7 +129,7 @@ def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
         part.__class__ = _noting(type(part), outputs.setdefault(path, []))
     with recording_of(vm) as record:
         dry(*args, **kwargs)
-    return record.arena_bytes
+    return record.high_water
 
 
 def _dry(x: Any) -> Tensor:

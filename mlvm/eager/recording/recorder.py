@@ -39,9 +39,10 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, HandleError
 from mlvm.core.machine.callee import OUT
+from mlvm.core.machine.decode import decode
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
-from mlvm.core.program.program import STAR, Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.functions import random
@@ -289,6 +290,7 @@ class Recorder:
     storages: memory that the function allocates.
     stack: the identity of the stack that it pushes residuals to.
     recomputing: whether calls recompute values of the forward pass.
+    high_water: once it is closed, the most bytes of tensors that were alive at once.
     """
 
     what = "a captured function"
@@ -311,6 +313,7 @@ class Recorder:
         self.calls: list[Call] = []
         self.stack: Final = object()  # identity of the stack that it pushes residuals to
         self.recomputing = False
+        self.high_water = 0
         self.arena = Arena(self, "captured")
         self.arguments = Arena(self, "arguments")
         self.scopes = _Scopes()
@@ -872,6 +875,7 @@ class Recorder:
 
     def close(self) -> None:
         """End all tensors of the function."""
+        self.high_water = self.arena.high_water
         self.placeholders.clear()
         self.arena.close()
         self.arguments.close()
@@ -1033,15 +1037,13 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
     """Return the call of a one-call program: function, op, numbers of its arguments, and
     attributes. Raises `CaptureError` for another program, or one with outputs."""
     if not hasattr(program, "single"):
-        code = program.main.code
-        loads = [i.immediates[0] for i in code[:-3] if i.opcode is Opcode.load_arg]
-        opcodes = tuple([instruction.opcode for instruction in code[len(loads) :]])
-        if len(program.functions) > 1 or opcodes != (Opcode.push_str, Opcode.cfunc, Opcode.halt):
+        found = [each for code in decode(program).values() for each in code.instructions()]
+        loads = found[0].arguments if [x.kind for x in found] == ["cfunc", "halt"] else None
+        only = found[0] if found else None
+        if only is None or only.name is None or loads is None or only.pc != len(loads) + 1:
             raise _refused("a program of several calls is launched")
-        [name], (nparams, nresults, *rest) = code[-3].immediates, code[-2].immediates
-        if nparams not in (STAR, len(loads)):
-            raise _refused("a program of several calls is launched")
-        if nresults != 0:
+        name = only.name
+        if only.at != 0:
             if name in OPS:
                 call = f"{name}, whose results' types depend on values, is called"
                 raise _refused(call, "; call it outside, or keep the shape, as where(mask, x, 0)")
@@ -1052,7 +1054,7 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
                 f"{rule}, or call it outside",
             )
         op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
-        program.single = name, op, loads, rest[0] if rest else NO_ATTRIBUTES
+        program.single = name, op, loads, only.attributes
     return program.single  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,9 @@
-"""Python's numbers beside tensors: each becomes one 0-d tensor of a VM, written once."""
+"""Python's numbers beside tensors, and small tables: each becomes one tensor of a VM, written
+once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from mlvm.arena.arena import Arena, scope
@@ -27,6 +29,7 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
 }
 
 
+_MOST_NBYTES: Final = 1 << 14  # of a table that is kept
 _KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "complex": 4}
 
 
@@ -48,6 +51,7 @@ class Constants:
         self.arena = Arena(vm, "constants")
         self.tensors: Memo[Any, Tensor] = Memo(4096, "eager.tensor.constants")
         self.seen: Memo[Any, None] = Memo(4096, "eager.tensor.constants seen once")
+        self.tables: Memo[Any, Tensor] = Memo(256, "eager.tensor.constants tables")
 
 
 def prepare_constants(vm: VMProtocol) -> Constants:
@@ -56,7 +60,7 @@ def prepare_constants(vm: VMProtocol) -> Constants:
 
 
 def is_constant(x: Tensor) -> bool:
-    """Return whether x is a Python scalar's tensor, which no call changes."""
+    """Return whether x is the tensor of a Python scalar or of a table, which no call changes."""
     return x.arena is prepare_constants(x.arena.vm).arena
 
 
@@ -80,14 +84,33 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
             return made
         tensor = made
     if tensor is None:
-        array, before = scalar_array(value, dtype), pause(True)
-        try:
-            with pool.arena.hosting():
-                tensor = from_array(array)
-        finally:
-            pause(before)
+        tensor = _written(scalar_array(value, dtype), pool)
     pool.tensors[key] = tensor
     return tensor
+
+
+def table(make: Callable[..., Array], *key: Any) -> Tensor:
+    """Return the tensor of the array `make(*key)`, such as positions that depend on sizes alone. A
+    small one is written once for each VM; no caller may change it."""
+    pool = prepare_constants((scope.get() or current_arena()).vm)
+    tensor = pool.tables.entries.get((make, key))
+    if tensor is not None:
+        return tensor
+    array = make(*key)
+    if array.nbytes > _MOST_NBYTES:
+        return from_array(array)
+    tensor = pool.tables[make, key] = _written(array, pool)
+    return tensor
+
+
+def _written(array: Array, pool: Constants) -> Tensor:
+    """Write a constant, which is no step of a template."""
+    before = pause(True)
+    try:
+        with pool.arena.hosting():
+            return from_array(array)
+    finally:
+        pause(before)
 
 
 def scalar_array(value: Scalar | Number, dtype: DType) -> Array:

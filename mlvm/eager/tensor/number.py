@@ -372,6 +372,10 @@ class Numbers:
             self._numbers_of[place] = number
         return number
 
+    def guards(self) -> list[tuple[int, Any]]:
+        """Return the guarded values: the formulas' number of each, and the value."""
+        return [(self.formula(place), self.values[place]) for place in self.guarded]
+
     def at_bounds(self) -> list[Any]:
         """Return the values at the bounds, while types are planned."""
         values = self.largest
@@ -442,6 +446,17 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
         if type(each) is Number and each.recorded is not None:
             return each.recorded.compute(fn, operands)
     return fn(*map(plain, operands))
+
+
+@contextmanager
+def open_lengths(
+    sizes: Sequence[int], formulas: Any
+) -> Iterator[tuple[list[Any], Callable[[], list[tuple[int, Any]]]]]:
+    """Record computation on lengths of these sizes in formulas inside the block, which gets
+    placeholders for the lengths, and `guards` of the computation so far."""
+    numbers, _ = Numbers((), None, sizes).fork_for(formulas)
+    with numbers.planning_kernels() as placeholders:
+        yield placeholders, numbers.guards
 
 
 def plain(tree: Any) -> Any:

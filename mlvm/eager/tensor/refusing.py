@@ -98,6 +98,10 @@ def _misfit(
     return kind(f"expected {each}{parameter.name} as {_text(hint)}, got {brief(wrong[0])}")
 
 
+_CAPTURE: Final = "capture: "
+"""Start of errors of the compiler, which other functions than `capture` call, too."""
+
+
 def named(name: str, error: MlvmError) -> None:
     """Put the function's name before the text of an error of mlvm's own code that lacks it."""
     if error.late or isinstance(error, AssertionError) or name.lower() in str(error).lower():
@@ -106,9 +110,9 @@ def named(name: str, error: MlvmError) -> None:
         return
     if isinstance(error, OpError):
         inner = error.reason if isinstance(error, PositionRefused) else str(error)
-        error.reason, error.op, error.operands = inner, name, ()
+        error.reason, error.op, error.operands = inner.removeprefix(_CAPTURE), name, ()
     elif len(error.args) == 1 and isinstance(error.args[0], str):
-        error.args = (f"{name}: {error.args[0]}",)
+        error.args = (f"{name}: {error.args[0].removeprefix(_CAPTURE)}",)
 
 
 def is_of_user(error: BaseException) -> bool:

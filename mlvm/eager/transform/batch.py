@@ -1,9 +1,9 @@
 """`batch`: run a recursive function for many inputs at once.
 
 The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
-lanes (`mlvm.step.lanes`, `mlvm.machines.lanes`). A lane is one input's run: rows with a frame and a
-program counter. The backward pass is code of the same kind: the function and its backward pass in
-one program, run for all lanes again.
+lanes (`mlvm.step.lane_programs`, `mlvm.machines.lanes`). A lane is one input's run: rows with a
+frame and a program counter. The backward pass is code of the same kind: the function and its
+backward pass in one program, run for all lanes again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from mlvm.machines.lane_link import LaneProgram
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
-from mlvm.step.lanes import lanes_of
+from mlvm.step.lane_programs import lanes_of
 from mlvm.step.open_lanes import LaneFunction, OpenLanes
 
 _Body: TypeAlias = Callable[[Tensors], Tensors]

@@ -172,6 +172,7 @@ MLVM_ANY: int
 ANYWHERE: int
 MOST_HANDLES: int
 MOST_PARAMETERS: int
+MOST_SMALL: int
 CHAIN_MOST_AXES: int
 CHAIN_VALUE: tuple[str, ...]
 HALVES_VALUE: tuple[str, ...]
@@ -225,6 +226,7 @@ def run_launches(
     pool: Pool, buffer: memoryview, start: int, end: int, bound: dict[bytes, Bound]
 ) -> tuple[int, int]: ...
 def search_offsets(*arguments: Any) -> tuple[int, int]: ...
+def accumulate(array: Any, nbytes: int, kind: int, /) -> bytes: ...
 def place_best_fit(
     count: int, sequence: Any, size: Any, start: Any, end: Any, offsets: Any, /
 ) -> None: ...

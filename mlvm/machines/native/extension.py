@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
+from mlvm.core import digest
 from mlvm.core.errors import MachineError, MissingExtra, brief
 
 if TYPE_CHECKING:
@@ -139,3 +140,5 @@ def status() -> str:
 
 _FAILURE: Final = _compile(os.environ.get("MLVM_SIMD", ""))
 EXTENSION, REASON = _load()
+if EXTENSION is not None:
+    digest.accumulate = EXTENSION.accumulate

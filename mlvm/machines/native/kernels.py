@@ -21,9 +21,10 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
-from mlvm.core.types import Array, DType, TensorType, f32, f64
+from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.native import planners
 from mlvm.machines.native._native import KernelCall, Pool
+from mlvm.machines.native.fallbacks import fallback
 from mlvm.machines.native.planner import HALVES, PLANNERS, Planner, Types, unwrapped
 from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
@@ -41,9 +42,8 @@ _MOST_CALLS: Final = 2048
 class NativeKernel:
     """Kernel that runs its planner's call, or the reference kernel where there is none.
 
-    Values that the call refuses go to the reference kernel, which raises the error. Halves that no
-    call takes are computed in f32, by its call; f32 beside f64, and an integer that is multiplied
-    by a float's matrix, are converted first.
+    Values that the call refuses go to the reference kernel, which raises the error. Types that no
+    call takes are converted first (`fallbacks.py`); halves are also rounded afterwards.
     """
 
     takes_halves = True
@@ -109,26 +109,19 @@ class NativeKernel:
         kernel(*arrays, **attributes)
 
     def _run_converted(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
-        """Convert operands to one dtype and run its call: f32 beside f64, and factors to the
-        product's dtype. Return False if there is none."""
-        out = types[0].dtype if types else None  # a raw VM may give none
-        if out is not None and self.op.name == "matmul" and out in (f32, f64):
-            wide = [type.with_dtype(out) for type in types[1:]]
-        elif any(type.dtype is f64 for type in types[1:]):
-            wide = [type.with_dtype(f64) if type.dtype is f32 else type for type in types[1:]]
-        else:
+        """Run the call of the fallback, if that has the same result; return whether it has."""
+        wide = fallback(self.op, types, attributes)
+        if wide is None or wide.types[0] is not types[0]:
             return False
-        if wide == types[1:]:
-            return False
-        call = self.call([types[0], *wide], attributes)
+        call = self.call(*wide)
         if call is None:
             return False
-        operands = [*arrays[1:]]
-        for i, type in enumerate(wide):
-            if type is not types[i + 1]:
+        operands = [*arrays]
+        for i, type in enumerate(wide.types):
+            if type is not types[i]:
                 operands[i] = memory_of(*type.shape, dtype=type.dtype.numpy)
-                self.convert(operands[i], arrays[i + 1])
-        return call.run(self._pool, arrays[0], *operands)
+                self.convert(operands[i], arrays[i])
+        return call.run(self._pool, *operands)
 
 
 class NativeSelection:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from mlvm.core.errors import LimitExceeded, OutOfMemory
 from mlvm.core.machine.callee import OpFresh, Value, is_tensor
+from mlvm.core.machine.decode import decode
 from mlvm.core.op import Attributes
-from mlvm.core.program.program import Opcode, Program
+from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import Entry, FreeStore, Handle, Storage
 from mlvm.core.types import Array, TensorType, root
@@ -107,8 +108,8 @@ class BoundedVM(LocalVM):
             return False
         if self._careful.meets([self._store.entry(handle).array for handle in args]):
             return True
-        codes = [function.code for function in program.functions.values()]
-        return any(each.opcode is Opcode.load_global for code in codes for each in code)
+        codes = decode(program).values()
+        return any(x.kind == "load_global" for code in codes for x in code.instructions())
 
     def array_of(self, handle: TensorHandle) -> Array:
         array = super().array_of(handle)
@@ -213,7 +214,16 @@ class _BoundedStore(FreeStore):
         if self.consumed + names + nbytes > self._limits.held_bytes:
             total = self.consumed + names
             usage = f"the VM uses {total:,}, and the limit is {self._limits.held_bytes:,}"
-            raise OutOfMemory(f"{nbytes:,} more bytes: {usage}")
+            own = "" if self.limit is None else f", though memory= is {self.limit:,}"
+            raise OutOfMemory(f"{nbytes:,} more bytes: {usage} (--held-bytes of the server){own}")
+
+    def _require_room(self, nbytes: int) -> None:
+        if self.limit is not None and self.consumed + nbytes > self.limit:
+            raise OutOfMemory(
+                f"{nbytes:,} more bytes: the VM uses {self.consumed:,}, and the limit is "
+                f"{self.limit:,} (memory= of ml.connect; --held-bytes of the server is "
+                f"{self._limits.held_bytes:,}); free tensors, or connect with more"
+            )
 
     def _name(self, entry: Entry) -> Handle:
         self._check_handles()

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mlvm.core import errors
 from mlvm.core.errors import (
+    AccessRefused,
     CallTimeout,
     ConnectionLost,
+    EncodingError,
     HandleError,
     MachineError,
     Place,
@@ -151,6 +153,17 @@ class RemoteVM(Closing, WireVM):
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         self._call("swap", h1, h2)
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Limit all storages of this client's own VM together. Raises `AccessRefused` if the server
+        cannot limit them, `MachineError` for a shared VM."""
+        try:
+            self._call("limit_memory", nbytes)
+        except EncodingError:
+            raise AccessRefused(
+                "the server's version of mlvm does not support memory=: leave it out, and limit "
+                "clients with --held-bytes of the server"
+            ) from None
 
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None

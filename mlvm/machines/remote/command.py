@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Final
 
 from mlvm.core.errors import MlvmError
-from mlvm.core.sizes import UNITS, size_text
+from mlvm.core.sizes import size_text
 from mlvm.machines.remote.address import UnixAddress, parse_address
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import plain
@@ -27,6 +27,7 @@ from mlvm.machines.remote.metrics import MetricsPage
 from mlvm.machines.remote.notify import LISTEN, inherited_socket, notify
 from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
 from mlvm.machines.remote.server import Server
+from mlvm.machines.terminal import whole_number
 
 _PINGS: Final = 1000
 _LOOK: Final = 0.05  # seconds between two checks for signals
@@ -99,18 +100,6 @@ def _add_serve(commands: Commands) -> None:
         name, text = each.name.replace("_", "-"), f"{each.metadata['help']}; {shown} if not given"
         takes = {"type": whole_number, "metavar": "N"} if whole else _SECONDS
         limits.add_argument(f"--{name}", **takes, default=default, help=text)
-
-
-def whole_number(text: str) -> int:
-    """Read a whole number above 0, such as 3 or 64M, for `add_argument`."""
-    unit = text[-1:].lower()
-    digits = text[:-1] if unit in UNITS else text
-    if not digits.isascii() or not digits.isdigit() or not int(digits):
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number above 0, got {text!r}; "
-            f"the units are {', '.join(UNITS).upper()}, as in 4G"
-        )
-    return int(digits) * (UNITS[unit] if digits != text else 1)
 
 
 def _processes(text: str) -> int:

@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
+from mlvm.core.errors import AccessRefused, ArgumentError, ConnectionLost, MachineError
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.core.rules import is_real
+from mlvm.core.sizes import parse_size
 from mlvm.machines.closing import Closing
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
@@ -56,6 +57,7 @@ def connect(
     call_timeout: float | None = None,
     retry: float | None = None,
     mixed: bool = False,
+    memory: int | str | None = None,
     system: System = SYSTEM,
 ) -> RemoteVM:
     """Connect to a server that `python -m mlvm serve` has started, and return a VM on it. It is a
@@ -74,10 +76,14 @@ def connect(
     `CallTimeout`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`, a
     lost connection is replaced within that many seconds: the VM survives, and each call is
     performed once. The server has the same versions of mlvm, its kernels and numpy, since others
-    may give other bits; `mixed=True` allows any.
+    may give other bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`, limits all
+    storages of the client's own VM together, as `ml.VM(memory=)` does: weights, arenas, scratch
+    memory and results. The server's `--held-bytes` limits them, too; the smaller limit holds, and
+    an allocation beyond it raises `OutOfMemory`.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
-    answers. Later calls raise `ConnectionLost` if the server has gone.
+    answers; `ArgumentError` for a `memory` that is no size, or beside the name of a shared `vm`.
+    Later calls raise `ConnectionLost` if the server has gone.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -89,7 +95,14 @@ def connect(
         ml.connect(":1", secret="short")  # AccessRefused
         ml.connect("nowhere")  # AddressError
         ml.connect("unix:nowhere")  # ConnectionLost
+        ml.connect("nowhere", memory="all")  # ArgumentError
     """
+    limit = None if memory is None else parse_size(memory, "ml.connect(memory=)")
+    if limit is not None and vm:
+        raise ArgumentError(
+            f"ml.connect: expected memory= without vm=, got vm={vm!r}: other clients use that VM, "
+            f"too; --held-bytes of the server limits it"
+        )
     for what, seconds in {"call_timeout": call_timeout, "retry": retry}.items():
         if seconds is not None:
             _require_seconds(what, seconds)
@@ -115,6 +128,8 @@ def connect(
         shared = bool(about.get("shared"))
         stream = LeasedStream(sock, reconnect, retry) if retry else Stream(sock, system=system)
         far = RemoteVM(stream, name or where, where=where, shared=shared, interrupt=interrupt)
+        if limit is not None:
+            far.limit_memory(limit)
         far.call_timeout = call_timeout
         return far
 

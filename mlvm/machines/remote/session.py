@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded
-from mlvm.core.machine.verify import uses_of
+from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded, MachineError
 from mlvm.core.memo import memoized
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import check_array
 from mlvm.core.vm import VM
+from mlvm.machines.accesses import uses_of
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.stream import Buffer, Incoming, Outgoing, Received, Stream
 from mlvm.machines.wire import CALLS, WireServer, encode_error, read_args, read_name
@@ -211,6 +211,8 @@ class Session(WireServer):
         """Perform the call, and track allocations and deallocations."""
         if name in ("load_program", "drop_program") and self._launch_cache is not None:
             self._launch_cache.forget(args[0])
+        if name == "limit_memory" and not self._own:
+            raise MachineError("limit_memory: expected a VM of the client's own, got a shared one")
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:

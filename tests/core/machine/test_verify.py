@@ -24,10 +24,11 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.frame import PythonFunction
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.verify import Uses, uses_of, verify
+from mlvm.core.machine.verify import verify
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
+from mlvm.machines.accesses import Uses, uses_of
 from tests.brief import cases, refuses, traced_memory
 from tests.cases.claim_tests import claims
 from tests.core.programs import asm, f32s, instruction, main_of, put, straight

@@ -543,7 +543,7 @@ def test_a_step_that_is_for_some_lengths_alone(
     step = ml.capture(lambda x: fn(x), lengths=N, **options)
     step(matrix(length))
     for use in (step.save, lambda path: step.plot(path, lengths={"n": 3})):
-        caught = refuses(CaptureError, "", use, tmp_path / "step.mlvm")
+        caught = refuses(CaptureError, "", use, tmp_path / "step.svg")
         assert message in str(caught)
     if message.startswith("needs"):
         assert str(caught).startswith(f"{__file__}:")

@@ -194,7 +194,7 @@ def test_why_names_lines_and_what_recomputing_costs() -> None:
     lines = repr(values).splitlines()
     assert len(lines) == 4
     assert lines[0].split()[:3] == ["bytes", "type", "op"]
-    assert sum(x.nbytes for x in step.plan.why(99)) <= step.plan.lower_bound
+    assert sum(x.nbytes for x in step.plan.why(99)) == step.plan.lower_bound + step.plan.ahead
     refuses(ArgumentError, "count", step.plan.why, 0)
 
 

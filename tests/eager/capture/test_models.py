@@ -104,7 +104,7 @@ def test_what_is_measured_suffices_exactly(name: str) -> None:
     assert run.batch.capacity == 0
     with ml.Arena(run.vm, "given").allocating():
         x, y = ml.zeros(types[0].shape), ml.zeros(types[1].shape, dtype=ml.int64)
-    with ml.Arena(run.vm, "enough", capacity=needed.arena) as enough:
+    with ml.Arena(run.vm, "enough", capacity=needed.capacity) as enough:
         run.step(x, y)
     with (
         ml.Arena(run.vm, "less", capacity=enough.high_water - 64),

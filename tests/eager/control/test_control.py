@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, LimitExceeded
+from mlvm.core.errors import CaptureError, DTypeError, LimitExceeded
 from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
 from tests.brief import Fn, cases, refuses
@@ -267,6 +267,32 @@ def test_map(mode: Mode) -> None:
     step = mode(lambda x, y: ml.map(lambda row: [row["x"] * row["y"], row["y"]], {"x": x, "y": y}))
     result = step(ml.asarray(ROWS), ml.arange(3.0))
     assert numbers(result) == [(ROWS * np.arange(3)[:, None]).tolist(), [0.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize("trips", [0, 1, 3])
+def test_a_number_of_the_state_has_the_dtype_of_the_body(mode: Mode, trips: int) -> None:
+    """As a weak type of JAX. One number may depend on another; a tensor keeps its dtype."""
+    wide = np.arange(3.0)
+
+    def rotated(i: ml.Tensor, s: Any) -> Any:
+        return s[1] + ml.asarray(wide)[i], s[0] * 2, s[2]
+
+    def step() -> Any:
+        pair = ml.fori_loop(0, trips, rotated, (0, 0.1, 2.5))
+        below = ml.while_loop(lambda s: s < 5 * trips, lambda s: s * ml.asarray(wide)[2], 1)
+        total = ml.scan(lambda s, x: (s + x, s), 0.1, ml.asarray(wide)[:trips])
+        return [*pair, below, *total]
+
+    first, second = 0.0, 0.1
+    for i in range(trips):
+        first, second = second + wide[i], first * 2
+    sums = np.add.accumulate([0.1, *wide[:trips]])
+    below = {0: 1.0, 1: 8.0, 3: 16.0}[trips]
+    results = mode(step)()
+    assert numbers(results) == [first, second, 2.5, below, sums[-1], sums[:-1].tolist()]
+    assert [x.dtype.name for x in results] == ["f64", "f64", "f32", "f64", "f64", "f64"]
+    with pytest.raises(DTypeError, match=r"i64\[\], not f32"):
+        mode(lambda: ml.fori_loop(0, 3, lambda i, s: i, 0.5))()
 
 
 # --- trees ---------------------------------------------------------------------------

@@ -44,3 +44,15 @@ def test_first_positions(shape: tuple[int, ...], axis: int, descending: bool, dt
     for count in {1, min(3, length), length // 8 or 1, min(length, 70), length}:
         attributes: dict[str, Any] = {"axis": axis, "count": count, "descending": descending}
         assert_same_bits("top_indices", _values(dtype, shape), **attributes)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in REAL if dtype is not bool_], ids=str)
+@cases("right", False, True)
+def test_places_among_edges_of_any_spacing(dtype: DType, right: bool) -> None:
+    """The guess for equal spacing changes no place: edges are equally spaced, in clusters, equal,
+    one, infinite, and largest."""
+    x = _values(dtype, (999,))
+    spaced = np.arange(101).astype(dtype.numpy)
+    for edges in (spaced, spaced[:1], spaced[[7] * 9], spaced[[0, 1, 2, 98]], np.sort(x)):
+        for keys in (x, spaced, spaced[::-1], x[:1]):
+            assert_same_bits("searchsorted", edges, keys, right=right)

@@ -9,10 +9,10 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import PositionRefused
-from mlvm.core.machine.verify import uses_of
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.vm import VM
+from mlvm.machines.accesses import uses_of
 from tests.brief import cases, refuses
 from tests.core.programs import f32s, put
 from tests.machines.remote.serving import F32X3, Served

@@ -33,3 +33,14 @@ def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     scratch = record * count if is_few else 2 * record * length
     kernel = f"{'sort' if op == 'sort' else 'argsort'}_{x.dtype.name}"
     return kernel_call(kernel, 2, x.size // length, work, integers, scratch=scratch)
+
+
+@planner("searchsorted")
+def searchsorted(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    _, edges, x = types
+    if not x.size or not edges.size:
+        return None
+    length = edges.shape[-1]
+    integers = {"length": length, "count": x.shape[-1], "right": attributes["right"]}
+    work = (4 + length.bit_length()) * x.size
+    return kernel_call(f"searchsorted_{x.dtype.name}", 3, x.size, work, integers)

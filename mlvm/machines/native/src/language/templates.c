@@ -20,7 +20,7 @@
 enum {
     MOST_ITEMS = 48,
     MOST_TENSORS = 12,
-    MOST_STEPS = 24,
+    MOST_STEPS = 64,
     MOST_VALUES = MOST_TENSORS + MOST_STEPS,
     MOST_OPERANDS = 4,
     MOST_CODES = 64,
@@ -50,7 +50,10 @@ typedef struct {
 typedef struct {
     StepKind kind;
     PyObject *call, *extra;
-    short operands[MOST_OPERANDS + 1], count, last; /* last: the last step that uses its result */
+    short operands[MOST_OPERANDS + 1], count;
+    short last; /* the last step that uses its result */
+    short freed,
+        next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
 } Step;
 
 /* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
@@ -451,6 +454,15 @@ static void find_last_uses(const short *codes, int ncodes)
             recording.steps[codes[i] - first].last = MOST_STEPS;
         i += codes[i] <= A_TUPLE; /* a count follows */
     }
+    for (int i = 0; i < recording.nsteps; i++)
+        recording.steps[i].freed = -1;
+    for (int i = 0; i < recording.nsteps; i++) {
+        Step *step = &recording.steps[i];
+        if (step->last == MOST_STEPS)
+            continue;
+        step->next = recording.steps[step->last].freed;
+        recording.steps[step->last].freed = (short)i;
+    }
 }
 
 /* Call a function and keep its steps, unless a call is being recorded already, or an operand is the tensor of a
@@ -580,9 +592,8 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
         *is_final |= !failed && step->kind == UPDATE;
         if (!failed && step->kind == NEXT_KEY && (*keys || (*keys = PyList_New(0))))
             failed = PyList_Append(*keys, values[first + i]) < 0;
-        for (int j = 0; !failed && j <= i; j++)
-            if (template->steps[j].last == i)
-                Py_CLEAR(values[first + j]);
+        for (int j = step->freed; !failed && j >= 0; j = template->steps[j].next)
+            Py_CLEAR(values[first + j]);
     }
     int at = 0;
     if (!failed)

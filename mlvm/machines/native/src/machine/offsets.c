@@ -9,6 +9,16 @@
 
 #include "../plan/offsets.h"
 
+/* Return whether a handler of a signal has raised an error. Only the main thread runs handlers. */
+static int interrupted(void *state)
+{
+    PyThreadState **thread = state;
+    PyEval_RestoreThread(*thread);
+    int failed = PyErr_CheckSignals();
+    *thread = PyEval_SaveThread();
+    return failed != 0;
+}
+
 static PyObject *py_search_offsets(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -37,10 +47,13 @@ static PyObject *py_search_offsets(PyObject *module, PyObject *args)
     buffers.capacity = capacity;
     buffers.nodes = nodes;
     buffers.shift = 64 - bits;
-    int status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = search_offsets(&buffers);
-    Py_END_ALLOW_THREADS;
+    PyThreadState *thread = PyEval_SaveThread();
+    buffers.interrupted = interrupted;
+    buffers.state = &thread;
+    int status = search_offsets(&buffers);
+    PyEval_RestoreThread(thread);
+    if (status == OFFSETS_INTERRUPTED)
+        return NULL;
     if (status == OFFSETS_NO_MEMORY)
         return PyErr_NoMemory();
     return Py_BuildValue("iL", status, nodes - (long long)buffers.nodes);

@@ -123,9 +123,14 @@
 #define rows_integers(EACH)                                                              \
     EACH(LENGTH) EACH(INNER) EACH(BLOCKS) EACH(WIDTH) EACH(KIND) EACH(COUNT) EACH(PART)
 
+/* SIZE: rows and columns of a matrix. COLUMNS: of the right-hand side. AXES: of the stack, each with three further
+ * integers. */
+#define solving_integers(EACH) EACH(SIZE) EACH(IS_F64) EACH(UPPER) EACH(COLUMNS) EACH(AXES)
+
 /* LENGTH: of a row, whose elements are INNER apart. DESCENDING: the largest first. COUNT: positions that are
- * written; FEW: the same if only these are looked for, else 0. */
-#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW)
+ * written; FEW: the same if only these are looked for, else 0. A search is for COUNT elements among LENGTH edges;
+ * RIGHT: equal edges are before the place. */
+#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW) EACH(RIGHT)
 
 /* The image's height, width and channels, how many windows lie vertically and horizontally, the window's
  * height and width, the strides, how far APART places of a window are, the padding above and on the left.
@@ -141,6 +146,7 @@
 
 /* X(name, number). Most: no more than a kernel has room for. */
 #define CONSTANTS(X)                                                                                        \
+    X(MOST_SMALL, 16)                                                                                       \
     X(MOST_PARAMETERS, 256)                                                                                 \
     X(CHAIN_MOST_AXES, 64)                                                                                  \
     X(COPY_UNIT, 4096)        /* bytes */                                                                   \

@@ -335,6 +335,8 @@ static void unwind(Search *search, int64_t origin)
         undo(search, NODE(search, --search->nodes.count));
 }
 
+enum { BETWEEN_CHECKS = (1 << 12) - 1 }; /* nodes */
+
 static int run(Search *search, Buffers *buffers)
 {
     for (int64_t i = 0; i < buffers->count; i++)
@@ -360,7 +362,8 @@ static int run(Search *search, Buffers *buffers)
         }
         if (!buffers->nodes)
             return OFFSETS_LIMIT;
-        buffers->nodes--;
+        if (!(buffers->nodes-- & BETWEEN_CHECKS) && buffers->interrupted(buffers->state))
+            return OFFSETS_INTERRUPTED;
         if (!choose(search, node))
             continue;
         int64_t next = search->has_failed ? -2 : divide(search, top);

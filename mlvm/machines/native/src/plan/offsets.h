@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum { OFFSETS_FOUND, OFFSETS_NONE, OFFSETS_LIMIT, OFFSETS_NO_MEMORY };
+enum { OFFSETS_FOUND, OFFSETS_NONE, OFFSETS_LIMIT, OFFSETS_NO_MEMORY, OFFSETS_INTERRUPTED };
 
 /* Buffers, and the state that outlives a search.
  *
@@ -15,7 +15,8 @@ enum { OFFSETS_FOUND, OFFSETS_NONE, OFFSETS_LIMIT, OFFSETS_NO_MEMORY };
  * failed: hash table of states without a solution; its size is 2^(64 - shift).
  * fewest: whether the next section is that with the fewest candidates, not that with the least slack.
  * nodes: the number of nodes that the search may still visit.
- * offset: result. */
+ * offset: result.
+ * interrupted: function that is called every few thousand nodes; if it returns true, the search ends. */
 typedef struct {
     int64_t count, sections, capacity;
     const int64_t *size, *first, *last, *twin, *rank;
@@ -23,6 +24,8 @@ typedef struct {
     uint64_t *failed;
     int shift, fewest;
     int64_t nodes, *offset;
+    int (*interrupted)(void *state);
+    void *state;
 } Buffers;
 
 /* Search. Returns one of the results above. */

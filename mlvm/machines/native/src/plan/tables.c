@@ -21,6 +21,7 @@
     X(random, target)                              \
     X(reduction, target)                           \
     X(rows, target)                                \
+    X(solving, target)                             \
     X(sorting, target)                             \
     X(windows, target)
 #define ROW_FILES(X, target) X(elementwise, target)

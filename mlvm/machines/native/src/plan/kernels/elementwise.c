@@ -238,16 +238,11 @@ EACH_SIGNED(SIGNED_DIVISION)
     SHORT_DIVISION(remainder, t, T, rest_of, limit, rest == 0 ? copysign(0, y) : rest, modulus_##t)
 enum { DIVISION_BLOCK = 256 };
 #define REST(whole, x, y) (x - whole * y)
-#define FUSED_REST(whole, x, y) __builtin_fma(-whole, y, x)
+#define FUSED_REST(whole, x, y) FUSED_F64(-whole, y, x)
 FLOAT_DIVISION(f32, float, f)
 FLOAT_DIVISION(f64, double, )
-SHORT_DIVISIONS(f32, float, REST, 4194304.0) /* 2^22 */
-#ifdef __FMA__
+SHORT_DIVISIONS(f32, float, REST, 4194304.0)                 /* 2^22 */
 SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
-#else
-BINARY_ROW(floor_divide_f64, double, double, quotient_f64(x, y))
-BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
-#endif
 
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
  * the C library's, of a longer type: the last digits of its own are not always right. */
@@ -286,6 +281,19 @@ TURNING(tan, f64, double, tanl)
     }
 LOG_OF_SUM(f32, float, f)
 LOG_OF_SUM(f64, double, )
+
+/* x to the power y: of f32 e^(y log |x|) in f64, whose error is far below an f32's last place. */
+static inline float power_f32(float x, float y)
+{
+    const double size = fabs((double)x), exponent = y, half = exponent * 0.5;
+    const double floor_of = __builtin_floor(exponent), floor_of_half = __builtin_floor(half);
+    double power = exp_f64(exponent * log_f64(size)), sign = copysign(1, (double)x);
+    power = size == 1 && y == y ? 1 : power;
+    power = x < 0 && size < INFINITY && floor_of != exponent ? NAN : power;
+    power = floor_of == exponent && floor_of_half != half ? sign * power : power;
+    return (float)(y == 0 || x == 1 ? 1 : power);
+}
+#define power_f64 pow
 
 /* A shift by as many places as there are, or more, leaves the sign. */
 #define SHORT_SHIFT ((uint64_t)y < 8 * sizeof x)

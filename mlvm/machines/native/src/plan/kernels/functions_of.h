@@ -242,15 +242,9 @@ static inline F FN(erf)(F x)
 /* x^2 / 2 as a number and a rest. */
 static inline F FN(half_square)(F x, F *rest)
 {
-#if FUSED
     F half = x * (F)0.5, product = half * x;
     *rest = MAD(half, x, -product);
     return product;
-#else
-    F upper = FN(upper)(x);
-    *rest = (x - upper) * (x + upper) * (F)0.5;
-    return upper * upper * (F)0.5;
-#endif
 }
 
 /* x Phi(x). With Q(a) = erfc(a / sqrt(2)) / 2 that is x Q(-x) for x < 0, else x - x Q(x). */
@@ -282,7 +276,6 @@ static inline F FN(gelu_erf_slope)(F x)
  * products and sums but those of the rest are exact. */
 static inline F FN(cubic)(F x, F *rest, F *slope)
 {
-#if FUSED
     F c1 = C1_HIGH + C1_LOW, c1_rest = (C1_HIGH - c1) + C1_LOW, c3_rest = (C3_HIGH - C3) + C3_LOW;
     F square = x * x, square_rest = MAD(x, x, -square), factor = MAD(C3, square, c1);
     F cubic_part = factor - c1, linear_part = factor - cubic_part;
@@ -292,16 +285,6 @@ static inline F FN(cubic)(F x, F *rest, F *slope)
     *rest = MAD(x, factor_rest, MAD(x, factor, -product));
     *slope = MAD(3, factor, -2 * c1) + MAD(3, factor_rest, -2 * c1_rest); /* c1 + 3 c3 x^2 */
     return product;
-#else
-    F upper = FN(upper)(x), lower = x - upper, square = x * x;
-    F factor = FN(upper)((C1_HIGH + C1_LOW) + C3 * square), short_square = FN(upper)(square);
-    F square_rest = (upper * upper - short_square) + lower * (x + upper);
-    F factor_rest = ((C1_HIGH - factor) + C3_HIGH * short_square) +
-                    ((C1_LOW + C3_LOW * short_square) + C3 * square_rest);
-    *rest = lower * factor + x * factor_rest;
-    *slope = (3 * factor - 2 * C1_HIGH) + (3 * factor_rest - 2 * C1_LOW); /* c1 + 3 c3 x^2 */
-    return upper * factor;
-#endif
 }
 
 /* x / (1 + e^-v), which is x (1 + tanh(v / 2)) / 2. */

@@ -6,6 +6,7 @@
 #include "../plan.h"
 
 #include "elements.h"
+#include "fused.h"
 
 #include <string.h>
 
@@ -50,7 +51,9 @@ static inline V fma_v(V x, V y, V z)
 #elif defined(USE_NEON)
     return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
-    return x * y + z;
+    for (int i = 0; i < LANES; i++)
+        z[i] = FUSED_F32(x[i], y[i], z[i]);
+    return z;
 #endif
 }
 

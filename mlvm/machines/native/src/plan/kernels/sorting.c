@@ -134,8 +134,47 @@ INTEGERS(INTEGER_KEY)
 INTEGERS(SORT)
 FLOATS(SORT)
 
+/* A unit is an element of x, whose place is the number of edges before it. The place is first looked for where it
+ * is if the edges are equally far apart; elsewhere half of the edges is excluded at a time (Knuth, 6.2.1). */
+#define SEARCH(t, T, bits, unused)                                                                     \
+    static inline int is_before_##t(T edge, T x, int64_t right)                                        \
+    {                                                                                                  \
+        return right ? !(x < edge || (edge != edge && x == x)) : edge < x || (x != x && edge == edge); \
+    }                                                                                                  \
+    static int searchsorted_##t(const KernelCall *call, char *const *p, int64_t begin, int64_t end,    \
+                                char *scratch)                                                         \
+    {                                                                                                  \
+        const int64_t *n = call->ints, length = n[LENGTH], count = n[COUNT], right = n[RIGHT];         \
+        (void)scratch;                                                                                 \
+        for (int64_t u = begin; u < end;) {                                                            \
+            const int64_t row = u / count, behind = (row + 1) * count < end ? (row + 1) * count : end; \
+            const T *edges = (const T *)p[1] + row * length;                                           \
+            const double first = (double)edges[0];                                                     \
+            const double density = (double)(length - 1) / ((double)edges[length - 1] - first);         \
+            for (; u < behind; u++) {                                                                  \
+                const T x = ((const T *)p[2])[u];                                                      \
+                const double guess = ((double)x - first) * density;                                    \
+                int64_t low = guess > 0 ? guess < (double)length ? (int64_t)guess : length - 1 : 0;    \
+                if (!is_before_##t(edges[low], x, right) ||                                            \
+                    (low + 1 < length && is_before_##t(edges[low + 1], x, right))) {                   \
+                    low = 0;                                                                           \
+                    for (int64_t rest = length; rest > 1;) {                                           \
+                        const int64_t half = rest / 2;                                                 \
+                        low += is_before_##t(edges[low + half], x, right) ? half : 0;                  \
+                        rest -= half;                                                                  \
+                    }                                                                                  \
+                }                                                                                      \
+                ((int64_t *)p[0])[u] = low + is_before_##t(edges[low], x, right);                      \
+            }                                                                                          \
+        }                                                                                              \
+        return 0;                                                                                      \
+    }
+INTEGERS(SEARCH)
+FLOATS(SEARCH)
+
 /* clang-format off */
 #define ENTRIES(t, T, bits, unused)                                                      \
-    KERNEL(sort_##t, sort_##t, NULL) KERNEL(argsort_##t, argsort_##t, NULL)
+    KERNEL(sort_##t, sort_##t, NULL) KERNEL(argsort_##t, argsort_##t, NULL) \
+    KERNEL(searchsorted_##t, searchsorted_##t, NULL)
 /* clang-format on */
 KERNEL_TABLE(sorting, INTEGERS(ENTRIES) FLOATS(ENTRIES))

@@ -2,6 +2,11 @@
 #ifndef MLVM_VECTORS_H
 #define MLVM_VECTORS_H
 
+#include "fused.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #elif defined(USE_NEON)
@@ -42,16 +47,31 @@ enum { VECTOR_BYTES = 16, ROWS = 14, SQUARE_BYTES = 16 };
 #else
 #define EACH_HEIGHT(X) UPTO_6(X)
 enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
-#define FMA_f32(x, y, z) ((x) * (y) + (z))
-#define FMA_f64(x, y, z) ((x) * (y) + (z))
+#define FMA_f32(x, y, z) (Vector_f32) each_fused_f32((Plain_f32)(x), (Plain_f32)(y), (Plain_f32)(z))
+#define FMA_f64(x, y, z) (Vector_f64) each_fused_f64((Plain_f64)(x), (Plain_f64)(y), (Plain_f64)(z))
 #define SPREAD_f32(x) ((x) - (Vector_f32){0})
 #define SPREAD_f64(x) ((x) - (Vector_f64){0})
-#define FMA_SIDE_f32(x, y, z) FMA_f32(x, y, z)
-#define FMA_SIDE_f64(x, y, z) FMA_f64(x, y, z)
+#define FMA_SIDE_f32(x, y, z) FMA_f32(SPREAD_f32(x), y, z)
+#define FMA_SIDE_f64(x, y, z) FMA_f64(SPREAD_f64(x), y, z)
+typedef float Plain_f32 __attribute__((vector_size(VECTOR_BYTES)));
+typedef double Plain_f64 __attribute__((vector_size(VECTOR_BYTES)));
+
+static inline Plain_f32 each_fused_f32(Plain_f32 x, Plain_f32 y, Plain_f32 z)
+{
+    for (size_t i = 0; i < sizeof z / sizeof z[0]; i++)
+        z[i] = FUSED_F32(x[i], y[i], z[i]);
+    return z;
+}
+
+static inline Plain_f64 each_fused_f64(Plain_f64 x, Plain_f64 y, Plain_f64 z)
+{
+    for (size_t i = 0; i < sizeof z / sizeof z[0]; i++)
+        z[i] = FUSED_F64(x[i], y[i], z[i]);
+    return z;
+}
 #endif
 #define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
 
-#include <stdint.h>
 typedef int32_t Lane_f32;
 typedef int64_t Lane_f64;
 typedef int32_t Lane_bf16;

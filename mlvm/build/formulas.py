@@ -2,8 +2,8 @@
 
 In: a step whose types and attributes are formulas. Out: tables of formulas in C, the largest value
 of each, and the lengths at which guards hold. The functions of a step are planned at some lengths
-and are valid wherever the guards of that planning hold: a `Variant`. Others are planned at lengths
-that no variant is valid for, until all have one.
+and are valid wherever the guards of that planning hold: a `BuiltVariant`. Others are planned at
+lengths that no variant is valid for, until all have one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle, product
-from typing import Any, Final, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mlvm.build.literals import integer, real
-from mlvm.build.planned import Planned
 from mlvm.build.targets import CannotBuild
+from mlvm.core.errors import ShapeError
 from mlvm.core.lengths import Length
-from mlvm.core.types import DType, TensorType
+from mlvm.core.types import DType, TensorType, f32, f64, i32, i64
+from mlvm.step.open_step import OpenStep, StepLength
+from mlvm.step.saved import SavedStep
 
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256
@@ -33,51 +36,8 @@ _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 Column = npt.NDArray[Any]
 
 
-class StepLength(NamedTuple):
-    """Length of a step: its name and bound, and its value in the call before saving."""
-
-    name: str
-    at_most: int
-    saved: int
-
-
-class OpenPlanned(NamedTuple):
-    """A planned step whose types and attributes are formulas of lengths.
-
-    arguments, inputs, outputs, results: types.
-    attributes: of the call at a pc of `main`.
-    stays: bytes of live ranges, by their number.
-    scalars: states that are computed of lengths, and their numbers.
-    guards: returns the formulas of numbers that were seen since, with their values.
-    """
-
-    arguments: Sequence[TensorType]
-    inputs: Sequence[TensorType]
-    outputs: Sequence[TensorType]
-    results: Sequence[TensorType]
-    attributes: Callable[[int], Mapping[str, Any]]
-    stays: Sequence[int]
-    scalars: Sequence[tuple[int, Any]]
-    guards: Callable[[], Sequence[tuple[int, Any]]]
-
-
-class OpenSource(NamedTuple):
-    """A saved step with lengths, as a build takes it.
-
-    lengths: its lengths.
-    axes: the number of the length that an axis of an input has.
-    input_types: types of inputs, with the names of lengths.
-    is_valid: returns whether it is for these lengths.
-    at: returns it at these lengths.
-    opened: records it at these lengths, with types that are formulas.
-    """
-
-    lengths: Sequence[StepLength]
-    axes: Mapping[tuple[int, int], int]
-    input_types: Sequence[object]
-    is_valid: Callable[[Sequence[int]], bool]
-    at: Callable[[Sequence[int]], Planned]
-    opened: Callable[[Sequence[int], Formulas], AbstractContextManager[OpenPlanned]]
+Guard: TypeAlias = tuple[int, Any]
+"""The number of a formula, and the value that it must have."""
 
 
 class Formulas:
@@ -162,7 +122,7 @@ class Formulas:
         """Return the largest value of a size."""
         return self.largest(n.formula()) if issubclass(type(n), Length) else int(n)
 
-    def holds(self, guard: tuple[int, Any]) -> Column:
+    def holds(self, guard: Guard) -> Column:
         """Return at which combinations a number has that value."""
         values, is_defined = self._columns[guard[0]]
         same_kind = (values.dtype.kind == "f") == isinstance(guard[1], float)
@@ -213,22 +173,54 @@ def number(value: Any) -> str:
 _OPERATORS: Final = _OF_INTS | _BOOLS | {"add", "sub", "mul", "truediv", "neg", "pos", "abs"}
 
 
-Part = TypeVar("Part")
+OpenLengths: TypeAlias = Callable[
+    [Sequence[int], Formulas],
+    AbstractContextManager[tuple[list[Any], Callable[[], Sequence[Guard]]]],
+]
+"""Makes placeholders for lengths of these sizes, whose computation the formulas record; and a
+function that returns the guards of what was computed so far."""
+
+Functions = TypeVar("Functions")
+
+
+class BuiltVariant(NamedTuple, Generic[Functions]):
+    """Functions of a step for some lengths.
+
+    guards: hold at the lengths for which the functions are valid.
+    scalars: the formulas of states that are computed of lengths, by their numbers.
+    """
+
+    functions: Functions
+    guards: Sequence[Guard] = ()
+    scalars: Mapping[int, int] = MappingProxyType({})
 
 
 def variants(
-    source: OpenSource, formulas: Formulas, plan: Callable[[Planned, OpenPlanned], Part]
-) -> Iterator[tuple[Part, list[tuple[int, Any]]]]:
-    """Yield the step as `plan` makes it, and its guards, until all lengths of the step have one.
+    step: SavedStep,
+    opened: OpenStep,
+    formulas: Formulas,
+    open_lengths: OpenLengths,
+    plan: Callable[[SavedStep, SavedStep], Functions],
+) -> Iterator[BuiltVariant[Functions]]:
+    """Yield variants until all lengths of the step have one, that of the call before saving first.
 
-    The first is that of the call before saving. Raises `CannotBuild` for too many.
+    `plan` makes the functions of a step at some lengths, given the same step with placeholders.
+    Raises `CannotBuild` for too many variants, and for states that C does not compute.
     """
+    dtypes = {number: TensorType.of(step.states[number]).dtype for number, _ in opened.scalars}
+    for dtype in dtypes.values():
+        if dtype not in (f32, f64, i32, i64):
+            raise CannotBuild(
+                f"lengths: expected numbers of f32, f64, i32 or i64, got one of {dtype.name} "
+                f"that is computed of a length; convert the tensor after the computation"
+            )
     all_sizes = [tuple(map(int, sizes)) for sizes in formulas.sizes]
-    sizes = tuple([each.saved for each in source.lengths])
-    if sizes not in all_sizes:
+    sizes = tuple([opened.values[each.place] for each in opened.lengths])
+    valid = {x: values for x in all_sizes if (values := _values_at(opened, x)) is not None}
+    if sizes not in valid:
         raise CannotBuild(f"lengths: expected those of the call before saving, got {sizes}")
     saved = all_sizes.index(sizes)
-    is_valid = np.array([source.is_valid(sizes) for sizes in all_sizes])
+    is_valid = np.array([x in valid for x in all_sizes])
     remaining = is_valid.copy()
     for count in range(_MOST_VARIANTS):
         if not remaining.any():
@@ -236,26 +228,51 @@ def variants(
         index = int(np.flatnonzero(remaining)[0]) if count else saved
         sizes = all_sizes[index]
         try:
-            with source.opened(sizes, formulas) as opened:
-                planned = source.at(sizes)
-                part = plan(planned, opened)
-                guards = [*dict.fromkeys(opened.guards())]
-                types = [TensorType.of(state) for state in planned.states]
-                scalars = [(formulas.number_of(x), types[i].dtype) for i, x in opened.scalars]
+            with open_lengths(sizes, formulas) as (placeholders, guards_so_far):
+                symbols = opened.symbols(valid[sizes], placeholders)
+                functions = plan(step.at_values(valid[sizes]), step.at_values(symbols))
+                guards = [*dict.fromkeys(guards_so_far())]
+                scalars = {i: formulas.number_of(symbols[place]) for i, place in opened.scalars}
         except OverflowError:
             raise CannotBuild(
                 "lengths: expected numbers below 2**62, got a larger one that is computed of "
                 "lengths; compute it with tensors"
             ) from None
         masks = [formulas.holds(guard) for guard in guards]
-        fits = [formulas.fits(*scalar) for scalar in scalars]
+        fits = [formulas.fits(formula, dtypes[number]) for number, formula in scalars.items()]
         holds = np.logical_and.reduce([np.ones(len(remaining), bool), *masks, *fits])
         remaining &= np.logical_and.reduce([remaining, *fits])
         if (holds & ~is_valid).any() or not holds[index]:
             raise CannotBuild(f"lengths: the guards at {sizes} do not say where they hold")
-        yield part, [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
+        used = [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
+        yield BuiltVariant(functions, used, scalars)
         remaining &= ~holds
     raise CannotBuild(
         f"lengths: expected at most {_MOST_VARIANTS} ways to compute, got more; capture the step "
         f"with lower bounds, at_most="
     )
+
+
+def _values_at(opened: OpenStep, sizes: Sequence[int]) -> list[Any] | None:
+    """Return the values of all formulas at these lengths; None if the step is not for them."""
+    names = [each.name for each in opened.lengths]
+    try:
+        values = opened.values_of(dict(zip(names, sizes, strict=True)))
+    except ShapeError:
+        return None
+    return values if opened.template.fits(values) else None
+
+
+def axes_of(opened: OpenStep) -> dict[tuple[int, int], int]:
+    """Return the number of the length that an axis of an input has. Raises `CannotBuild` for an
+    axis of two lengths."""
+    names = [each.name for each in opened.lengths]
+    axes: dict[tuple[int, int], int] = {}
+    for k, each in enumerate(opened.lengths):
+        for place in each.axes:
+            if axes.setdefault(place, k) != k:
+                raise CannotBuild(
+                    f"lengths: {names[axes[place]]!r} and {each.name!r} are of one axis of one "
+                    f"tensor; give them one name"
+                )
+    return axes

@@ -17,7 +17,7 @@ from mlvm.machines.native.lanes import Flat
 _ALIGNMENT = 64
 
 
-class Call(NamedTuple):
+class LaneCall(NamedTuple):
     """Call of a kernel: numbers of places, and the offset of its scratch memory."""
 
     call: KernelCall
@@ -25,11 +25,11 @@ class Call(NamedTuple):
     scratch: int
 
 
-class Part(NamedTuple):
+class LanePart(NamedTuple):
     """Calls for a number of rows, and the offsets of operands and results."""
 
     rows: int
-    calls: list[Call]
+    calls: list[LaneCall]
     operands: list[int]
     results: list[int]
 
@@ -89,7 +89,7 @@ class LaneCode:
         self.nbytes = at + -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         return at
 
-    def _parts(self, segment: Segment) -> list[Part]:
+    def _parts(self, segment: Segment) -> list[LanePart]:
         """Build the parts of a segment, largest first."""
         counts = sorted(segment.parts, reverse=True)
         return [self._part(count, segment, *segment.rows(count)) for count in counts]
@@ -101,7 +101,7 @@ class LaneCode:
         ins: Sequence[int],
         outs: Sequence[int],
         hoisted: list[int] | None = None,
-    ) -> Part:
+    ) -> LanePart:
         """Build a part, whose memory overlaps that of other parts."""
         end, self.nbytes = self.nbytes, self._begin
         part = segment.parts[count].code
@@ -131,9 +131,9 @@ class LaneCode:
                 self._place(-1, temporaries + x.at) if isinstance(x, Temporary) else where[x]
                 for x in parameters
             ]
-            calls.append(Call(call, tuple(places), scratch_at))
+            calls.append(LaneCall(call, tuple(places), scratch_at))
         self.nbytes = max(end, self.nbytes)
-        return Part(count, calls, operands, results)
+        return LanePart(count, calls, operands, results)
 
     def _place(self, shared: int, at: int) -> int:
         return self.places.setdefault((shared, at), len(self.places))

@@ -15,7 +15,7 @@ from mlvm.core.errors import CaptureError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, Op
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.types import TensorType, i64
 from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
@@ -268,18 +268,18 @@ class _Writer:
         self.products = self._products(everything)
         for i, home in enumerate(params[len(outs) :]):
             if home in self.owned:
-                self.emit(Opcode.get, i - self.nparams)
+                self.emit("get", i - self.nparams)
                 self.op("copy", 1, 1)
-                self.emit(Opcode.set, i - self.nparams)
+                self.emit("set", i - self.nparams)
         self.calls(calls)
         for use in results or ():
             self.read(use)
         for home in outs:
             at = self.slot(home, home.type)
-            self.emit(Opcode.get, at)
+            self.emit("get", at)
             self.as_type(self.types[at + self.nparams], home.type)
         count = len(outs) if results is None else len(results)
-        self.emit(Opcode.return_, count)
+        self.emit("return", count)
         facts = {
             "params": [str(type) for type in self.types[: self.nparams]],
             "locals": [str(type) for type in self.types[self.nparams :]],
@@ -320,8 +320,8 @@ class _Writer:
             self.types.append(type)
         return self.slots[key] - self.nparams
 
-    def emit(self, opcode: Opcode, *immediates: Any) -> int:
-        self.code.append(Instruction(opcode, immediates))
+    def emit(self, opcode: str, *immediates: Any) -> int:
+        self.code.append(Instruction.of(opcode, *immediates))
         return len(self.code) - 1
 
     def op(self, name: str, nparams: int, nresults: int, **attributes: Any) -> None:
@@ -344,12 +344,12 @@ class _Writer:
         key = self.key(use)
         if key in self.shared:
             at = self.shared[key]
-            self.emit(Opcode.load_arg, self.nargs + at)
+            self.emit("load_arg", self.nargs + at)
             self.as_type(self.shared_types[at], use.type)
             return
         if key not in self.slots:
             raise CaptureError("a lane reads a value before it writes it")
-        self.emit(Opcode.get, self.slots[key] - self.nparams)
+        self.emit("get", self.slots[key] - self.nparams)
         if key in self.owned and not alias:
             self.op("copy", 1, 1)
         self.as_type(self.types[self.slots[key]], use.type)
@@ -365,17 +365,17 @@ class _Writer:
         """Pop the topmost value into the slot of a use."""
         at = self.slot(self.key(use), use.type)
         self.as_type(use.type, self.types[at + self.nparams])
-        self.emit(Opcode.set, at)
+        self.emit("set", at)
 
     def fresh(self, use: Use) -> None:
         """Push memory for a value that no other slot refers to."""
         at = self.slot(self.key(use), use.type)
         if self.types[at + self.nparams] is not use.type:
             raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {use.type}")
-        self.emit(Opcode.get, at)
+        self.emit("get", at)
         self.op("copy", 1, 1)
-        self.emit(Opcode.set, at)
-        self.emit(Opcode.get, at)
+        self.emit("set", at)
+        self.emit("get", at)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -426,8 +426,8 @@ class _Writer:
             at = self.slot(self.key(out), out.type)
             if self.types[at + self.nparams] is not out.type or x.type is not out.type:
                 raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {out.type}")
-            self.emit(Opcode.get, at)
-            self.emit(Opcode.get, at)
+            self.emit("get", at)
+            self.emit("get", at)
             self.read(value)
             self.read(index)
             self.op(f"dynamic_update{OUT}", 4, 0, axis=0)
@@ -481,7 +481,7 @@ class _Writer:
         for use, home in zip(call.passed[nresults:], call.callee.params[nresults:], strict=True):
             self.read(use)
             self.as_type(use.type, home.type)
-        self.emit(Opcode.call, self.name_of(call.callee))
+        self.emit("call", self.name_of(call.callee))
         pairs = zip(call.passed[:nresults], call.callee.params, strict=False)
         for use, home in reversed([*pairs]):
             self.as_type(home.type, use.type)
@@ -501,21 +501,21 @@ class _Writer:
             self.calls(first.calls)
             assert first.result is not None
             self.read(first.result)
-        leave = self.emit(Opcode.jump_if_false, -1)
+        leave = self.emit("jump_if_false", -1)
         if call.name == "cond":
             self.calls(first.calls)
-            end = self.emit(Opcode.jump, -1)
+            end = self.emit("jump", -1)
             self.land(leave)
             self.calls(second.calls)
             self.land(end)
         else:
             self.calls(second.calls)
-            self.emit(Opcode.jump, again)
+            self.emit("jump", again)
             self.land(leave)
 
     def land(self, jump: int) -> None:
         """Set the target of a jump to the next instruction."""
-        self.code[jump] = Instruction(self.code[jump].opcode, (len(self.code),))
+        self.code[jump] = self.code[jump]._replace(immediates=(len(self.code),))
 
     # --- sums -------------------------------------------------------------------------------
 
@@ -537,7 +537,7 @@ class _Writer:
             name == "index_add" and call.attributes["axis"] == 0 and not operands[1].type.shape
         )
         site = f"a{self.nsites}"
-        self.emit(Opcode.get, 0)
+        self.emit("get", 0)
         for use in operands:
             self.read(use)
         self.op(lane_link.ADD, 1 + len(operands), 0, site=self.nsites)
@@ -601,8 +601,8 @@ class _Writer:
         self.nsegments += 1
         self.alone(name, calls, ins, outs)
         for key in ins:
-            self.emit(Opcode.get, self.slots[key] - self.nparams)
-        self.emit(Opcode.call, name)
+            self.emit("get", self.slots[key] - self.nparams)
+        self.emit("call", name)
         last = {self.key(call.outs[0]): call.outs[0] for call in calls}
         for key in reversed(outs):
             self.write(last[key])
@@ -633,8 +633,8 @@ class _Writer:
             self.slots[self.key(out)] = len(self.types)  # where it lies now
             self.types.append(out.type)
         for key in outs:
-            self.emit(Opcode.get, self.slots[key] - self.nparams)
-        self.emit(Opcode.return_, len(outs))
+            self.emit("get", self.slots[key] - self.nparams)
+        self.emit("return", len(outs))
         self.functions.append(Function(name, self.nparams, len(outs), tuple(self.code)))
         self.code, self.slots, self.types, self.nparams, self.owned = outer
 
@@ -651,12 +651,12 @@ class _Writer:
         [row] = [each for each in self.functions if each.name == lane_link.ROW]
         facts = row.code[1].immediates[2]
         facts |= {"shared": [str(type) for type in self.shared_types], "sums": len(self.sums)}
-        code = [Instruction(Opcode.load_arg, (i,)) for i in range(self.nargs)]
-        code.append(Instruction(Opcode.call, (lane_link.ROW,)))
+        code = [Instruction.of("load_arg", i) for i in range(self.nargs)]
+        code.append(Instruction.of("call", lane_link.ROW))
         if self.has_records:
             begin, end = (host_call(name, 0, 0, {}) for name in (residuals.BEGIN, residuals.END))
             code = [*begin, *code, *end]
-        main = Function("main", 0, STAR, (*code, Instruction(Opcode.halt)))
+        main = Function("main", 0, STAR, (*code, Instruction.of("halt")))
         return LaneProgram(Program([main, *self.functions]), self.segments, family)
 
     def hoist_first(self) -> None:

@@ -1,9 +1,9 @@
 """A flow whose types and attributes are formulas of lengths: a template of flows.
 
 A trace with open lengths has types and attributes with numbers of the trace. `frozen` replaces each
-by a `Place`, its position among the values of a launch; `Template.flow` returns the flow for such
-values. Nothing of the trace is alive then. `PlannedTemplate` is the same for the compiled program:
-planned once, at bounds of the lengths.
+by a `Place`, its position among the values of a launch; `FlowTemplate.flow` returns the flow for
+such values. Nothing of the trace is alive then. `PlannedTemplate` is the same for the compiled
+program: planned once, at bounds of the lengths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from mlvm.arena.placement import rounded
 from mlvm.core.lengths import Length
-from mlvm.core.program.program import Instruction, Opcode
+from mlvm.core.machine.decode import decode
+from mlvm.core.program.program import Instruction
 from mlvm.core.types import DType, TensorType
 from mlvm.step.compile import Planned
 from mlvm.step.flow import Block, Call, Flow, Home, LoopInfo, Procedure, Use, Value
@@ -255,7 +256,7 @@ class AtValues(Substitution):
         return nbytes if type(nbytes) is int else self.type(nbytes).nbytes
 
 
-class Template:
+class FlowTemplate:
     """Template of flows.
 
     frozen: the flow with places.
@@ -266,11 +267,11 @@ class Template:
         self.frozen, self.places = flow, places
 
     @staticmethod
-    def of(flow: Flow) -> tuple[Template, Callable[[Home], Home]]:
+    def of(flow: Flow) -> tuple[FlowTemplate, Callable[[Home], Home]]:
         """Return the template of a recorded flow, and the function from its homes to frozen
         ones."""
         freeze = Freeze()
-        return Template(freeze.flow(flow), freeze.places), freeze.home
+        return FlowTemplate(freeze.flow(flow), freeze.places), freeze.home
 
     def flow(self, values: Sequence[Any]) -> Flow:
         """Return the flow for these values."""
@@ -372,29 +373,27 @@ class PlannedTemplate:
     def steps(self) -> list[Site | Jump] | None:
         """Return the steps of a program of calls and jumps alone, as the linker numbers them; None
         for another."""
-        code = self.planned.program.main.code
+        main = decode(self.planned.program)["main"]
         steps: list[Site | Jump] = []
         numbers: dict[int, int] = {}  # of the step that begins at a pc
-        loads: list[int] = []
-        name = ""
-        for pc, (opcode, immediates) in enumerate(code):
-            if not loads:
-                numbers[pc] = len(steps)
-            if opcode is Opcode.load_arg:
-                loads.append(immediates[0])
-            elif opcode is Opcode.push_str:
-                name = immediates[0]
-            elif opcode is Opcode.cfunc and immediates[:2] == (len(loads), 0):
-                [*rest] = self.code.get(("main", pc), immediates)[2:]
-                types = tuple(map(self.type_of, loads))
-                steps.append(Site(name, rest[0] if rest else {}, tuple(loads), types))
-                loads = []
-            elif opcode is Opcode.jump_if_false and len(loads) == 1 and loads[0] not in self.types:
-                steps += [Jump("LOAD_ARG", loads[0]), Jump("JUMP_IF_FALSE", immediates[0])]
-                loads = []
-            elif opcode is Opcode.jump and not loads:
-                steps.append(Jump("JUMP", immediates[0]))
-            elif opcode is not Opcode.halt or pc + 1 < len(code) or loads:
+        for block in main:
+            numbers[block.start] = len(steps)
+            for each in block.code:
+                loads, name = each.arguments or [], each.name
+                pushed = each.pc - each.start - (name is not None)
+                if len(each.operands or ()) != len(loads) or pushed != len(loads):
+                    return None
+                if name is not None and each.at == 0:
+                    _, _, *rest = self.code.get(("main", each.pc), (0, 0, each.attributes))
+                    types = tuple(map(self.type_of, loads))
+                    steps.append(Site(name, rest[0] or {}, tuple(loads), types))
+                elif each.kind == "jump_if_false" and loads[0] not in self.types:
+                    steps += [Jump("LOAD_ARG", loads[0]), Jump("JUMP_IF_FALSE", each.at)]
+                elif each.kind == "jump":
+                    steps.append(Jump("JUMP", each.at))
+                elif each.kind != "halt" or block.end < len(main.function.code):
+                    return None
+            if block.left or block.changed:
                 return None
         jumps = {i: x for i, x in enumerate(steps) if isinstance(x, Jump) and x.code != "LOAD_ARG"}
         if any(x.number not in numbers for x in jumps.values()):

@@ -1,0 +1,87 @@
+"""Digest of a tensor: 16 bytes that equal tensors share, and in practice no others.
+
+The bytes are read as 64-bit words, in blocks of 512 words. Word i of a block is combined with the
+fixed key i: with v = word ^ key, the sum i % 8 grows by the neighboring word and by the product of
+the two halves of v, modulo 2**64. After each block the sums are scrambled. BLAKE2b of the type and
+of the eight sums is the digest. This is the scheme of XXH3 (https://xxhash.com): it reads memory
+at full speed, and its order is fixed. It is made for accidents, not for adversaries: what must
+resist these, such as files and logs, has BLAKE2b of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.types import Array, TensorType
+
+_LANES: Final = 8
+_BLOCK: Final = 512  # words
+_PRIME: Final = np.uint64(0x9E3779B185EBCA87)
+_KINDS: Final = {"f16": 1, "bf16": 2, "f32": 3, "c64": 3, "f64": 4, "c128": 4}
+_NANS: Final = {
+    1: ("<u2", 0x7C00, 0x7E00),
+    2: ("<u2", 0x7F80, 0x7FC0),
+    3: ("<u4", 0x7F800000, 0x7FC00000),
+    4: ("<u8", 0x7FF0000000000000, 0x7FF8000000000000),
+}
+"""The words of floats by kind, infinity, and the nan without sign and payload."""
+
+
+def digest(array: Array) -> bytes:
+    """Return the digest of a tensor's type and elements, in row-major order.
+
+    All nans of a dtype count as equal, since docs/determinism.md leaves their sign and payload
+    open. Zeros of different signs differ.
+
+        >>> from mlvm.core.digest import digest
+        >>> digest(np.float32([0.0, np.nan])) == digest(np.float32([0.0, -np.nan]))
+        True
+        >>> digest(np.float32([0.0])) == digest(np.float32([-0.0]))
+        False
+    """
+    type = TensorType.of(array)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    data = little.reshape(-1).view(np.uint8)
+    sums = accumulate(data, data.size, _KINDS.get(type.dtype.name, 0))
+    return blake2b(str(type).encode() + sums, digest_size=16).digest()
+
+
+def accumulate_in_numpy(data: Array, nbytes: int, kind: int) -> bytes:
+    """Return the eight sums of bytes whose elements are of a kind of floats, 0 for none."""
+    padded = np.zeros(-(-nbytes // 64) * 64, np.uint8)
+    padded[:nbytes] = data
+    if kind:
+        dtype, infinity, nan = _NANS[kind]
+        floats = padded.view(dtype)
+        magnitude = floats & floats.dtype.type(np.iinfo(dtype).max >> 1)
+        floats[magnitude > infinity] = nan
+    words = padded.view("<u8").reshape(-1, _LANES)
+    sums = np.zeros(_LANES, np.uint64)
+    rows = _BLOCK // _LANES
+    for start in range(0, len(words), rows):
+        block = words[start : start + rows]
+        mixed = block ^ _KEYS[: len(block)]
+        products = (mixed & np.uint64(0xFFFFFFFF)) * (mixed >> np.uint64(32))
+        neighbors = block.reshape(len(block), -1, 2)[:, :, ::-1].reshape(len(block), -1)
+        sums += (neighbors + products).sum(axis=0, dtype=np.uint64)
+        sums = (sums ^ (sums >> np.uint64(47))) * _PRIME
+    return sums.astype("<u8").tobytes()
+
+
+def _keys() -> Array:
+    """Return the keys of a block: the first numbers of splitmix64."""
+    z = np.arange(1, _BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))).reshape(-1, _LANES)
+
+
+_KEYS: Final = _keys()
+
+accumulate: Callable[[Array, int, int], bytes] = accumulate_in_numpy
+"""The function that computes the sums. The native machine replaces it by one in C, with equal
+results."""

@@ -1,0 +1,309 @@
+"""The decoder: a function's code as instructions with operands and results, in basic blocks.
+
+Stack code is the public form of a program: it is written, verified and sent. Whoever reads one
+needs the operands of a call and not the way that they took over the stack. `Code.block` follows
+the stack through one basic block and leaves out the pushes:
+
+    load_arg 1; get 0; push_str "add"; cfunc 2 1; set 0      ->
+    cfunc "add" (load_arg 1, slot 0) -> Result(3, 0);  set slot 0 to Result(3, 0)
+
+A reference to an operand is one of three things. An `Instruction` is a push of a value that the
+code contains: `load_arg`, `push_const`, `push_int` or `push_str`. An int is a slot of the frame,
+numbered as in `get`: what it held where the block begins. A `Result` is of a call in the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+
+_PUSHES: Final = frozenset({Opcode.load_arg, Opcode.push_str, Opcode.push_const, Opcode.push_int})
+_FEW: Final = 32  # results of a call that get a reference each
+
+
+class Result(NamedTuple):
+    """Result number `number` of the call at `pc`."""
+
+    pc: int
+    number: int
+
+
+Ref: TypeAlias = int | Instruction | Result
+Count: TypeAlias = Callable[[str | None], int | None]
+
+
+class Decoded(NamedTuple):
+    """An instruction that does more than push or drop a value.
+
+    kind: the opcode's name.
+    pc, start: the place of the instruction, and of the first one after the previous decoded one.
+    operands: the values that it takes, in order. None: too many to know, as for a `halt`.
+    results: number of results that it leaves. None: known only at run time.
+    callee: of a `call` the function's name. Of a `cfunc` the reference to its name.
+    attributes: of a `cfunc`.
+    at: of a `set` the slot; of a jump the pc of its target; of a `cfunc` its announced results.
+    fault: what is wrong with the use of the stack, or with immediates. Then the block ends here.
+    """
+
+    kind: str
+    pc: int
+    start: int
+    operands: Sequence[Ref] | None = ()
+    results: int | None = 0
+    callee: Any = None
+    attributes: Attributes = NO_ATTRIBUTES
+    at: Any = None
+    fault: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the host function that a `cfunc` calls; None if the program computes it."""
+        return _immediate(self.callee, Opcode.push_str)  # type: ignore[no-any-return]
+
+    @property
+    def arguments(self) -> list[int] | None:
+        """The numbers of the launch's arguments that the operands are; None for other operands."""
+        numbers = [*map(argument_of, self.operands or ())]
+        return None if self.operands is None or None in numbers else numbers  # type: ignore[return-value]
+
+
+class Block(NamedTuple):
+    """A basic block: the instructions from pc `start` to before `end`.
+
+    What it changes in the frame: slots from `low` on are dropped, those of `changed` are set,
+    and `left` are on top. Then follow the last instruction's results if there are `many`, and any
+    number of unknown values if the block `is_open`. `goes_on`: whether the next block follows.
+    """
+
+    start: int
+    end: int
+    code: tuple[Decoded, ...]
+    low: int
+    changed: tuple[tuple[int, Ref], ...]
+    left: tuple[Ref, ...]
+    many: int
+    is_open: bool
+    goes_on: bool
+
+    @property
+    def height(self) -> int:
+        """The number of known values above base at the end."""
+        return self.low + len(self.left) + self.many
+
+
+def argument_of(ref: Ref | None) -> int | None:
+    """Return the number of the launch's argument that an operand is; None for another."""
+    return _immediate(ref, Opcode.load_arg)  # type: ignore[no-any-return]
+
+
+def _immediate(ref: Any, opcode: Opcode) -> Any:
+    return ref.immediates[0] if ref.__class__ is Instruction and ref.opcode is opcode else None
+
+
+@dataclass
+class Code:
+    """A function while it is decoded, block by block.
+
+    targets: the pcs that it jumps to. blocks: those that were decoded, by their first pc.
+    """
+
+    function: Function
+    functions: dict[str, Function]
+    count: Count = lambda name: None
+    blocks: dict[int, Block] = field(default_factory=dict)
+
+    @cached_property
+    def targets(self) -> set[int]:
+        return self.function.targets
+
+    def block(self, start: int, height: int) -> Block:
+        """Decode the block that begins there, with that number of values above base."""
+        if start not in self.blocks:
+            self.blocks[start] = _Decoder(self, start, height).run()
+        return self.blocks[start]
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yield all blocks by their first pc, also those that are never reached."""
+        code, todo, heights = self.function.code, [0], {0: 0}
+        while todo:
+            block = self.block(todo[-1], heights[todo.pop()])
+            targets = [each.at for each in block.code if "jump" in each.kind]
+            for pc in [*targets, block.end] if block.goes_on else targets:
+                if isinstance(pc, int) and pc not in heights and 0 <= pc < len(code):
+                    heights[pc] = block.height
+                    todo.append(pc)
+        pc = 0
+        while pc < len(code):
+            block = self.block(pc, 0)
+            yield block
+            pc = block.end
+
+    def instructions(self) -> Iterator[Decoded]:
+        """Yield all instructions that do more than push or drop a value, by their pc."""
+        return (each for block in self for each in block.code)
+
+
+def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
+    """Return the functions of a program, to be decoded. `count` returns the number of results of a
+    host function, by its name."""
+    functions = program.functions
+    return {name: Code(function, functions, count) for name, function in functions.items()}
+
+
+class _Decoder:
+    """Follower of the stack through one block.
+
+    Slots of the frame below `low` are as the block found them, but for `changed`. `stack` is above
+    these; if the stack `is_open`, any number of unknown values lie between.
+    """
+
+    def __init__(self, code: Code, start: int, height: int) -> None:
+        self.of, self.start, self.low = code, start, height
+        self.nparams = code.function.nparams
+        self.changed: dict[int, Ref] = {}
+        self.stack: list[Ref] = []
+        self.is_open = False
+        self.many = 0
+        self.decoded: list[Decoded] = []
+        self.first = start  # of what the next decoded instruction covers
+
+    def run(self) -> Block:
+        code, targets = self.of.function.code, self.of.targets
+        stack, goes_on = self.stack, True
+        pc = self.start
+        for pc in range(self.start, len(code)):
+            instruction = code[pc]
+            opcode, immediates = instruction
+            if opcode in _PUSHES:
+                stack.append(instruction)
+            else:
+                before = len(self.decoded)
+                try:
+                    goes_on = self.step(pc, opcode, immediates)
+                except (TypeError, ValueError, LookupError, AttributeError) as fault:
+                    self.decoded.append(Decoded(opcode._name_, pc, self.first, fault=str(fault)))
+                    goes_on = False
+                if len(self.decoded) > before:
+                    self.first = pc + 1
+                if not goes_on or opcode is Opcode.jump_if_false or self.many:
+                    break
+            if pc + 1 in targets:
+                break
+        end = min(pc + 1, len(code))
+        changed, left = tuple(self.changed.items()), tuple(stack)
+        state = self.low, changed, left, self.many, self.is_open
+        return Block(self.start, end, tuple(self.decoded), *state, goes_on)
+
+    def step(self, pc: int, opcode: Opcode, immediates: tuple[Any, ...]) -> bool:
+        """Follow one instruction. Return whether the next one follows it."""
+        kind, goes_on = opcode._name_, True
+        operands: Sequence[Ref] | None = ()
+        results: int | None = 0
+        callee, attributes, at = None, NO_ATTRIBUTES, None
+        if opcode is Opcode.cfunc:
+            nparams, at, *rest = immediates
+            attributes = rest[0] if rest else NO_ATTRIBUTES
+            callee = self.stack.pop() if self.stack else self.pop(1)[0]
+            operands = self.everything() if nparams == STAR else self.pop(nparams)
+            results = self.of.count(_immediate(callee, Opcode.push_str)) if at == STAR else at
+        elif opcode is Opcode.get:
+            self.stack.append(self.value(immediates[0]))
+            return True
+        elif opcode is Opcode.pop:
+            self.pop(immediates[0])
+            return True
+        elif opcode is Opcode.halt:
+            operands, goes_on = None, False
+        elif opcode is Opcode.call:
+            [callee] = immediates
+            function = self.of.functions[callee]
+            operands, results = self.pop(function.nparams), _results(function)
+        elif opcode is Opcode.return_:
+            operands, goes_on = self.pop(immediates[0]), False
+        elif opcode is Opcode.jump or opcode is Opcode.jump_if_false:
+            if self.is_open:
+                raise ValueError("the stack's height is not known here")
+            [at], goes_on = immediates, opcode is Opcode.jump_if_false
+            operands = self.pop(int(goes_on))
+        elif opcode is Opcode.set:
+            [at] = immediates
+            operands = self.pop(1)
+            self.value(at)  # if it is there
+            values: Any = self.stack if at >= self.low else self.changed
+            values[at - self.low if at >= self.low else at] = operands[0]
+        elif opcode is Opcode.load_global:
+            operands, results = self.pop(1), 1
+        else:
+            operands = self.pop(1)
+            operands = (*self.pop(1), *operands)
+        self.decoded.append(
+            Decoded(kind, pc, self.first, operands, results, callee, attributes, at)
+        )
+        if results != 0:
+            self.leave(pc, results)
+        return goes_on
+
+    def leave(self, pc: int, results: int | None) -> None:
+        """Push the results of a call; if their number is unknown, the stack is open then."""
+        if results is None:
+            self.changed.update(enumerate(() if self.is_open else self.stack, self.low))
+            self.low += 0 if self.is_open else len(self.stack)
+            self.stack.clear()
+            self.is_open = True
+        elif results == 1:
+            self.stack.append(Result(pc, 0))
+        elif results > _FEW and self.is_open:
+            self.stack.clear()
+        elif results <= _FEW:
+            self.stack += [Result(pc, i) for i in range(results)]
+        else:
+            self.many = results
+
+    def pop(self, n: int) -> Sequence[Ref]:
+        """Take n values off the top."""
+        at = len(self.stack) - n
+        if at < 0:
+            known = len(self.stack) + (0 if self.is_open else self.low)
+            if n > known:
+                there = f"there are {known}" + " known" * self.is_open
+                raise ValueError(f"needs {n} values above base; {there}")
+            if n > _FEW and not (self.stack or self.changed):
+                self.low -= n
+                return range(self.low, self.low + n)
+            self.stack[:0] = [self.value(i) for i in range(self.low + at, self.low)]
+            self.low, at = self.low + at, 0
+            for i in [i for i in self.changed if i >= self.low]:
+                del self.changed[i]
+        values = tuple(self.stack[at:])
+        del self.stack[at:]
+        return values
+
+    def everything(self) -> Sequence[Ref] | None:
+        """Take all values above base; None if their number is not known."""
+        if self.is_open:
+            self.low, self.is_open = 0, False
+            self.changed = {i: x for i, x in self.changed.items() if i < 0}
+            self.stack.clear()
+            return None
+        return self.pop(self.low + len(self.stack))
+
+    def value(self, i: int) -> Ref:
+        """Return the value of a slot."""
+        above = self.low + (0 if self.is_open else len(self.stack))
+        if not -self.nparams <= i < above:
+            below = f"{self.nparams} parameters lie below base"
+            raise ValueError(f"slot {i} is not there: {below}, {above} values above")
+        return self.stack[i - self.low] if i >= self.low else self.changed.get(i, i)
+
+
+def _results(function: Function) -> int | None:
+    """Return the number of results of a function; None if its returns differ."""
+    if function.nresults != STAR:
+        return int(function.nresults)
+    counts = {each.immediates[0] for each in function.code if each.opcode is Opcode.return_}
+    return counts.pop() if len(counts) == 1 else None

@@ -1,0 +1,83 @@
+"""Breakpoints of a debugger: by line, op, name of a value, or condition."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from mlvm.core.errors import ArgumentError
+from mlvm.core.op import OPS
+from mlvm.eager.runs.execution import Executed, Execution
+from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.values import RESULT, Values
+
+_LINE: Final = re.compile(r"(?:(.+):)?(\d{1,9})")
+_NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class Breakpoint(NamedTuple):
+    """Breakpoint.
+
+    kind: `line`, `op`, `name` or `condition`.
+    text: the name, or the file of a line.
+    number: of a line.
+    condition: the expression of a condition.
+    """
+
+    kind: str
+    text: str
+    number: int = 0
+    condition: Expression | None = None
+
+    def stops(self, execution: Execution, values: Values, position: int) -> bool:
+        """Return whether it stops at a position."""
+        before = execution.op_at(position - 1) if position else None
+        if self.condition is not None:
+            return before is not None and self._holds(execution, values, before)
+        if self.kind == "name":
+            return before is not None and self.text in before.names
+        op = execution.op_at(position)
+        if op is None:
+            return False
+        if self.kind == "op":
+            return op.name == self.text
+        return self._is_at(op) and not (
+            before is not None and self._is_at(before) and before.path == op.path
+        )
+
+    def _is_at(self, op: Executed) -> bool:
+        line = op.line
+        return line is not None and line.number == self.number and _is_file(line.file, self.text)
+
+    def _holds(self, execution: Execution, values: Values, before: Executed) -> bool:
+        """Return whether the condition holds after an op; False unless it reads the op's result."""
+        assert self.condition is not None  # the caller knows
+        names = {*before.names, *map(str, before.results), RESULT}
+        if names.isdisjoint(self.condition.names) or not before.results:
+            return False
+        try:
+            value = self.condition.value(values.after(before).lookup)
+        except (LookupError, ArgumentError):  # a name without a value yet, or of another type
+            return False
+        return bool(value.all())
+
+    def __str__(self) -> str:
+        if self.kind == "line":
+            return f"line {self.text}:{self.number}"
+        return f"{self.kind} {self.text}"
+
+
+def _is_file(file: str, text: str) -> bool:
+    return file == text or file.endswith(f"/{text}")
+
+
+def parse_breakpoint(text: str, file: str) -> Breakpoint:
+    """Parse a breakpoint; a line without a file is of the given one. A name is that of an op if
+    there is such an op. Raises `ArgumentError`."""
+    if (match := _LINE.fullmatch(text)) is not None:
+        return Breakpoint("line", match[1] or file, int(match[2]))
+    if text in OPS or text == "fused":
+        return Breakpoint("op", text)
+    if _NAME.fullmatch(text):
+        return Breakpoint("name", text)
+    return Breakpoint("condition", text, condition=Expression(text))

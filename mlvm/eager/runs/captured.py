@@ -1,0 +1,68 @@
+"""Methods of captured functions that need their programs op by op: `save_repro` and `debug`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from mlvm.core.errors import ArgumentError, brief
+from mlvm.eager.capture.capture import Captured, capture
+from mlvm.machines.files import write_file
+
+__all__ = ["Captured", "capture"]
+
+
+def save_repro(
+    step: Captured[..., Any], path: str | os.PathLike[str], /, *args: Any, **kwargs: Any
+) -> None:
+    """Write a call with these arguments to a file: its program op by op, the present state, the
+    inputs, and digests of the results.
+
+    `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
+    results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
+    stays as it is.
+
+    Raises what a call raises, `CaptureError` for a function that reads a queue,
+    `ArgumentError` for any value but a path, and `OSError`.
+
+    Refuses:
+        ml.capture(ml.sum).save_repro(3, v)  # ArgumentError
+        ml.capture(lambda x: float(x)).save_repro("bug.mlvm", ml.ones(()))  # CaptureError
+    """
+    from mlvm.eager.runs.repro import repro_of
+
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(
+            f'save_repro: expected a path, got {brief(path)}; write save_repro("bug.mlvm", x)'
+        )
+    write_file(path, repro_of(step, args, kwargs).to_bytes())
+
+
+def debug(
+    step: Captured[..., Any], /, *args: Any, commands: Sequence[str] | None = None, **kwargs: Any
+) -> None:
+    """Debug a call with these arguments: step over its ops, forwards and backwards, and print
+    tensors. The commands are pdb's; `h` lists them. See docs/runs.md.
+
+    The call runs on the current VM's functions with the present state, which stays as it is.
+    `commands` replace the commands that a user types.
+
+    Raises what a call raises before its launch, and `CaptureError` for a function that reads a
+    queue.
+
+    Refuses:
+        ml.capture(lambda x: float(x)).debug(ml.ones(()))  # CaptureError
+    """
+    from mlvm.eager.runs.debugger import Debugger
+    from mlvm.eager.runs.execution import Execution, vm_like
+    from mlvm.eager.runs.ops import op_program
+    from mlvm.eager.tensor.context import current_arena
+
+    program, inputs = op_program(step, args, kwargs)
+    vm = vm_like(current_arena().vm, program)
+    Debugger(Execution(program, inputs, vm=vm)).run(commands)
+
+
+Captured.save_repro = save_repro
+Captured.debug = debug

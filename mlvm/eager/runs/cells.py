@@ -1,0 +1,154 @@
+"""State of a run: the tensors that its steps read from outside and update, each as a numbered cell.
+
+A cell is a tensor that a function reaches, or a Module's field that a function rebinds. The cells
+know the digest of each content that a replay can compute. A different content was written outside
+of the steps, and the recording stores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from mlvm.arena.arena import STALE, Allocation
+from mlvm.arena.writes import Watch
+from mlvm.core.digest import digest
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.eager.capture.guards.guard_set import Field
+from mlvm.eager.capture.hoisted import is_shared
+from mlvm.eager.tensor.reading import values_of
+
+
+def array_of(x: Allocation) -> Array:
+    """Return the values of a tensor: its own memory if a VM of this process has it, else a copy."""
+    vm = x.arena.vm
+    if isinstance(vm, VM) and vm.on_host and x.handle != STALE:
+        return vm.array_of(x.handle)
+    return values_of(x)
+
+
+class Cell(NamedTuple):
+    """Number, unique name and type of a tensor of state."""
+
+    number: int
+    name: str
+    type: TensorType
+
+
+class Cells:
+    """The cells of a run that is recorded, with the digests of their contents."""
+
+    def __init__(self) -> None:
+        self.rows: list[Cell] = []
+        self.digests: dict[int, bytes] = {}
+        self._sources: list[Callable[[], Allocation]] = []
+        self._keys: dict[object, int] = {}
+        self._names: set[str] = set()
+        self._kept: list[object] = []  # as cells are known by the ids of these
+        self._watch: tuple[Watch, int] | None = None
+        self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
+        self._watched: list[Allocation | None] = []  # by cell
+
+    def of_tensor(self, x: Allocation, name: str) -> int:
+        """Return the number of a tensor's cell, a new one if there is none."""
+        return self._number(id(x), x, lambda: x, name, x.type)
+
+    def of_field(self, field: Field, name: str) -> int:
+        """Return the number of the cell of a field that steps rebind."""
+        key = id(field.owner), field.name, field.item
+
+        def source() -> Allocation:
+            value = field.value if field.item is None else field.value[field.item]
+            return value.root  # type: ignore[no-any-return]
+
+        return self._number(key, field.owner, source, name, source().type)
+
+    def _number(
+        self,
+        key: object,
+        owner: object,
+        source: Callable[[], Allocation],
+        name: str,
+        type: TensorType,
+    ) -> int:
+        if key not in self._keys:
+            number = self._keys[key] = len(self.rows)
+            base = name = name or f"tensor {number}"
+            tries = 1
+            while name in self._names:
+                tries += 1
+                name = f"{base} ({tries})"
+            self._names.add(name)
+            self._kept.append(owner)
+            self._sources.append(source)
+            self.rows.append(Cell(number, name, type))
+        return self._keys[key]
+
+    def live(self) -> list[int]:
+        """Return the cells whose tensors have memory still."""
+        return [number for number, *_ in self.rows if self._source(number) is not None]
+
+    def array(self, number: int) -> Array:
+        """Return the present content of a cell."""
+        return array_of(self._sources[number]())
+
+    def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
+        """Return the contents of those of these cells that no step has computed, and note them."""
+        if self._watch is not None and self._watch[0].changes == self._watch[1]:
+            numbers = [each for each in numbers if not self._is_watched(each)]
+        changed = {}
+        for number in numbers:
+            array = self.array(number)
+            now = digest(array)
+            if self.digests.get(number) != now:
+                self.digests[number] = now
+                changed[number] = array
+        return changed
+
+    def note(self, numbers: Iterable[int]) -> None:
+        """Note the contents of cells that a step has updated."""
+        for number in numbers:
+            self.digests[number] = digest(self.array(number))
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget the contents of cells: a step that updates them has raised."""
+        for number in numbers:
+            self.digests.pop(number, None)
+        self._watch = None
+
+    def begin_watch(self, vm: VMProtocol) -> None:
+        """Notice writes to the cells from now on. Without a write, no content is read again."""
+        self._watch, self._watched = None, [self._source(number) for number, *_ in self.rows]
+        tensors = [x for x in self._watched if x is not None]
+        if all(x.arena.vm is vm for x in tensors) and not is_shared(vm):
+            watch = self._watches.get(id(vm)) or self._watches.setdefault(id(vm), Watch(vm))
+            watch.begin(tensors)
+            self._watch = watch, watch.changes
+
+    def _is_watched(self, number: int) -> bool:
+        """Return whether the cell is watched and has the tensor that it had then."""
+        if number >= len(self._watched) or number not in self.digests:
+            return False
+        return self._source(number) is self._watched[number]
+
+    def _source(self, number: int) -> Allocation | None:
+        """Return the tensor of a cell; None if it has no memory any more."""
+        try:
+            x = self._sources[number]()
+        except (AttributeError, IndexError, TypeError):  # another value is in the field
+            return None
+        return None if x.handle == STALE else x
+
+
+def storable(array: Array) -> Array:
+    """Return the array as one that a checkpoint can have: c128, which the format of the file lacks,
+    as pairs of f64."""
+    return array.reshape(-1).view("f8") if array.dtype == "c16" else array
+
+
+def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> list[bytes]:
+    """Return the digests of these cells in an order that depends on contents only, so that neither
+    names nor the order of first use count."""
+    return sorted(digests[number] for number in numbers)

@@ -1,0 +1,233 @@
+"""Commands on recordings: `python -m mlvm diff | replay | verify`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import ArgumentError
+from mlvm.core.op import OPS
+from mlvm.core.ops.half import shown
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.files import safetensors
+from mlvm.eager.runs.cells import storable
+from mlvm.eager.runs.diff import diff
+from mlvm.eager.runs.execution import Executed, Execution
+from mlvm.eager.runs.replay import Replay, open_run
+from mlvm.eager.runs.run import Step
+from mlvm.eager.runs.verify import verify
+from mlvm.machines.files import write_array
+
+_MOST_PRINTED: Final = 8
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser of `python -m mlvm`."""
+    text = "find the first step, op and line in which two recorded runs differ"
+    add = commands.add_parser("diff", help=text).add_argument
+    add("a", metavar="A", help="the folder of a recording, of `ml.runs.record`")
+    add("b", metavar="B", help="the folder of another one")
+
+    text = "compute a recorded step again, and show its values"
+    add = commands.add_parser("replay", help=text).add_argument
+    add("folder", metavar="DIR", help="the folder of a recording")
+    add("--step", type=int, metavar="N", help="the step, from 0 (default: the last one)")
+    place = "show the tensors that this line of Python computes"
+    add("--at", metavar="FILE:LINE", help=place)
+    text = "find the first op with a nan or an infinity, in all steps or in the given one"
+    add("--nan", action="store_true", help=text)
+    text = "write state.safetensors and the inputs of the step, or the tensors of --at as .npy"
+    add("--save", type=Path, metavar="DIR", help=text)
+
+    text = "check that a recording is complete, and that its steps have the recorded bits"
+    add = commands.add_parser("verify", help=text).add_argument
+    add("folder", metavar="DIR", help="the folder of a recording")
+    add("--steps", type=int, default=3, metavar="N", help="how many steps to compute (default: 3)")
+    add("--seed", type=int, default=0, metavar="S", help="selects the steps (default: 0)")
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Print the first difference of two recordings. Return 1, or 0 if they are equal."""
+    a, b = open_run(options.a), open_run(options.b)
+    difference = diff(a, b)
+    if difference is not None:
+        print(difference)
+        return 1
+    count = min(len(a.steps), len(b.steps))
+    open_ends = [run for run in (a, b) if len(run.steps) != count]
+    more = f"; {open_ends[0].folder} has {len(open_ends[0].steps)}" if open_ends else ""
+    print(f"equal: {count} steps{more}")
+    return 0
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Print whether a recording matches the computation. Return 0 if it does, else 1."""
+    run = open_run(options.folder)
+    if options.steps < 0:
+        raise ArgumentError(f"verify: expected --steps as a number >= 0, got {options.steps}")
+    verified = verify(Replay(run), steps=options.steps, seed=options.seed)
+    for problem in verified.problems:
+        print(f"problem: {problem}")
+    for mismatch in verified.mismatches:
+        print(f"mismatch: {mismatch}")
+    for number, reason in verified.skipped.items():
+        print(f"step {number} was not computed: {reason}")
+    if verified.unchecked:
+        print(f"{verified.unchecked} steps have no program, and cannot be computed")
+    word = "matches" if verified.is_accepted else "does not match"
+    steps = ", ".join(map(str, verified.steps)) or "none"
+    print(f"{run.folder} {word}: {len(run.steps)} steps, computed again: {steps}")
+    print(f"digest of the log: {run.chain.hex()}")
+    return 0 if verified.is_accepted else 1
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    """Compute a step again and print what was asked for. Return 0, or 1 if bits differ."""
+    replay = Replay(open_run(options.folder))
+    count = len(replay.run.steps)
+    if not count:
+        raise ArgumentError(f"replay: {replay.run.folder} has no steps")
+    if options.nan:
+        return _show_nan(replay, range(count) if options.step is None else [options.step])
+    number = count - 1 if options.step is None else options.step
+    step = replay.run.step(number)
+    if options.at is not None:
+        return _show_line(replay, number, options.at, options.save)
+    if options.save is not None:
+        _save(replay, number, options.save)
+    mismatches = replay.replay(number)
+    values = [f"{step.table.results[i] or 'result'} {x}" for i, x in step.values.items()]
+    print(f"step {number} of {step.table.function}: {', '.join(values) or 'no numbers'}")
+    for mismatch in mismatches:
+        print(f"mismatch: {mismatch}")
+    print("the bits differ" if mismatches else "equal bits")
+    return 1 if mismatches else 0
+
+
+def _save(replay: Replay, number: int, folder: Path) -> None:
+    """Write the state before a step, and its inputs."""
+    moment = replay.at(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: storable(array) for name, array in moment.state.items()}
+    types = {name: safetensors.type_of(array) for name, array in arrays.items()}
+    safetensors.write(folder / "state.safetensors", types, arrays.__getitem__, {})
+    for name, array in moment.inputs.items():
+        write_array(folder / f"{_file_name(name)}.npy", array)
+    print(f"wrote state.safetensors and {len(moment.inputs)} inputs to {folder}")
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "value"
+
+
+def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> int:
+    """Print the tensors that a line computes in a step, or write them to a folder."""
+    file, _, line = place.rpartition(":")
+    if not line.isdecimal():
+        raise ArgumentError(f"replay: expected --at as FILE:LINE, got {place!r}")
+    execution = replay.execution(number)
+    found: list[Executed] = []
+    while (op := execution.step()) is not None:
+        if op.line is None or op.line.number != int(line) or not op.line.file.endswith(file):
+            continue
+        found.append(op)
+        for i, ref in enumerate(op.results):
+            array = execution.value(ref)
+            name = op.names[0] if op.names else ""
+            print(f"{f'%{op.position} {name}'.rstrip()} = {op.name}: {summary(array)}")
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                suffix = f".{i}" if i else ""
+                write_array(
+                    folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array
+                )
+    if not found:
+        raise ArgumentError(f"replay: no op of step {number} was recorded at {place}")
+    return 0
+
+
+def summary(array: Array) -> str:
+    """Describe a tensor: its type, range and mean, and the first elements."""
+    values = shown(array)
+    text = f"{TensorType.of(array)}"
+    if values.size > 1 and values.dtype.kind in "fiu":
+        wide = values.astype("f8")
+        text += f", {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}"
+    listed = ", ".join(f"{x}" for x in values.reshape(-1)[:_MOST_PRINTED].tolist())
+    return f"{text}: {listed}" + (", ..." if values.size > _MOST_PRINTED else "")
+
+
+def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
+    """Print the first op of these steps whose result has a nan or an infinity."""
+    is_one = len(numbers) == 1
+    for number in numbers:
+        step = replay.run.step(number)
+        if not is_one and not _may_have_nan(replay, step):
+            continue
+        found = _first_nan(replay.execution(number))
+        if found is not None:
+            op, operands, index, value = found
+            print(f"step {number}: the result of {op.name} is {value} at {[*index]}; {operands}")
+            print(f"  {op}")
+            if op.line is not None:
+                lines = replay.run.source(op.line.file)
+                text = lines[op.line.number - 1].strip() if op.line.number <= len(lines) else ""
+                print(f"  {op.line}: {text or op.line.text}")
+            return 1
+    print(f"no nan and no infinity in {len(numbers)} steps")
+    return 0
+
+
+def _may_have_nan(replay: Replay, step: Step) -> bool:
+    """Return whether a step returns or writes a nan or infinity, or is to be executed op by op."""
+    if not step.table.file:
+        return False
+    if any(not np.isfinite(value) for value in step.values.values()):
+        return True
+    return any(not _is_finite(array) for array in replay.results(step.number))
+
+
+def _is_finite(array: Array) -> bool:
+    return not TensorType.of(array).dtype.is_inexact or bool(np.isfinite(shown(array)).all())
+
+
+def _first_nan(
+    execution: Execution,
+) -> tuple[Executed, str, tuple[int, ...], Any] | None:
+    """Return the first op that computes a nan or an infinity of finite operands, or of operands
+    that were not finite from the beginning; a text about these; index and value."""
+    for op in _ops(execution):
+        known = OPS.get(op.name)
+        if known is not None and known.copies_only:
+            continue
+        for ref in op.results:
+            array = execution.value(ref)
+            if _is_finite(array):
+                continue
+            values = shown(array)
+            bad = ~np.isfinite(values)
+            index = np.unravel_index(int(np.argmax(bad)), values.shape)
+            wrong = [
+                str(i)
+                for i, each in enumerate(op.operands)
+                if each.kind != "scratch" and not _is_finite(execution.value(each))
+            ]
+            operands = f"operands {', '.join(wrong)} are not" if wrong else "the operands are"
+            return op, f"{operands} finite", tuple(map(int, index)), values[index].item()
+    return None
+
+
+def _ops(execution: Execution) -> Iterator[Executed]:
+    while (op := execution.step()) is not None:
+        yield op
+
+
+COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "diff": run_diff,
+    "replay": run_replay,
+    "verify": run_verify,
+}

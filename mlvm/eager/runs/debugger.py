@@ -1,0 +1,377 @@
+"""Debugger of an execution: pdb's commands over ops, forwards and backwards.
+
+`python -m mlvm debug FILE.mlvm` and `step.debug(x, y)` start it; docs/runs.md describes it.
+"""
+
+from __future__ import annotations
+
+import cmd
+import linecache
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import numpy as np
+
+from mlvm.core.errors import ArgumentError, MlvmError
+from mlvm.core.ops.half import shown
+from mlvm.core.tables import table
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint
+from mlvm.eager.runs.execution import Executed, Execution
+from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.nesting import LOOP
+from mlvm.eager.runs.values import Values
+from mlvm.machines.files import write_file
+from mlvm.machines.terminal import one_line
+from mlvm.show.picture import timeline
+
+_AROUND: Final = 5  # lines before and after the present one in `l`
+_MOST_ROWS: Final = 40  # tensors in `arena`
+
+
+class Debugger(cmd.Cmd):
+    """Debugger of an execution. Output goes to `stdout`, and commands come from `stdin`, by default
+    those of the process."""
+
+    prompt = "(mlvm) "
+
+    def __init__(
+        self, execution: Execution, *, stdin: TextIO | None = None, stdout: TextIO | None = None
+    ) -> None:
+        super().__init__(stdin=stdin, stdout=stdout)
+        self.use_rawinput = stdin is None and sys.stdin.isatty()
+        self.execution = execution
+        self.values = Values(execution)
+        self.failed = 0
+        self._breakpoints: dict[int, Breakpoint] = {}
+        self._numbers = 0
+
+    def run(self, commands: Sequence[str] | None = None) -> int:
+        """Run these commands, or else those of stdin up to its end. Return the number of commands
+        that failed."""
+        self._show_place()
+        if commands is None:
+            if not sys.stdin.isatty():
+                self.prompt = ""
+            self.cmdloop()
+        else:
+            for command in commands:
+                if self.onecmd(command):
+                    break
+        return self.failed
+
+    # --- cmd.Cmd ----------------------------------------------------------------------------
+
+    def onecmd(self, line: str) -> bool:
+        """Run a command. Return whether the debugger is to end."""
+        try:
+            return bool(super().onecmd(line))
+        except KeyboardInterrupt:
+            self._say(f"interrupted at position {self.execution.position}")
+        except (MlvmError, OSError, MemoryError) as error:
+            self.failed += 1
+            self._say(f"error: {one_line(error)}")
+        return False
+
+    def emptyline(self) -> bool:
+        """Repeat the last command, as pdb does."""
+        return self.onecmd(self.lastcmd) if self.lastcmd else False
+
+    def default(self, line: str) -> None:
+        command, _, rest = line.strip().partition(" ")
+        known = getattr(self, f"do_{_ALIASES.get(command, '')}", None)
+        if known is None:
+            raise ArgumentError(f"no command {command!r}; h lists the commands")
+        known(rest.strip())
+
+    def do_EOF(self, _: str) -> bool:
+        return True
+
+    def do_q(self, _: str) -> bool:
+        """q(uit): end the debugger."""
+        return True
+
+    def do_h(self, argument: str) -> None:
+        """h(elp) [COMMAND]: list the commands, or describe one."""
+        name = _ALIASES.get(argument, argument)
+        if name and not hasattr(self, f"do_{name}"):
+            raise ArgumentError(f"no command {argument!r}; h lists the commands")
+        names = [name] if name else [x[3:] for x in dir(self) if x[:3] == "do_"]
+        for each in names:
+            text = getattr(self, f"do_{each}").__doc__
+            if text and each != "help":  # which is h
+                self._say("\n".join(line.strip() for line in text.strip().splitlines()))
+
+    def do_help(self, arg: str) -> None:
+        self.do_h(arg)
+
+    # --- movement ---------------------------------------------------------------------------
+
+    def do_s(self, _: str) -> None:
+        """s(tep): execute one op, also inside of loops, branches and functions."""
+        self._move(self._stepped())
+
+    def do_n(self, _: str) -> None:
+        """n(ext): execute ops up to the next one at this level."""
+        depth = self._depth(self.execution.position)
+        self._forward(lambda at: self._depth(at) <= depth)
+
+    def do_r(self, _: str) -> None:
+        """r(eturn): execute ops up to the end of this function, loop or branch."""
+        depth = self._depth(self.execution.position)
+        self._forward(lambda at: self._depth(at) < depth)
+
+    def do_until(self, argument: str) -> None:
+        """until LINE: execute ops up to one of a line, such as 12 or model.py:12."""
+        target = parse_breakpoint(argument, self._file())
+        if target.kind != "line":
+            raise ArgumentError(f"until: expected a line, got {argument!r}")
+        self._forward(lambda at: target.stops(self.execution, self.values, at))
+
+    def do_c(self, _: str) -> None:
+        """c(ontinue): execute ops up to a breakpoint, or to the end."""
+        self._forward(lambda at: False)
+
+    def do_rs(self, _: str) -> None:
+        """rs: go one op back."""
+        self._move(max(self.execution.position - 1, 0))
+
+    def do_rn(self, _: str) -> None:
+        """rn: go back to the previous op at this level."""
+        depth = self._depth(self.execution.position)
+        self._backward(lambda at: self._depth(at) <= depth)
+
+    def do_rc(self, _: str) -> None:
+        """rc: go back to a breakpoint, or to the start."""
+        self._backward(lambda at: False)
+
+    def do_goto(self, argument: str) -> None:
+        """goto POSITION: go to a position, forwards or backwards."""
+        if not argument.isdecimal() or len(argument) > 18:
+            raise ArgumentError(f"goto: expected a position, got {argument!r}")
+        self._move(int(argument))
+
+    # --- breakpoints ------------------------------------------------------------------------
+
+    def do_b(self, argument: str) -> None:
+        """b(reak) [LINE | FILE:LINE | OP | NAME | CONDITION]: stop before an op of the line or of
+        that name, after a value of the name is computed, or after an op that makes the condition
+        true, such as any(isnan(q)). In a condition, `result` is the result of each op. Without an
+        argument: list the breakpoints."""
+        if not argument:
+            for number, each in self._breakpoints.items():
+                self._say(f"{number}: {each}")
+            return
+        point = parse_breakpoint(argument, self._file())
+        self._numbers += 1
+        self._breakpoints[self._numbers] = point
+        self._say(f"breakpoint {self._numbers}: {point}")
+
+    def do_cl(self, argument: str) -> None:
+        """cl(ear) [NUMBER]: delete a breakpoint, or all."""
+        if not argument:
+            self._breakpoints.clear()
+        elif not argument.isdecimal() or int(argument) not in self._breakpoints:
+            raise ArgumentError(f"cl: expected the number of a breakpoint, got {argument!r}")
+        else:
+            del self._breakpoints[int(argument)]
+
+    # --- values -----------------------------------------------------------------------------
+
+    def do_p(self, argument: str) -> None:
+        """p(rint) NAME | REF | EXPRESSION: print a tensor, such as q, %12, %12.1, input 0, state 3
+        or max(abs(q)) - 1."""
+        ref = self.values.find(argument) if argument else None
+        if ref is not None:
+            value = self.values.read(ref)
+            of = "" if argument.replace(" ", "") == str(ref).replace(" ", "") else f"{argument} = "
+            self._say(f"{of}{ref}: {TensorType.of(value)}")
+        else:
+            value = Expression(argument).value(self.values.lookup)
+        self._say(text_of(value))
+
+    def do_summary(self, argument: str) -> None:
+        """summary NAME | REF: print type, extrema, mean and nans of a tensor, its
+        location in the plan, the op that wrote it and the op that reads it next."""
+        ref = self.values.find(argument)
+        if ref is None:
+            raise ArgumentError(f"summary: expected a name or reference, got {argument!r}")
+        self._say("\n".join(self.values.summary(ref)))
+
+    def do_result(self, _: str) -> None:
+        """result: print the result of the op that was executed last."""
+        op = self._last()
+        if op is None or not op.results:
+            raise ArgumentError("result: no op with a result was executed")
+        for ref in op.results:
+            self._say(f"{self.values.text(op)}\n{text_of(self.values.read(ref))}")
+
+    # --- the source and the plan -------------------------------------------------------------
+
+    def do_bt(self, _: str) -> None:
+        """bt: print the functions, loops and branches around the next op, and its line."""
+        op = self.execution.op_at(self.execution.position)
+        if op is None:
+            self._say("at the end")
+            return
+        for level in op.path:
+            self._say(f"  {level}" + (f": {level.line.text}" if level.line else ""))
+        if op.line is not None:
+            layer = f", layer {op.line.layer}" if op.line.layer else ""
+            function = f" in {op.line.function}" if op.line.function else ""
+            self._say(f"> {op.line}{function}{layer}: {op.line.text}")
+
+    def do_l(self, _: str) -> None:
+        """l(ist): print the source code around the present line."""
+        op = self._op_here()
+        line = op.line if op is not None else None
+        if line is None:
+            raise ArgumentError("l: the present op has no line")
+        recorded = {
+            each.number: each.text
+            for each in self.execution.program.lines.values()
+            if each.file == line.file
+        }
+        is_same = linecache.getline(line.file, line.number).strip() == line.text
+        for n in range(max(line.number - _AROUND, 1), line.number + _AROUND + 1):
+            text = linecache.getline(line.file, n).rstrip() if is_same else recorded.get(n)
+            if text is not None:
+                self._say(f"{n:5} {'->' if n == line.number else '  '} {text}")
+
+    def do_w(self, _: str) -> None:
+        """w(here): print the position, and the ops executed last and next."""
+        self._show_place()
+
+    def do_info(self, _: str) -> None:
+        """info: print the inputs, states and results of the step, and the position."""
+        program = self.execution.program
+        step = program.step
+        at = f"position {self.execution.position}"
+        self._say(f"{at}, {'the end' if self.execution.is_finished else 'before the end'}")
+        rows = [
+            [f"{kind} {i}", str(type), name]
+            for kind, types, names in (
+                ("input", step.inputs, program.inputs),
+                ("state", [*map(TensorType.of, step.states)], program.states),
+                ("result", [each.type for each in step.results], program.results),
+            )
+            for i, (type, name) in enumerate(zip(types, names, strict=True))
+        ]
+        self._say("\n".join(table(rows, right=0)))
+
+    def do_arena(self, argument: str) -> None:
+        """arena [FILE.svg]: print the tensors that the plan holds in scratch memory now, or draw
+        the plan over time."""
+        planned = self.execution.program.step.planned
+        moment = self.values.moment()
+        if argument:
+            title = f"scratch memory; moment {moment} is now"
+            write_file(Path(argument), timeline(planned.recording(), title=title))
+            self._say(f"picture  {argument}")
+            return
+        live = [each for each in planned.lifetimes if each.start <= moment < each.end]
+        used = sum(each.nbytes for each in live)
+        total = planned.plan.nbytes
+        self._say(f"moment {moment}: {len(live)} tensors, {used:,} of {total:,} bytes of scratch")
+        live.sort(key=lambda each: each.offset)
+        rows = [
+            [_bar(x.offset, x.nbytes, total), f"{x.offset:,}", f"{x.nbytes:,}", str(x.type), x.op]
+            for x in live[:_MOST_ROWS]
+        ]
+        if rows:
+            self._say("\n".join(table([["", "offset", "bytes", "type", "op"], *rows], right=3)))
+        if len(live) > _MOST_ROWS:
+            self._say(f"and {len(live) - _MOST_ROWS} more")
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _stepped(self) -> int:
+        self.execution.step()
+        return self.execution.position
+
+    def _depth(self, position: int) -> int:
+        """Return the number of levels around the op at a position; -1 at the end."""
+        op = self.execution.op_at(position)
+        return -1 if op is None else len(op.path)
+
+    def _hit(self, position: int) -> Breakpoint | None:
+        """Return the breakpoint at a position, if there is one."""
+        points = self._breakpoints.values()
+        return next((x for x in points if x.stops(self.execution, self.values, position)), None)
+
+    def _forward(self, is_target: Callable[[int], bool]) -> None:
+        """Execute ops until a target or a breakpoint."""
+        self._moved(iter(lambda: self._next(), None), is_target)
+
+    def _next(self) -> int | None:
+        return None if self.execution.step() is None else self.execution.position
+
+    def _backward(self, is_target: Callable[[int], bool]) -> None:
+        """Go back to a target or a breakpoint. The position changes only there."""
+        self._moved(iter(range(self.execution.position - 1, -1, -1)), is_target)
+
+    def _moved(self, positions: Any, is_target: Callable[[int], bool]) -> None:
+        at = self.execution.position
+        for at in positions:
+            point = self._hit(at)
+            if point is not None:
+                self._say(f"breakpoint: {point}")
+            if point is not None or is_target(at):
+                break
+        self._move(at)
+
+    def _move(self, position: int) -> None:
+        self.execution.run(position)
+        self._show_place()
+
+    def _last(self) -> Executed | None:
+        """Return the op executed last."""
+        position = self.execution.position
+        return self.execution.op_at(position - 1) if position else None
+
+    def _op_here(self) -> Executed | None:
+        """Return the op to be executed next or, at the end, the last one."""
+        return self.execution.op_at(self.execution.position) or self._last()
+
+    def _file(self) -> str:
+        op = self._op_here()
+        return op.line.file if op is not None and op.line is not None else ""
+
+    def _show_place(self) -> None:
+        op = self.execution.next_op()
+        at = f"[{self.execution.position}]"
+        if op is None:
+            self._say(f"{at} the end")
+            return
+        turns = [f"turn {level.turn}" for level in op.path if level.kind == LOOP]
+        where = "" if op.line is None else f" {op.line}"
+        within = f" in {op.line.function}" if op.line is not None and op.line.function else ""
+        self._say(f"{at}{where}{within}{''.join(f', {each}' for each in turns)}")
+        if op.line is not None and op.line.text:
+            self._say(f"    {op.line.text}")
+        self._say(f"    {self.values.text(op)}")
+
+    def _say(self, text: str) -> None:
+        self.stdout.write(f"{text}\n")
+
+
+def text_of(array: Array) -> str:
+    """Return the elements of a tensor, each with the digits that tell it from others."""
+    return np.array2string(shown(array), floatmode="unique", separator=", ")
+
+
+def _bar(offset: int, nbytes: int, total: int, width: int = 32) -> str:
+    """Draw the bytes of a tensor as a part of the memory."""
+    first = offset * width // max(total, 1)
+    last = max(-(-(offset + nbytes) * width // max(total, 1)), first + 1)
+    return "." * first + "#" * (last - first) + "." * (width - last)
+
+
+_ALIASES: Final = {
+    "quit": "q", "exit": "q", "help": "h", "step": "s", "next": "n", "return": "r",
+    "continue": "c", "cont": "c", "break": "b", "clear": "cl", "print": "p", "where": "w",
+    "list": "l", "finish": "r", "reverse-step": "rs", "reverse-next": "rn",
+    "reverse-continue": "rc", "unt": "until",
+}  # fmt: skip

@@ -1,0 +1,403 @@
+"""Comparison of two recordings: the first step that differs, and by replaying it, the first op.
+
+Two steps are equal if their results and the state after them are equal. So runs that differ in
+threads, members, workers or execution are equal, although their inputs (parts of a batch) and their
+programs (with collectives) may differ. Where results differ, the cause is the first of: the state
+before the step, an input, an op. The op is found by computing the step op by op in both runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlvm.core.digest import digest
+from mlvm.core.errors import MlvmError, UnknownFunction
+from mlvm.core.ops.half import shown
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.runs.execution import Executed, Execution, Ref
+from mlvm.eager.runs.replay import Replay
+from mlvm.eager.runs.run import Run, Step
+from mlvm.eager.runs.source import Line
+from mlvm.eager.runs.steps import CELL
+
+
+class Elements(NamedTuple):
+    """Differing elements of two arrays of one type.
+
+    count, size: how many differ, of how many.
+    index: of the first one.
+    values: of the first one in both arrays.
+    bits: of these values, as hexadecimal digits.
+    """
+
+    count: int
+    size: int
+    index: tuple[int, ...]
+    values: tuple[Any, Any]
+    bits: tuple[str, str]
+
+    def __str__(self) -> str:
+        (a, b), (bits_a, bits_b) = self.values, self.bits
+        at = f"first at [{', '.join(map(str, self.index))}]"
+        return (
+            f"{self.count:,} of {self.size:,} elements differ, {at}: {a} ({bits_a}), {b} ({bits_b})"
+        )
+
+
+class Operand(NamedTuple):
+    """Operand of an op: its origin, its type, and whether it is equal in both runs; None if the ops
+    of the runs are different ones."""
+
+    origin: str
+    type: TensorType
+    is_equal: bool | None
+
+
+class OpReport(NamedTuple):
+    """The first differing op in one run.
+
+    op: the op.
+    operands: of the op.
+    line: the line of Python that called it, and its text as recorded.
+    """
+
+    op: Executed
+    operands: Sequence[Operand]
+    line: Line | None
+    text: str
+
+
+class Difference(NamedTuple):
+    """First difference of two runs.
+
+    step: its number; steps before it are equal.
+    cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+    text: a sentence that describes it.
+    names: of differing state, inputs or results.
+    ops: for an op, the first differing op of each run.
+    elements: differing elements of the op's result, an input or state.
+    """
+
+    step: int
+    cause: str
+    text: str
+    names: Sequence[str] = ()
+    ops: tuple[OpReport | None, OpReport | None] = (None, None)
+    elements: Elements | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
+    """Return the first difference of two recordings, None for equal ones.
+
+    Raises `EncodingError` for a damaged recording, and what a replay raises.
+    """
+    left = a if isinstance(a, Replay) else Replay(a)
+    right = b if isinstance(b, Replay) else Replay(b)
+    for x, y in zip(left.run.steps, right.run.steps, strict=False):
+        if not _are_equal(left.run, right.run, x, y):
+            return _difference(left, right, x, y)
+    counts = len(left.run.steps), len(right.run.steps)
+    shorter = left.run if counts[0] < counts[1] else right.run
+    if counts[0] == counts[1] or not shorter.is_closed:
+        return None
+    text = f"the first {min(counts)} steps are equal; A has {counts[0]} steps and B {counts[1]}"
+    return Difference(min(counts), "length", text)
+
+
+def elements(x: Array, y: Array) -> Elements | None:
+    """Return the differing elements of two arrays of one type; None for equal bits or nans."""
+    if digest(x) == digest(y):
+        return None
+    bits = [_bits(each) for each in (x, y)]
+    differs = (bits[0] != bits[1]).any(axis=-1).reshape(x.shape)
+    nans = [
+        np.isnan(shown(each)) if TensorType.of(each).dtype.is_inexact else False for each in (x, y)
+    ]
+    differs &= ~np.asarray(nans[0] & nans[1])
+    where = np.unravel_index(int(np.argmax(differs)), x.shape)
+    index = tuple(int(i) for i in where)
+    texts = [each.reshape(*x.shape, -1)[index][::-1].tobytes().hex() for each in bits]
+    values = [shown(each)[index].item() for each in (x, y)]
+    return Elements(int(differs.sum()), x.size, index, (values[0], values[1]), (texts[0], texts[1]))
+
+
+def _bits(x: Array) -> Array:
+    little = np.ascontiguousarray(x, x.dtype.newbyteorder("<"))
+    return little.reshape(-1, 1).view(np.uint8)
+
+
+def _are_equal(a: Run, b: Run, x: Step, y: Step) -> bool:
+    """Return whether two steps are equal: their results, and the state after them if both have
+    tensors of the same types. A member that shards its state has others."""
+    results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
+    if results[0] != results[1]:
+        return False
+    types = [
+        sorted(str(run.cells[cell].type) for cell in step.table.cells())
+        for run, step in ((a, x), (b, y))
+    ]
+    return types[0] != types[1] or x.after == y.after
+
+
+def _difference(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
+    """Return the cause of the difference of two steps, the first that differ."""
+    head = f"step {x.number}"
+    if x.before != y.before:
+        names, found = _differing_state(left, right, x, y)
+        if names:
+            when = "before the first step" if not x.number else f"between the steps before {head}"
+            text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
+            return Difference(x.number, "state", text, names, elements=found)
+    inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
+    if inputs or len(x.inputs) != len(y.inputs):
+        names = [x.table.names[i] for i in inputs] or ["their number"]
+        text = f"{head}: the inputs differ: {_listed(names)}"
+        found = _differing_input(left, right, x.number, inputs)
+        return Difference(x.number, "input", text, names, elements=found)
+    for step in (x, y):
+        if not step.table.file:
+            text = f"{head}: the results differ, and {step.table.function} has no program: "
+            return Difference(x.number, "result", text + step.table.reason, _results(x, y))
+    try:
+        return _differing_op(left, right, x, y)
+    except UnknownFunction as error:
+        text = f"{head}: the results differ, and this machine cannot compute the step: {error}"
+        return Difference(x.number, "result", text, _results(x, y))
+
+
+def _results(x: Step, y: Step) -> list[str]:
+    pairs = zip(x.table.results, x.results, y.results, strict=False)
+    return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
+
+
+def _differing_state(
+    left: Replay, right: Replay, x: Step, y: Step
+) -> tuple[list[str], Elements | None]:
+    """Return the names of state that differs before a step, and the elements of the first one."""
+    states = []
+    for replay, step in ((left, x), (right, y)):
+        cells = replay.cells(step.number)
+        names = replay.run.cells
+        states.append({names[each].name: cells[each] for each in step.table.cells()})
+    others = {digest(array) for array in states[1].values()}
+    if states[0].keys() == states[1].keys():
+        names = [name for name, array in states[0].items() if _differ(array, states[1][name])]
+    else:  # renamed, or ordered in another way
+        names = [name for name, array in states[0].items() if digest(array) not in others]
+    pairs = [(states[0][name], states[1].get(name)) for name in names]
+    return names, next((_elements(p, q) for p, q in pairs if q is not None), None)
+
+
+def _differ(x: Array, y: Array) -> bool:
+    return digest(x) != digest(y)
+
+
+def _elements(x: Array, y: Array) -> Elements | None:
+    same_type = TensorType.of(x) == TensorType.of(y)
+    return elements(x, y) if same_type else None
+
+
+def _differing_input(
+    left: Replay, right: Replay, number: int, inputs: Sequence[int]
+) -> Elements | None:
+    """Return the differing elements of the first differing input, if both recordings have it."""
+    try:
+        arrays = [[*replay.at(number).inputs.values()] for replay in (left, right)]
+    except MlvmError:
+        return None
+    return _elements(arrays[0][inputs[0]], arrays[1][inputs[0]]) if inputs else None
+
+
+# --- ops ----------------------------------------------------------------------------------
+
+
+class _Trace:
+    """Execution of a step op by op, with the digest of each result."""
+
+    def __init__(self, replay: Replay, step: Step) -> None:
+        self.replay, self.step = replay, step
+        self.execution: Execution = replay.execution(step.number)
+        self.ops: list[Executed] = []
+        self.digests: dict[Ref, bytes] = {}
+
+    def advance(self) -> Executed | None:
+        """Execute the next op; None at the end."""
+        op = self.execution.step()
+        if op is not None:
+            self.ops.append(op)
+            for ref in op.results:
+                self.digests[ref] = digest(self.execution.value(ref))
+        return op
+
+    def digest(self, ref: Ref) -> bytes:
+        """Return the digest of an operand."""
+        if ref.kind == "scratch":
+            return b""
+        if ref not in self.digests:
+            self.digests[ref] = digest(self.execution.value(ref))
+        return self.digests[ref]
+
+    def report(self, op: Executed, other: _Trace | None, twin: Executed | None) -> OpReport:
+        operands = []
+        for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
+            is_equal = None
+            if other is not None and twin is not None:
+                is_equal = self.digest(ref) == other.digest(twin.operands[i])
+            operands.append(Operand(self.origin(ref), type, is_equal))
+        text = op.line.text if op.line else ""
+        if op.line is not None:
+            lines = self.replay.run.source(op.line.file)
+            number = op.line.number
+            text = lines[number - 1].strip() if 0 < number <= len(lines) else text
+        return OpReport(op, operands, op.line, text)
+
+    def origin(self, ref: Ref) -> str:
+        """Describe where an operand comes from."""
+        table = self.step.table
+        if ref.kind == "input":
+            kind, number = table.operands[ref.number]
+            if kind == CELL:
+                return f"state {self.replay.run.cells[number].name}"
+            return f"input {table.names[number]!r}"
+        if ref.kind == "result":
+            op = self.ops[ref.number]
+            what = "random draw" if op.name.startswith("random") else f"result of {op.name}"
+            name = f" {op.names[-1]}" if op.names else ""
+            return f"{what}{name}" + (f" at {op.line}" if op.line else "")
+        if ref.kind == "scratch":
+            return "memory without content"
+        values = shown(self.execution.value(ref))
+        return f"constant {values.item()!r}" if values.size == 1 else "constant"
+
+
+def _differing_op(left: Replay, right: Replay, x: Step, y: Step) -> Difference:
+    """Compute a step op by op in both runs, and return the first op whose result differs."""
+    traces = _Trace(left, x), _Trace(right, y)
+    same = x.table.content == y.table.content
+    pair = _lockstep(*traces) if same else _sources(*traces)
+    if pair == (None, None):
+        names = _results(x, y)
+        text = f"step {x.number}: {_listed(names)} differ in the recordings, and replays are equal"
+        text += _culprit(left, right, x.number)
+        return Difference(x.number, "result", text, names)
+    a, b = pair
+    twins = a is not None and b is not None and a.name == b.name
+    twins = twins and len(a.operands) == len(b.operands)
+    reports = [
+        None if op is None else trace.report(op, other if twins else None, twin)
+        for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))
+    ]
+    found = None
+    if twins and a is not None and b is not None and a.types == b.types:
+        for p, q in zip(a.results, b.results, strict=True):
+            found = found or elements(traces[0].execution.value(p), traces[1].execution.value(q))
+    where = "the programs differ; " if not same else ""
+    named = a or b
+    assert named is not None  # one of them differs
+    text = f"step {x.number}: {where}the first op whose result differs is {named.name}"
+    return Difference(x.number, "op", text, (), (reports[0], reports[1]), found)
+
+
+def _culprit(left: Replay, right: Replay, number: int) -> str:
+    """Say which recording a replay does not reproduce."""
+    wrong = [name for name, each in (("A", left), ("B", right)) if each.replay(number)]
+    if not wrong:
+        return ""
+    return f"; this machine does not reproduce the bits of {' and '.join(wrong)}"
+
+
+def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+    """Execute one program on the operands of both runs; return the first op that differs."""
+    while True:
+        p, q = a.advance(), b.advance()
+        if p is None or q is None:
+            return p, q
+        if p.place != q.place:  # a loop or branch went another way
+            return p, q
+        if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
+            return p, q
+
+
+def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+    """Return for each of two programs the first op from which the difference comes: its result is
+    not computed in the other run, but its operands are, and differing results depend on it."""
+    for trace in (a, b):
+        while trace.advance() is not None:
+            pass
+    alike = [[(op.name, op.operands, op.types) for op in trace.ops] for trace in (a, b)]
+    if alike[0] == alike[1]:  # they differ by constants or attributes alone
+        for p, q in zip(a.ops, b.ops, strict=True):
+            if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
+                return p, q
+    return _source(a, b), _source(b, a)
+
+
+def _source(trace: _Trace, other: _Trace) -> Executed | None:
+    known = {*other.digests.values()}
+    for ref in _initial_refs(other.ops):
+        known.add(other.digest(ref))
+    results = trace.execution.results()
+    expected = {digest(array) for array in other.execution.results()}
+    locations = trace.execution.program.step.results
+    left = [
+        trace.execution.at(location)[0]
+        for location, array in zip(locations, results, strict=True)
+        if digest(array) not in expected
+    ]
+    found: Executed | None = None
+    seen: set[Ref] = set()
+    while left:
+        ref = left.pop()
+        if ref in seen or ref.kind != "result" or trace.digest(ref) in known:
+            continue
+        seen.add(ref)
+        op = trace.ops[ref.number]
+        unknown = [
+            each
+            for each in op.operands
+            if each.kind == "result" and trace.digest(each) not in known
+        ]
+        left += unknown
+        if not unknown and (found is None or op.position < found.position):
+            found = op
+    return found
+
+
+def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:
+    for op in ops:
+        yield from (ref for ref in op.operands if ref.kind not in ("result", "scratch"))
+
+
+# --- text ---------------------------------------------------------------------------------
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _lines(difference: Difference) -> Iterator[str]:
+    yield difference.text
+    for name, report in zip("AB", difference.ops, strict=True):
+        if report is None:
+            continue
+        attributes = _attributes(report.op.attributes)
+        yield f"  {name}: {report.op}{attributes}"
+        for i, operand in enumerate(report.operands):
+            equal = {True: ", equal in both", False: ", differs", None: ""}[operand.is_equal]
+            yield f"       operand {i}: {operand.type}, {operand.origin}{equal}"
+        if report.line is not None:
+            yield f"       {report.line}: {report.text}"
+    if difference.elements is not None:
+        yield f"  {difference.elements}"
+
+
+def _attributes(attributes: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{name}={value}" for name, value in attributes.items())
+    return f" {{{listed}}}" if listed else ""

@@ -1,0 +1,100 @@
+"""Ops of an execution as data: references to values, the path to an op, and the op itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mlvm.core.machine.callee import Fused
+from mlvm.core.op import Attributes
+from mlvm.core.types import TensorType
+from mlvm.eager.runs.nesting import LOOP
+from mlvm.eager.runs.source import Line
+from mlvm.show.calls import label_of
+from mlvm.step.flow import Location
+
+
+class Ref(NamedTuple):
+    """Reference to a value.
+
+    kind: `input`, `state` or `constant`, or `result` of an op; `scratch` for memory that nothing
+        has written to.
+    number: that of the input, state or constant, or the position of the op.
+    output: the number among the results of the op.
+    """
+
+    kind: str
+    number: int
+    output: int = 0
+
+    def __str__(self) -> str:
+        if self.kind != "result":
+            return f"{self.kind} {self.number}"
+        return f"%{self.number}" + (f".{self.output}" if self.output else "")
+
+
+class Level(NamedTuple):
+    """Part of the path to an op: a function, a turn of a loop, or a side of a branch.
+
+    kind: `function`, `loop` or `branch`.
+    line: the line that calls the function or begins the loop or branch, if it is known.
+    name: of the function; `true` or `false` of a branch.
+    turn: of the loop, from 0.
+    pc: of the call, or of the test of the loop or branch.
+    """
+
+    kind: str
+    line: Line | None
+    name: str = ""
+    turn: int = 0
+    pc: int = 0
+
+    def __str__(self) -> str:
+        what = f"turn {self.turn}" if self.kind == LOOP else self.name
+        return f"{self.kind} {what}" + (f" at {self.line}" if self.line else "")
+
+
+class Executed(NamedTuple):
+    """An op of an execution.
+
+    position: the number of ops executed before it.
+    place: the function and pc of its instruction.
+    name, attributes: of the op.
+    operands: the values that it reads, in order.
+    results: the values that it writes.
+    operand_types, types: their types.
+    line: the user's line.
+    path: the functions, loops and branches around it, outermost first.
+    names: the names that the user's line assigns to the results.
+    locations: the locations of the results in the plan; None for the tensors of a function's frame.
+    """
+
+    position: int
+    place: tuple[str, int]
+    name: str
+    attributes: Attributes
+    operands: tuple[Ref, ...]
+    results: tuple[Ref, ...]
+    operand_types: tuple[TensorType, ...]
+    types: tuple[TensorType, ...]
+    line: Line | None
+    path: tuple[Level, ...]
+    names: tuple[str, ...]
+    locations: tuple[Location | None, ...]
+
+    def __str__(self) -> str:
+        return self.text(str)
+
+    def text(self, name: Callable[[Ref], str]) -> str:
+        """Return the call as text, with operands as `name` writes them."""
+        call = f"{self.label}({', '.join(map(name, self.operands))})"
+        if not self.results:
+            return call
+        results, types = ", ".join(map(str, self.results)), ", ".join(map(str, self.types))
+        return f"{results} = {call}" + (f": {types}" if types else "")
+
+    @property
+    def label(self) -> str:
+        """The name of the op, of a chain with the ops in it."""
+        is_chain = self.name == Fused.name
+        return f"fused[{label_of(self.name, self.attributes)}]" if is_chain else self.name

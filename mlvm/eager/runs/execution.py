@@ -1,0 +1,234 @@
+"""Execution of a program op by op, forwards and backwards.
+
+    execution = Execution(program, inputs)
+    while (op := execution.step()) is not None:
+        print(op, execution.value(op.results[0]))
+
+A step back continues from the latest snapshot before. Positions count the ops executed so far, so
+each turn of a loop has positions of its own. Two executions to one position have equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from mlvm.core.errors import ArgumentError, ProgramError, UnknownFunction
+from mlvm.core.machine.decode import decode
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.eager.runs.executed import Executed, Level, Ref
+from mlvm.eager.runs.interpreter import Content, Interpreter, Snapshot, address_of
+from mlvm.eager.runs.ops import OpProgram
+from mlvm.machines.local import LocalVM
+from mlvm.step.flow import Location
+
+__all__ = ["Executed", "Execution", "Level", "Ref", "vm_like"]
+
+_SNAPSHOTS: Final = 32
+"""The number of snapshots of an execution; of more, every second one is dropped."""
+
+
+class Execution:
+    """Execution of a program on a VM of this process, a new one unless it is given.
+
+    The VM must be for the execution alone if the program saves residuals. `inputs` are arrays of
+    the step's input types; f64, numpy's default, becomes narrower. `states` replace
+    those of the program.
+
+    Raises `ProgramError` for another number of inputs, and `ShapeError` for inputs of other types.
+    """
+
+    def __init__(
+        self,
+        program: OpProgram,
+        inputs: Sequence[Array],
+        *,
+        states: Sequence[Array] | None = None,
+        vm: VM | None = None,
+    ) -> None:
+        self.program = program
+        self.vm = LocalVM("execution") if vm is None else vm
+        self._machine = Interpreter(program, self.vm)
+        self._ops: list[Executed] = []
+        self._end: int | None = None
+        self._types: dict[Ref, TensorType] = {}
+        step = program.step
+        states = step.states if states is None else states
+        constants = [*step.planned.program.constants.values()]
+        for kind, arrays, types in (
+            ("input", inputs, step.inputs),
+            ("state", states, [*map(TensorType.of, step.states)]),
+            ("constant", constants, [*map(TensorType.of, constants)]),
+        ):
+            if len(arrays) != len(types):
+                raise ProgramError(f"execution: expected {len(types)} {kind}s, got {len(arrays)}")
+            for i, (array, type) in enumerate(zip(arrays, types, strict=True)):
+                ref = Ref(kind, i)
+                held = self._machine.stored(ref, array, type)
+                self._machine.state.memory[kind, i, type.nbytes] = Content(held, ref)
+                self._types[ref] = type
+        self._snapshots: dict[int, Snapshot] = {}
+        self._spacing = 16
+        self._arrive()
+
+    # --- positions --------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """The number of ops executed so far."""
+        return self._machine.state.position
+
+    @property
+    def is_finished(self) -> bool:
+        """True after the last op."""
+        return self._end == self.position
+
+    @property
+    def length(self) -> int:
+        """The number of ops of the execution. It is executed to its end if that is not known."""
+        if self._end is None:
+            with self._restored():
+                self.run()
+        assert self._end is not None  # it has reached it
+        return self._end
+
+    def step(self) -> Executed | None:
+        """Execute the next op and return it; None after the last one.
+
+        Raises what the op raises; the position is then that before the op.
+        """
+        if not self._machine.advance():
+            return None
+        op = self._machine.execute()
+        if op.position == len(self._ops):
+            self._ops.append(op)
+            self._types.update(zip(op.results, op.types, strict=True))
+        self._arrive()
+        return op
+
+    def run(self, to: int | None = None) -> int:
+        """Go to a position, forwards or backwards; by default to the end. Return the position,
+        which is that of the end for a later one.
+
+        Raises `ArgumentError` for a position below 0.
+        """
+        if to is not None and to < 0:
+            raise ArgumentError(f"run: expected a position of 0 or more, got {to}")
+        if to is not None and to < self.position:
+            start = max(each for each in self._snapshots if each <= to)
+            self._machine.state = self._snapshots[start].copy()
+        while (to is None or self.position < to) and self.step() is not None:
+            pass
+        return self.position
+
+    def op_at(self, position: int) -> Executed | None:
+        """Return the op that is executed at a position; None at the end and after it. Ops before
+        one that was not reached yet are executed, and the position stays.
+
+        Raises `ArgumentError` for a position below 0, and what the ops before it raise.
+        """
+        if position < 0:
+            raise ArgumentError(f"op_at: expected a position of 0 or more, got {position}")
+        if position < len(self._ops):
+            return self._ops[position]
+        if position == self.position:
+            return self.next_op()
+        with self._restored():
+            return self.next_op() if self.run(position) == position else None
+
+    def next_op(self) -> Executed | None:
+        """Return the op that `step` will execute, without executing it; None at the end. Its
+        results have no content yet."""
+        return self._machine.described() if self._machine.advance() else None
+
+    @property
+    def executed(self) -> Sequence[Executed]:
+        """The ops up to the latest position that was reached, also where it is later than the
+        present one."""
+        return self._ops
+
+    # --- values -----------------------------------------------------------------------------
+
+    def value(self, ref: Ref, type: TensorType | None = None) -> Array:
+        """Return a copy of a value, as a type of its size. A result that was overwritten, or that
+        is computed later, is computed again; the position stays.
+
+        Raises `ArgumentError` for a reference to nothing.
+        """
+        if ref.kind == "result" and ref.number >= len(self._ops) and self._end is None:
+            with self._restored():
+                self.run(ref.number + 1)
+        if ref not in self._types:
+            raise ArgumentError(f"value: expected an input, state, constant or result, got {ref}")
+        content = self._find(ref)
+        if content is None:
+            with self._restored():
+                self.run(ref.number + 1 if ref.kind == "result" else 0)
+                content = self._find(ref)
+        assert content is not None  # it was just computed
+        return content.held.read(self._types[ref] if type is None else type)
+
+    def _find(self, ref: Ref) -> Content | None:
+        """Return the content of memory that is the value, if it is there now."""
+        state = self._machine.state
+        held = (*state.latest, *state.memory.values())
+        return next((each for each in held if each.ref == ref), None)
+
+    def is_held(self, ref: Ref) -> bool:
+        """Return whether the value is in memory now."""
+        return self._find(ref) is not None
+
+    def at(self, location: Location) -> tuple[Ref, Array]:
+        """Return the present value at a location of the plan, and where it comes from."""
+        content = self._machine.content(address_of(location))
+        return content.ref, content.held.read(location.type)
+
+    def results(self) -> list[Array]:
+        """Return the present values of the step's results; those of the call at the end."""
+        return [self.at(each)[1] for each in self.program.step.results]
+
+    def states(self) -> list[Array]:
+        """Return the present values of the step's states."""
+        types = [TensorType.of(x) for x in self.program.step.states]
+        return [self.at(Location("state", i, type))[1] for i, type in enumerate(types)]
+
+    # --- the machine ------------------------------------------------------------------------
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Restore the position after the block."""
+        state = self._machine.state
+        self._machine.state = state.copy()
+        try:
+            yield
+        finally:
+            self._machine.state = state
+
+    def _arrive(self) -> None:
+        """Go on to the next op, and keep a snapshot at some positions. Drop every second snapshot
+        if there are more than `_SNAPSHOTS`."""
+        position = self.position
+        if not self._machine.advance():
+            self._end = position
+        if position % self._spacing == 0 and position not in self._snapshots:
+            self._snapshots[position] = self._machine.state.copy()
+            if len(self._snapshots) > _SNAPSHOTS:
+                self._spacing *= 2
+                for each in [each for each in self._snapshots if each % self._spacing]:
+                    del self._snapshots[each]
+
+
+def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
+    """Return a new VM for an execution, with the host functions of a VM that the program calls."""
+    new = LocalVM("execution")
+    if isinstance(vm, VM):
+        codes = decode(program.step.planned.program).values()
+        for name in {each.name for code in codes for each in code.instructions()} - {None}:
+            try:
+                new.functions.binding(name)
+            except UnknownFunction:
+                new.register_callees({name: vm.functions.binding(name).callee})
+    return new

@@ -1,0 +1,410 @@
+"""Interpreter of a program op by op: the instructions between ops, and the launch of each op.
+
+It follows jumps, frames and the stack of the machine (`mlvm.core.program`). Each op is launched on
+the VM as a one-op program. Each result gets memory of its own, so a value never changes, and a
+snapshot of the state is a copy of references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mlvm.arena.writes import reads_of
+from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, ShapeError
+from mlvm.core.machine.callee import OUT, UserFunction
+from mlvm.core.machine.run import MAX_DEPTH
+from mlvm.core.machine.verify import verify
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
+from mlvm.core.ops.half import are_true, cast
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.protocol import StorageHandle, TensorHandle
+from mlvm.core.types import Array, TensorType, f64
+from mlvm.core.vm import VM
+from mlvm.eager.runs.executed import Executed, Level, Ref
+from mlvm.eager.runs.nesting import LOOP, Span, spans_of
+from mlvm.eager.runs.ops import OpProgram
+from mlvm.machines import printing, residuals
+from mlvm.step.flow import Location
+
+_BEGIN: Final = Program.of_op(residuals.BEGIN, 0, NO_ATTRIBUTES, 0)
+_MOST_BETWEEN: Final = 1_000_000
+"""The number of instructions that may follow each other without an op."""
+
+_MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.END})
+"""Functions that a program calls for its frames and stacks, which count as no ops. The forms of
+`zeros` and `reshape` that leave results are not recorded for a user's call."""
+
+_LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
+
+
+class Held:
+    """Memory of one value on the VM, freed with the last reference."""
+
+    __slots__ = ("_handles", "_storage", "nbytes", "vm")
+
+    def __init__(self, vm: VM, nbytes: int) -> None:
+        self.vm, self.nbytes = vm, nbytes
+        self._handles: dict[TensorType, TensorHandle] = {}
+        self._storage: StorageHandle = vm.alloc_storage(nbytes)
+
+    def handle(self, type: TensorType) -> TensorHandle:
+        """Return the handle of the value as a type of its size."""
+        if type not in self._handles:
+            self._handles[type] = self.vm.tensor_from_storage(self._storage, type, 0)
+        return self._handles[type]
+
+    def read(self, type: TensorType) -> Array:
+        return self.vm.read(self.handle(type))
+
+    def __del__(self) -> None:
+        with suppress(MlvmError, AttributeError):  # the VM was closed, or had no memory
+            self.vm.dealloc_storage(self._storage)
+
+
+class Content(NamedTuple):
+    """Content of an address: a value, and its origin."""
+
+    held: Held
+    ref: Ref
+
+
+Key: TypeAlias = tuple[str, int, int]
+"""Key of an address: role, number and bytes; of a frame `frame` and the number of the tensor."""
+
+
+class Address(NamedTuple):
+    """Address of a tensor on the stack, and the type that it is used as."""
+
+    key: Key
+    type: TensorType
+
+    @property
+    def location(self) -> Location | None:
+        """The location in the plan; None for a tensor of a function's frame."""
+        role, place, _ = self.key
+        return None if role == "frame" else Location(role, place, self.type)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """State of an execution between two instructions.
+
+    memory: the contents of addresses.
+    turns: the turn of each loop that runs, by depth of frames and pc of its head.
+    created: the number of frames' tensors so far.
+    latest: the results of the op that was executed last.
+    """
+
+    memory: dict[Key, Content]
+    position: int = 0
+    function: str = "main"
+    pc: int = 0
+    base: int = 0
+    nparams: int = 0
+    stack: list[Any] = field(default_factory=list)
+    frames: list[tuple[str, int, int, int]] = field(default_factory=list)
+    turns: dict[tuple[int, int], int] = field(default_factory=dict)
+    created: int = 0
+    latest: tuple[Content, ...] = ()
+
+    def copy(self) -> Snapshot:
+        """Return a copy. A later change of one does not change the other."""
+        parts = {"memory": dict(self.memory), "stack": [*self.stack], "frames": [*self.frames]}
+        return replace(self, **parts, turns=dict(self.turns))  # type: ignore[arg-type]
+
+
+class Interpreter:
+    """Interpreter of a program on a VM.
+
+    state: its state, which may be replaced by a copy from another position.
+    """
+
+    def __init__(self, program: OpProgram, vm: VM) -> None:
+        self.program, self.vm = program, vm
+        self.state = Snapshot({})
+        self._planned = program.step.planned
+        arguments = [each.type for each in self._planned.arguments]
+        verify(self._planned.program, vm.functions, arguments)
+        self._functions: Mapping[str, Function] = self._planned.program.functions
+        self._spans = {name: spans_of(each) for name, each in self._functions.items()}
+        self._one_op: dict[tuple[str, int], Program] = {}
+        self._launched: dict[int, tuple[list[Held], list[Array]]] = {}  # those launched once
+        vm.launch(_BEGIN)  # of residuals, whether or not it saves some
+
+    def stored(self, what: Ref, array: Array, type: TensorType) -> Held:
+        if array.dtype == np.float64 and type.dtype.is_float and type.dtype is not f64:
+            array = cast(array, type.dtype)
+        if TensorType.of(array) is not type:
+            raise ShapeError(f"execution: expected {what} as {type}, got {TensorType.of(array)}")
+        held = Held(self.vm, type.nbytes)
+        self.vm.write(held.handle(type), array)
+        return held
+
+    def content(self, x: Address) -> Content:
+        content = self.state.memory.get(x.key)
+        if content is None:  # scratch memory that nothing has written to
+            content = Content(Held(self.vm, x.type.nbytes), Ref("scratch", x.key[1]))
+            self.state.memory[x.key] = content
+        return content
+
+    def advance(self) -> bool:
+        """Follow instructions up to the next op. Return False at the end."""
+        state = self.state
+        for _ in range(_MOST_BETWEEN):
+            code = self._functions[state.function].code
+            opcode, immediates = instruction = code[state.pc]
+            self._enter_loops()
+            if opcode is Opcode.cfunc:
+                if not self._is_machinery(instruction):
+                    return True
+                self._run_machinery(instruction)
+                state.pc += 1
+            elif opcode is Opcode.halt:
+                return False
+            else:
+                self._follow(opcode, immediates)
+        raise LimitExceeded(f"execution: {_MOST_BETWEEN:,} instructions without an op")
+
+    def _follow(self, opcode: Opcode, immediates: tuple[Any, ...]) -> None:
+        """Follow an instruction other than a call of a host function."""
+        state = self.state
+        stack = state.stack
+        state.pc += 1
+        if opcode is Opcode.load_arg:
+            location = self._planned.arguments[immediates[0]]
+            stack.append(address_of(location))
+        elif opcode is Opcode.push_const:
+            constants = self._planned.program.constants
+            type = TensorType.of(constants[immediates[0]])
+            number = [*constants].index(immediates[0])
+            stack.append(Address(("constant", number, type.nbytes), type))
+        elif opcode in (Opcode.push_int, Opcode.push_str):
+            stack.append(immediates[0])
+        elif opcode is Opcode.get:
+            stack.append(stack[state.base + immediates[0]])
+        elif opcode is Opcode.set:
+            stack[state.base + immediates[0]] = stack.pop()
+        elif opcode is Opcode.pop:
+            del stack[len(stack) - immediates[0] :]
+        elif opcode is Opcode.jump:
+            self._jump(immediates[0])
+        elif opcode is Opcode.jump_if_false:
+            if not self._is_true(stack.pop()):
+                self._jump(immediates[0])
+        elif opcode is Opcode.call:
+            callee = self._functions[immediates[0]]
+            if len(state.frames) >= MAX_DEPTH:
+                raise LimitExceeded(f"execution: call depth exceeds {MAX_DEPTH:,}")
+            state.frames.append((state.function, state.pc, state.base, state.nparams))
+            state.function, state.pc = callee.name, 0
+            state.base, state.nparams = len(stack), callee.nparams
+        elif opcode is Opcode.return_:
+            self._return(immediates[0])
+        else:
+            raise ProgramError(f"execution: expected a captured step, got {opcode.text}")
+
+    def _return(self, nresults: int) -> None:
+        state = self.state
+        depth, results = len(state.frames), state.stack[len(state.stack) - nresults :]
+        kept = {x.key for x in results if isinstance(x, Address)}
+        for x in state.stack[state.base :]:
+            if isinstance(x, Address) and x.key[0] == "frame" and x.key not in kept:
+                state.memory.pop(x.key, None)
+        state.stack[state.base - state.nparams :] = results
+        state.turns = {key: turn for key, turn in state.turns.items() if key[0] != depth}
+        state.function, state.pc, state.base, state.nparams = state.frames.pop()
+
+    def _is_true(self, x: Any) -> bool:
+        if not isinstance(x, Address):
+            return bool(x)
+        return bool(are_true(self.content(x).held.read(x.type)).all())
+
+    def _jump(self, target: int) -> None:
+        state = self.state
+        key = len(state.frames), target
+        if target < state.pc:  # the next turn of a loop
+            state.turns[key] = state.turns.get(key, 0) + 1
+        state.pc = target
+
+    def _enter_loops(self) -> None:
+        """Begin the loops that the present instruction is in, and end the others of the frame."""
+        state = self.state
+        depth, around = len(state.frames), self._around(state.function, state.pc)
+        heads = {each.start for each in around if each.kind == LOOP}
+        for key in [key for key in state.turns if key[0] == depth and key[1] not in heads]:
+            del state.turns[key]
+        for head in heads:
+            state.turns.setdefault((depth, head), 0)
+
+    def _around(self, function: str, pc: int) -> list[Span]:
+        return [each for each in self._spans[function] if each.start <= pc < each.end]
+
+    def _is_machinery(self, call: Instruction) -> bool:
+        name, nresults = self.state.stack[-1], call.immediates[1]
+        return name in _MACHINERY and (nresults != 0 or name.startswith("residuals."))
+
+    def _run_machinery(self, call: Instruction) -> None:
+        state = self.state
+        nparams, _, attributes = (*call.immediates, NO_ATTRIBUTES)[:3]
+        name, params = self._params(nparams)
+        del state.stack[len(state.stack) - nparams - 1 :]
+        if name == "zeros":
+            shape, dtype = attributes["shape"], attributes["dtype"]
+            type = TensorType(dtype, shape)
+            state.created += 1
+            state.stack.append(Address(("frame", state.created, type.nbytes), type))
+        elif name == "reshape":
+            [x] = params
+            state.stack.append(x._replace(type=TensorType(x.type.dtype, attributes["shape"])))
+
+    def _params(self, nparams: Any) -> tuple[str, list[Any]]:
+        stack = self.state.stack
+        count = len(stack) - 1 - self.state.base if nparams == STAR else nparams
+        return stack[-1], stack[len(stack) - 1 - count : len(stack) - 1]
+
+    def _call(self) -> _Call:
+        """Return the call of the present op."""
+        state = self.state
+        immediates = self._functions[state.function].code[state.pc].immediates
+        nparams, nresults, attributes = (*immediates, NO_ATTRIBUTES)[:3]
+        name, params = self._params(nparams)
+        if not all(isinstance(x, Address) for x in params):
+            raise ProgramError(f"execution: expected tensors as operands of {name}, got {params}")
+        written, is_update = self._written(name, len(params), attributes)
+        if nresults != 0:  # a user's function, which pushes its results
+            written, is_update = (), False
+        return _Call(name, params, nresults, attributes, written, is_update)
+
+    def _written(
+        self, name: str, nparams: int, attributes: Attributes
+    ) -> tuple[tuple[int, ...], bool]:
+        """Return the numbers of the parameters that a call writes to, and whether it may read them,
+        too."""
+        reads, callee = reads_of(name, attributes), self.vm.functions.binding(name).callee
+        if reads is None and isinstance(callee, UserFunction):
+            reads = callee.reads
+        read = set() if reads is None else set(range(nparams)[reads])
+        return tuple([i for i in range(nparams) if i not in read]), reads is None
+
+    def described(self, call: _Call | None = None) -> Executed:
+        """Describe the call of the present op, without executing it."""
+        call = self._call() if call is None else call
+        state = self.state
+        place = state.function, state.pc
+        written = [call.params[i] for i in call.written]
+        read = [x for i, x in enumerate(call.params) if i not in call.written]
+        if call.is_update:
+            read = [x for x in call.params if x.key in state.memory]
+        nresults = len(written) or (call.nresults if isinstance(call.nresults, int) else 0)
+        return Executed(
+            state.position,
+            place,
+            call.name.removesuffix(OUT),
+            call.attributes,
+            tuple([self._ref(x) for x in read]),
+            tuple([Ref("result", state.position, j) for j in range(nresults)]),
+            tuple([x.type for x in read]),
+            tuple([x.type for x in written]),
+            self.program.lines.get(place),
+            self._path(),
+            self.program.values.get(place, ()),
+            tuple([x.location for x in written]),
+        )
+
+    def _ref(self, x: Address) -> Ref:
+        content = self.state.memory.get(x.key)
+        return Ref("scratch", x.key[1]) if content is None else content.ref
+
+    def _path(self) -> tuple[Level, ...]:
+        """Return the functions, loops and branches around the present instruction."""
+        state, levels = self.state, list[Level]()
+        lines = self.program.lines
+        frames = [*state.frames, (state.function, state.pc, state.base, state.nparams)]
+        for depth, (function, pc, *_) in enumerate(frames):
+            at = pc if depth == len(state.frames) else pc - 1  # that of the call
+            for span in self._around(function, at):
+                turn = state.turns.get((depth, span.start), 0) if span.kind == LOOP else 0
+                line = lines.get((function, span.test))
+                levels.append(Level(span.kind, line, span.side, turn, span.test))
+            if depth < len(state.frames):
+                callee, line = frames[depth + 1][0], lines.get((function, at))
+                levels.append(Level("function", line, callee, pc=at))
+        return tuple(levels)
+
+    def execute(self) -> Executed:
+        """Execute the present op and move behind it."""
+        state, call = self.state, self._call()
+        op = self.described(call)
+        held = {i: self.content(x).held for i, x in enumerate(call.params)}
+        try:
+            outs, results = self._launch(op, call, held)
+        except MlvmError as error:
+            if op.line is not None:
+                error.add_note(f"recorded at {op.line}")
+            raise
+        written = [call.params[i] for i in call.written]
+        del state.stack[len(state.stack) - 1 - len(call.params) :]
+        for ref, array in zip(op.results[len(outs) :], results, strict=True):
+            state.created += 1
+            type = TensorType.of(array)
+            written.append(Address(("frame", state.created, type.nbytes), type))
+            outs = [*outs, self.stored(ref, array, type)]
+        state.stack += written[len(call.written) :]
+        state.latest = tuple(map(Content, outs, op.results))
+        state.memory.update(zip([each.key for each in written], state.latest, strict=True))
+        state.pc += 1
+        state.position += 1
+        types = tuple([each.type for each in written])
+        return op._replace(types=types, locations=tuple([each.location for each in written]))
+
+    def _launch(
+        self, op: Executed, call: _Call, held: Mapping[int, Held]
+    ) -> tuple[list[Held], list[Array]]:
+        """Launch a call. Return its results in new memory: those that it writes into operands, and
+        those that it pushes. What saves residuals is launched once at each position, since a stack
+        only grows. So is a user's function, which may have effects."""
+        is_once = call.name in _LAUNCHED_ONCE or call.nresults != 0
+        if is_once and op.position in self._launched:
+            return self._launched[op.position]
+        outs: list[Held] = []
+        handles = {i: each.handle(call.params[i].type) for i, each in held.items()}
+        for i in call.written:
+            type = call.params[i].type
+            outs.append(Held(self.vm, type.nbytes))
+            if call.is_update:
+                self.vm.write(outs[-1].handle(type), held[i].read(type))
+            handles[i] = outs[-1].handle(type)
+        if op.place not in self._one_op:
+            arity = call.name, len(call.params), call.attributes, call.nresults
+            self._one_op[op.place] = Program.of_op(*arity)
+        results = self.vm.launch(self._one_op[op.place], [handles[i] for i in sorted(handles)])
+        self.vm.synchronize()
+        if is_once:
+            self._launched[op.position] = outs, results
+        return outs, results
+
+
+class _Call(NamedTuple):
+    """Call of a host function.
+
+    written: the numbers of the parameters that it writes to.
+    is_update: whether it may also read these and write a part of them.
+    """
+
+    name: str
+    params: list[Address]
+    nresults: Any
+    attributes: Attributes
+    written: tuple[int, ...]
+    is_update: bool
+
+
+def address_of(location: Location) -> Address:
+    """Return the address of a location of the plan."""
+    key = location.role, location.place, location.type.nbytes
+    return Address(key, location.type)

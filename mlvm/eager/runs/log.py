@@ -1,0 +1,137 @@
+"""The log of a recording: frames that are only appended, each chained to the frames before it.
+
+A frame is its length and a check sum of the length, a payload, and a digest. The digest is BLAKE2b
+of the previous frame's digest and the payload, so changing a frame invalidates all later ones. A
+process that is killed leaves at most a part of one frame at the end, which readers drop.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from mlvm.core.errors import EncodingError, MlvmError
+from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
+
+VERSION: Final = 1
+"""Version of the format. A later release reads all earlier versions."""
+
+DIGEST: Final = 16
+"""Bytes of a digest."""
+
+_HEAD: Final = b"mlvm run" + VERSION.to_bytes(4, "little")
+_FRAME: Final = struct.Struct("<II")  # length of the payload, and the check sum of this length
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """Return a cryptographic digest of the concatenated parts."""
+    state = blake2b(digest_size=DIGEST)
+    for part in parts:
+        state.update(part)
+    return state.digest()
+
+
+def encoded(value: Any) -> bytes:
+    """Return a value of numbers, texts, tuples, lists and dicts as bytes."""
+    writer = Writer()
+    writer.value(value)
+    return writer.message(Kind.call)[HEADER.size :]
+
+
+def decoded(data: bytes) -> Any:
+    """Return the value that `encoded` wrote. Raises `EncodingError`."""
+    reader = Reader(data, 0)
+    value = reader.value()
+    reader.end()
+    return value
+
+
+def number_of(digest: bytes) -> int:
+    """Return a digest as the number that frames have."""
+    return int.from_bytes(digest, "little")
+
+
+class LogWriter:
+    """Writer of a new log. Each frame is one write to the file, so a kill tears at most the last.
+
+    chain: the digest of the last frame.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.chain = digest_of(_HEAD)
+        self._stream: BinaryIO = path.open("xb", buffering=0)
+        self._stream.write(_HEAD)
+
+    def append(self, value: Any) -> None:
+        """Append a frame with a value of numbers, texts, tuples, lists and dicts."""
+        payload = encoded(value)
+        self.chain = digest_of(self.chain, payload)
+        self._stream.write(_framed(payload, self.chain))
+
+    def sync(self) -> None:
+        """Wait until all frames are on the disk."""
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _framed(payload: bytes, chain: bytes) -> bytes:
+    length = len(payload).to_bytes(4, "little")
+    return _FRAME.pack(len(payload), zlib.crc32(length)) + payload + chain
+
+
+class LogReader:
+    """A log as read from a file.
+
+    values: the values of its whole frames, in order.
+    chain: the digest of the last one.
+    torn: the bytes of a torn frame at the end, which a killed process has left.
+
+    Raises `EncodingError` for a file that is no log, has another version, or was changed.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.chain, self.torn = digest_of(_HEAD), len(data)
+        self.values: list[Any] = []
+        if _HEAD.startswith(data) and len(data) < len(_HEAD):  # killed before the first frame
+            return
+        if data[:8] != _HEAD[:8]:
+            raise EncodingError(f"a recording begins with {_HEAD[:8]!r}, not {data[:8]!r}")
+        version = int.from_bytes(data[8:12], "little")
+        if version != VERSION:
+            raise EncodingError(f"version {version} of a recording; this release reads {VERSION}")
+        self.values += self._frames(data)
+
+    def _frames(self, data: bytes) -> Iterator[Any]:
+        at = len(_HEAD)
+        while at < len(data):
+            start = at + _FRAME.size
+            if start > len(data):
+                break
+            length, check = _FRAME.unpack_from(data, at)
+            if zlib.crc32(data[at : at + 4]) != check:
+                raise EncodingError(f"byte {at}: the length of a frame was changed")
+            end = start + length + DIGEST
+            if end > len(data):
+                break
+            payload = data[start : start + length]
+            self.chain = digest_of(self.chain, payload)
+            if self.chain != data[start + length : end]:
+                raise EncodingError(f"byte {at}: the frame is not the one that was recorded")
+            yield decoded(payload)
+            at = end
+        self.torn = len(data) - at
+
+
+def read_log(path: Path) -> LogReader:
+    """Read the log of a recording. Raises `OSError` and, with the path, `EncodingError`."""
+    try:
+        return LogReader(path.read_bytes())
+    except MlvmError as error:
+        raise EncodingError(f"{path}: {error}") from None

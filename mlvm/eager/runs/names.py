@@ -1,0 +1,94 @@
+"""Names of the tensors that a function reaches: the paths by which Python code reads them."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from mlvm.arena.arena import Allocation
+
+KEYS: Final = "random keys"
+"""The name of the global random keys of a VM."""
+
+_MOST: Final = 100_000  # objects of one walk
+_ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
+
+
+def names_of_tensors(
+    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> dict[int, str]:
+    """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches from
+    its arguments, variables and globals, by the id of its root. The shortest path counts."""
+    names: dict[int, str] = {}
+    for path, x in tensors_below(_roots(fn, args, kwargs)):
+        names.setdefault(id(x.root), path)
+    return names
+
+
+def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
+    """Yield the tensors that these objects reach with their paths, the shortest ones first."""
+    seen: set[int] = set()
+    queue = deque(roots)
+    while queue and len(seen) < _MOST:
+        path, value = queue.popleft()
+        if isinstance(value, Allocation):
+            yield path, value
+        elif not isinstance(value, _ENDS) and id(value) not in seen:
+            seen.add(id(value))
+            queue.extend(_parts(path, value))
+
+
+def _roots(
+    fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from inspect.signature(fn).bind(*args, **kwargs).arguments.items()
+    except (TypeError, ValueError):
+        yield from ((f"argument {i}", x) for i, x in enumerate(args))
+        yield from kwargs.items()
+    yield "self", getattr(fn, "__self__", None)
+    fn = getattr(fn, "__func__", fn)
+    while hasattr(fn, "__wrapped__"):
+        fn = fn.__wrapped__
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        yield "self", fn
+        return
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    for name in code.co_names:
+        if name in fn.__globals__:
+            yield name, fn.__globals__[name]
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items or fields of an object with their paths."""
+    if isinstance(value, dict):
+        yield from ((f"{path}[{key!r}]", each) for key, each in [*value.items()])
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}[{i}]", each) for i, each in enumerate(value))
+    elif inspect.isfunction(value):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:
+                continue
+    elif not (inspect.ismodule(value) or _is_internal(type(value))):
+        yield from ((f"{path}.{name}", each) for name, each in vars_of(value).items())
+
+
+def _is_internal(kind: type) -> bool:
+    """Return whether a class is mlvm's own, so that users do not read its fields."""
+    ours = kind.__module__.startswith("mlvm.")
+    return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """Return a copy of the fields of an object, empty without a dict."""
+    fields = getattr(value, "__dict__", None)
+    return dict(fields) if isinstance(fields, dict) else {}

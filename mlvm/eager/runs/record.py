@@ -1,0 +1,377 @@
+"""`ml.runs.record`: record the steps of a run, so that others can compare, replay and verify it.
+
+A folder has the `log`, a frame for each step with the digests of all that it reads and returns;
+`data`, contents that a replay cannot compute: inputs, and state that was written between steps;
+`checkpoints`, all state before some steps; `programs` and `sources`, each file once.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import threading
+import types
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ContextDecorator
+from dataclasses import replace
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Generic, NamedTuple, ParamSpec, TypeVar
+
+from mlvm import __version__
+from mlvm.arena.arena import Allocation, scope
+from mlvm.core.digest import digest
+from mlvm.core.errors import ArgumentError, CaptureError, brief
+from mlvm.core.program.encoding import HEADER, Kind, Writer
+from mlvm.core.sizes import parse_size
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.capture.capture import Captured, Match, capture, step_observers
+from mlvm.eager.files import safetensors
+from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.runs.cells import Cells, array_of, digest_of_cells, storable
+from mlvm.eager.runs.log import LogWriter, digest_of, number_of
+from mlvm.eager.runs.run import CHECKPOINTS, DATA, LOG, PROGRAMS, SOURCES
+from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
+from mlvm.eager.runs.traced import traced_step
+from mlvm.eager.tensor.context import current_capture, default_arena
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.machines.files import write_file
+from mlvm.parallel.membership import place_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ALWAYS: Final = 64
+"""Inputs of so many bytes are stored with each step: keys, scalars and Python numbers."""
+
+_MOST_SOURCE: Final = 1 << 22
+
+
+class record(ContextDecorator):
+    """Record each step of the block in a new folder: each outermost call of a captured function,
+    and of a function marked with `ml.runs.step`.
+
+    Arguments:
+        folder: the folder to create; it must not contain a recording.
+        every: a checkpoint has all state before every so many steps.
+        inputs: how many bytes of inputs may be stored, such as "1 GiB", "all" or "none". Equal
+            arrays are stored once. A step whose inputs are not stored is replayed only after a
+            checkpoint before it, with inputs that the caller has.
+
+    The digests of a step are those of the state, inputs and results. Members of a group compute the
+    same, and the first one records. Steps of other threads wait for one another. A killed process
+    loses at most the step that it was in.
+
+    Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
+    the folder, and `CaptureError` inside a captured function or another recording.
+
+        >>> step = ml.capture(lambda x: ml.sum(x * x))
+        >>> with ml.runs.record("run"):
+        ...     for i in range(3): loss = step(ml.full(2, float(i)))
+        >>> ml.runs.open("run").losses
+        [0.0, 2.0, 8.0]
+
+    Refuses:
+        ml.runs.record("run", every=0)  # ArgumentError
+        ml.runs.record("run", inputs="some")  # ArgumentError
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, every: int = 100, inputs: str | int = "1 GiB"
+    ) -> None:
+        if type(every) is not int or every < 1:
+            raise ArgumentError(f"record: expected every as an int of 1 or more, got {every!r}")
+        limits = {"all": 1 << 62, "none": 0}
+        is_word = isinstance(inputs, str) and inputs in limits
+        self._limit = limits[str(inputs)] if is_word else parse_size(inputs, "record(inputs=)")
+        try:
+            self._folder = Path(folder)
+        except TypeError:
+            raise ArgumentError(f"record: expected a folder, got {brief(folder)}") from None
+        self._every = every
+
+    def __enter__(self) -> None:
+        refuse_captured("a recording begins")
+        if step_observers:
+            raise CaptureError("record: a recording is on already; close it first")
+        self._session = _Session(self._folder, self._every, self._limit)
+        step_observers.append(self._session.observe)
+
+    def __exit__(self, *error: Any) -> None:
+        step_observers.remove(self._session.observe)
+        self._session.close(finished=error[0] is None)
+
+
+class step(Generic[P, R]):
+    """Mark a function that is not captured as a step of recordings. A decorator.
+
+    Inside `ml.runs.record`, its calls are recorded as those of a captured function: it is traced
+    once for its program, as `ml.capture` does, and then runs eagerly. The digests are those of a
+    captured run. Of a function that cannot be traced, such as one that reads a tensor's value, only
+    inputs and results are recorded, and no replay can compute it. Elsewhere, and inside another
+    step, it is the function.
+
+    Raises `CaptureError` for anything but a function.
+
+        >>> @ml.runs.step
+        ... def double(x): return x + x
+        >>> double(ml.ones(2))
+        Tensor([2., 2.], f32[2])
+
+    Refuses:
+        ml.runs.step(3)  # CaptureError
+    """
+
+    def __init__(self, fn: Callable[P, R]) -> None:
+        self._captured: Captured[P, R] = capture(fn)
+        update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        fn = self._captured.fn
+        if not step_observers or current_capture.get() is not None:
+            return fn(*args, **kwargs)
+        return step_observers[-1](  # type: ignore[no-any-return]
+            self._captured, lambda args, kwargs: fn(*args, **kwargs), args, kwargs
+        )
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+class _Program(NamedTuple):
+    """Program of recorded steps.
+
+    number: its number in the log.
+    table: its operands and results.
+    numbers: how to compute the arrays of its Python numbers from those of a signature.
+    """
+
+    number: int
+    table: StepTable
+    numbers: Callable[[Sequence[float]], list[Array]]
+
+
+class _Inputs(NamedTuple):
+    """Values that a call gets: the program, the arrays of its external inputs, and their tensors
+    where they have one."""
+
+    program: _Program
+    arrays: list[Array]
+    tensors: list[Allocation | None]
+
+
+class _Session:
+    """A recording that is on."""
+
+    def __init__(self, folder: Path, every: int, limit: int) -> None:
+        self._folder, self._every, self._limit = folder, every, limit
+        for name in (CHECKPOINTS, PROGRAMS, SOURCES):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._log = LogWriter(folder / LOG)
+        self._data: BinaryIO = (folder / DATA).open("xb", buffering=0)
+        self._end = 0  # of the data
+        self._steps = 0
+        self._cells = Cells()
+        self._ncells = self._ntables = self._ncheckpoints = 0  # in the log
+        self._last_checkpoint, self._spent = -1, 0
+        self._programs: dict[object, _Program] = {}
+        self._untraceable: dict[object, str] = {}  # functions without a program, with the reason
+        self._stored: dict[bytes, tuple[int, int]] = {}  # places of contents in the data
+        self._computed: set[bytes] = set()  # contents of tensors since the last checkpoint
+        self._lock = threading.RLock()
+        self._running = threading.local()
+        self._log.append(("run", {"mlvm": __version__, "every": every}))
+
+    def observe(
+        self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run a call, and record it unless it is inside of another one or another member's."""
+        vm = (scope.get() or default_arena()).vm
+        if getattr(self._running, "is_on", False) or place_of(vm)[0]:
+            return call(args, kwargs)
+        with self._lock:
+            self._running.is_on = True
+            try:
+                return self._observed(captured, call, args, kwargs)
+            finally:
+                self._running.is_on = False
+
+    def _observed(
+        self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        inputs = self._match(captured, args, kwargs)
+        program, arrays, tensors = inputs
+        table = program.table
+        cells = table.cells()
+        digests = [*map(digest, arrays)]
+        try:
+            stored_cells = self._store_cells(cells)
+            before = digest_of(*digest_of_cells(self._cells.digests, cells))
+            stored = self._store_inputs(arrays, digests)
+            self._computed.update(digests)
+            result = call(args, kwargs)
+            self._cells.note([cell for cell, _ in table.writes])
+        except BaseException:
+            self._cells.forget(cells)
+            raise
+        after = digest_of(*digest_of_cells(self._cells.digests, cells))
+        results, values = _results_of(result)
+        updated = [tensors[i] for i, _ in table.updated]
+        late = [digest(array_of(x)) for x in updated if x is not None]
+        self._computed.update(results, late)
+        keys = [*map(number_of, digests)], [*map(number_of, results + late)]
+        state = number_of(before), number_of(after)
+        self._log.append(("step", program.number, *state, *keys, values, stored_cells, stored))
+        self._steps += 1
+        self._cells.begin_watch((scope.get() or default_arena()).vm)
+        return result
+
+    def _match(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
+        """Return the program of a call, which is traced once more for its first call."""
+        if captured in self._untraceable:
+            return self._without_program(captured, args, kwargs)
+        try:
+            match = captured.match(args, kwargs)
+            if not match.is_known:  # fields that the trace has rebound count as arguments now
+                match = captured.match(match.args, match.kwargs)
+            program = self._programs.get(match.entry) or self._added(captured, match)
+        except Exception as error:
+            self._untraceable[captured] = f"{type(error).__name__}: {error}"
+            return self._without_program(captured, args, kwargs)
+        fields = {id(x.root) for x in match.signature.in_fields}
+        tensors = [x.root for x in match.signature.inputs if id(x.root) not in fields]
+        arrays = [array_of(x) for x in tensors] + program.numbers(match.signature.numbers)
+        return _Inputs(program, arrays, [*tensors, *[None] * (len(arrays) - len(tensors))])
+
+    def _without_program(self, captured: Captured[..., Any], args: Any, kwargs: Any) -> _Inputs:
+        """Return the inputs of a call that has no program: its tensors and numbers."""
+        named = [*leaves_of(args), *leaves_of(kwargs)]
+        tensors = [x.root if isinstance(x, Tensor) else None for _, x in named]
+        arrays = [array_of(x) if isinstance(x, Tensor) else number_array(x) for _, x in named]
+        kinds = tuple([str(TensorType.of(array)) for array in arrays])
+        key = captured, kinds
+        if key not in self._programs:
+            names = [name for name, _ in named]
+            reason = self._untraceable[captured]
+            table = StepTable(captured.name, names=names, types=kinds, reason=reason)
+            self._programs[key] = self._declared(table, lambda _: [])
+        return _Inputs(self._programs[key], arrays, tensors)
+
+    def _added(self, captured: Captured[..., Any], match: Match) -> _Program:
+        """Trace a call once more, and store its program."""
+        traced = traced_step(captured, match, self._cells)
+        table = traced.table
+        if traced.program is not None:
+            data = traced.program.to_bytes()
+            name = digest_of(data).hex()
+            self._write_once(f"{PROGRAMS}/{name}.mlvm", data)
+            sources = self._store_sources({line.file for line in traced.program.lines.values()})
+            table = replace(table, file=name, sources=sources)
+        program = self._programs[match.entry] = self._declared(table, traced.numbers)
+        return program
+
+    def _declared(
+        self, table: StepTable, numbers: Callable[[Sequence[float]], list[Array]]
+    ) -> _Program:
+        """Append the table of a program, and the cells that are new in it."""
+        rows = self._cells.rows[self._ncells :]
+        self._ncells += len(rows)
+        self._log.append(("cells", [(cell.name, str(cell.type)) for cell in rows]))
+        number = self._ntables
+        self._ntables += 1
+        self._log.append(("program", table.to_value()))
+        return _Program(number, table, numbers)
+
+    def _store_sources(self, files: Iterable[str]) -> dict[str, str]:
+        """Store the source files that can be read; return their digests by path."""
+        sources = {}
+        for file in sorted(files):
+            data = "".join(linecache.getlines(file)).encode("utf-8", "surrogatepass")
+            if 0 < len(data) <= _MOST_SOURCE:
+                sources[file] = digest_of(data).hex()
+                self._write_once(f"{SOURCES}/{sources[file]}.py", data)
+        return sources
+
+    def _write_once(self, name: str, data: bytes) -> None:
+        if not (self._folder / name).exists():
+            write_file(self._folder / name, data)
+
+    def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Store the contents of the cells of a step that no step has computed: in a checkpoint if
+        one is due or a cell is new, else in the data. Return the places in the data."""
+        is_new = any(number not in self._cells.digests for number in cells)
+        if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
+            changed = self._cells.changed(cells)
+            return [(number, *self._store(array)) for number, array in changed.items()]
+        self._checkpoint()
+        return []
+
+    def _checkpoint(self) -> None:
+        """Write all state before the next step to a file."""
+        numbers = self._cells.live()
+        self._cells.changed(numbers)
+        rows = {self._cells.rows[number].name: number for number in numbers}
+        arrays = {name: storable(self._cells.array(number)) for name, number in rows.items()}
+        name = f"{self._steps:09}-{self._ncheckpoints}.safetensors"
+        path = self._folder / CHECKPOINTS / name
+        types = {each: safetensors.type_of(array) for each, array in arrays.items()}
+        safetensors.write(path, types, arrays.__getitem__, {"step": str(self._steps)})
+        digests = [number_of(self._cells.digests[number]) for number in numbers]
+        content = number_of(digest_of(path.read_bytes()))
+        self._log.append(("checkpoint", name, content, numbers, digests))
+        self._log.sync()
+        self._computed.clear()
+        self._ncheckpoints += 1
+        self._last_checkpoint = self._steps
+
+    def _store_inputs(
+        self, arrays: Sequence[Array], digests: Sequence[bytes]
+    ) -> list[tuple[int, int, int]]:
+        """Store the inputs of a step that no step since the last checkpoint has computed, as far as
+        the limit allows. Return their numbers with the places in the data."""
+        places = []
+        for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
+            if key in self._computed and key not in self._stored:
+                continue
+            is_small = array.nbytes <= _ALWAYS
+            if (
+                key not in self._stored
+                and not is_small
+                and self._spent + array.nbytes > self._limit
+            ):
+                continue
+            if key not in self._stored:
+                self._spent += 0 if is_small else array.nbytes
+                self._stored[key] = self._store(array)
+            places.append((i, *self._stored[key]))
+        return places
+
+    def _store(self, array: Array) -> tuple[int, int]:
+        """Append an array to the data; return its place and length there."""
+        writer = Writer()
+        writer.array(array)
+        data = writer.message(Kind.call)[HEADER.size :]
+        self._data.write(data)
+        place, self._end = self._end, self._end + len(data)
+        return place, len(data)
+
+    def close(self, *, finished: bool) -> None:
+        """End the recording: a later kill loses nothing."""
+        self._log.append(("end", self._steps, finished))
+        os.fsync(self._data.fileno())
+        self._log.sync()
+        self._log.close()
+        self._data.close()
+
+
+def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
+    """Return the digests of the tensors and numbers that a call returns, and the values of those
+    without axes, each with its number."""
+    digests, values = [], []
+    for i, (_, x) in enumerate(leaves_of(result)):
+        array = array_of(x) if isinstance(x, Tensor) else number_array(x)
+        digests.append(digest(array))
+        value = scalar_of(array)
+        if value is not None:
+            values.append((i, value))
+    return digests, values

@@ -1,0 +1,277 @@
+"""Replay of a recording: the state before a step, and the step again, bit for bit.
+
+A replay begins at the nearest checkpoint before the step. It computes the steps in between, and
+compares each with the digests in the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from mlvm.core.digest import digest
+from mlvm.core.errors import ArgumentError, EncodingError, MachineError
+from mlvm.core.types import Array
+from mlvm.eager.functions import random
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.runs.cells import digest_of_cells
+from mlvm.eager.runs.execution import Execution
+from mlvm.eager.runs.log import digest_of, number_of
+from mlvm.eager.runs.names import KEYS, tensors_below
+from mlvm.eager.runs.run import Checkpoint, Run, Step
+from mlvm.eager.runs.steps import CELL, StepTable
+from mlvm.eager.tree import load as load_tree
+from mlvm.machines.local import LocalVM
+from mlvm.step.saved import LoadedStep
+
+Inputs: TypeAlias = Callable[[int], Sequence[Any]]
+"""A function that returns the external inputs of a step that were not stored."""
+
+
+class Moment(NamedTuple):
+    """What a step reads.
+
+    step: the step.
+    state: the contents of the cells that exist before the step, by name.
+    inputs: the external inputs by name.
+    """
+
+    step: Step
+    state: Mapping[str, Array]
+    inputs: Mapping[str, Array]
+
+    def load(self, **objects: Any) -> None:
+        """Write the state into objects by the names that they had in the recorded function, as in
+        `run.at(7).load(model=model, optimizer=optimizer)`, and into the random keys.
+
+        Raises `ArgumentError` for an object without recorded state, and `DTypeError` or
+        `ShapeError` for a tensor of another type.
+        """
+        for name in objects:
+            if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
+                names = ", ".join(sorted({re.split(r"[.[]", each)[0] for each in self.state}))
+                raise ArgumentError(
+                    f"load: there is no state of {name!r}; there is that of {names}"
+                )
+        tensors = {path: x for path, x in tensors_below(objects.items()) if path in self.state}
+        load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
+        if KEYS in self.state:
+            random.set_state(self.state[KEYS])
+
+
+class Mismatch(NamedTuple):
+    """Value of a step that a replay does not reproduce: `state` or the name of a result."""
+
+    step: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.what}"
+
+
+class Replay:
+    """Replay of a recording, which goes from step to step.
+
+    Steps in order need one checkpoint only; a step before the present one begins at an earlier
+    checkpoint again. `inputs` returns the external inputs of a step that the recording has not
+    stored.
+    """
+
+    def __init__(self, run: Run, *, inputs: Inputs | None = None) -> None:
+        self.run = run
+        self._inputs = inputs
+        self._next: int | None = None  # the step that `_cells` are before
+        self._cells: dict[int, Array] = {}
+        self._values: dict[int, Array] = {}  # results that later steps get, by digest
+        stored = {(s.number, each.number) for s in run.steps for each in s.stored_inputs}
+        self._needed = {
+            key for s in run.steps for i, key in enumerate(s.inputs) if (s.number, i) not in stored
+        }
+        self._loaded: tuple[StepTable, LoadedStep] | None = None
+
+    def at(self, number: int) -> Moment:
+        """Return the state and the inputs of a step.
+
+        Raises `EncodingError` for a damaged recording, `MachineError` if an earlier step does not
+        have the recorded digests on this machine, and `ArgumentError` for a step that is not there,
+        and for inputs that were not stored.
+        """
+        step = self.run.step(number)
+        self._go_to(step)
+        cells = [self.run.cells[each] for each in sorted(self._cells)]
+        state = {cell.name: self._cells[cell.number] for cell in cells}
+        names = _unique(step.table.names)
+        return Moment(step, state, dict(zip(names, self._external(step), strict=True)))
+
+    def cells(self, number: int) -> dict[int, Array]:
+        """Return the contents of the cells before a step, by number."""
+        self._go_to(self.run.step(number))
+        return {**self._cells}
+
+    def operands(self, number: int) -> list[Array]:
+        """Return the operands of a step's program. Raises what `at` raises."""
+        step = self.run.step(number)
+        self._go_to(step)
+        external = self._external(step)
+        return [
+            self._cells[each] if kind == CELL else external[each]
+            for kind, each in step.table.operands
+        ]
+
+    def execution(self, number: int) -> Execution:
+        """Return the execution of a step op by op, before its first op. Raises what `at` raises."""
+        operands = self.operands(number)
+        return Execution(self.run.program(self.run.step(number).table), operands)
+
+    def replay(self, number: int) -> list[Mismatch]:
+        """Compute a step again. Return what differs from the log, nothing for equal bits."""
+        step = self.run.step(number)
+        operands = self.operands(number)
+        results = self.compute(step, operands)
+        return self._finish(step, results)
+
+    def results(self, number: int) -> list[Array]:
+        """Return all results of a step's program: those that it returns, and updates. Raises what
+        `at` raises, and `MachineError` unless they have the recorded bits."""
+        step = self.run.step(number)
+        results = self.compute(step, self.operands(number))
+        self._require(self._finish(step, results))
+        return results
+
+    def compute(self, step: Step, operands: Sequence[Array]) -> list[Array]:
+        """Return the results of a step's program on these operands."""
+        table = step.table
+        if self._loaded is None or self._loaded[0] is not table:
+            if self._loaded is not None:
+                self._loaded[1].close()
+            self._loaded = table, LoadedStep(self.run.program(table).step, LocalVM("replay"))
+        return self._loaded[1](*operands)
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _go_to(self, step: Step) -> None:
+        """Go to the state before a step, which its digest confirms."""
+        start = self._checkpoint_before(step)
+        if self._next is None or not start.step <= self._next <= step.number:
+            self._values.clear()
+            self._cells, self._next = {}, start.step
+            self._write(self.run.steps[start.step])
+        while self._next < step.number:
+            now = self.run.steps[self._next]
+            if now.table.file and (now.table.writes or self._needed.intersection(now.results)):
+                self._require(self.replay(now.number))
+            else:
+                self._skip(now)
+
+    def _require(self, mismatches: Sequence[Mismatch]) -> None:
+        """Raise `MachineError` if there are mismatches."""
+        if mismatches:
+            raise MachineError(
+                f"replay: {mismatches[0]} does not have the recorded bits on this machine; "
+                f"python -m mlvm verify names such steps"
+            )
+
+    def _checkpoint_before(self, step: Step) -> Checkpoint:
+        """Return the last checkpoint that is not after the step and has its state."""
+        needed = step.table.cells()
+        for each in reversed(self.run.checkpoints):
+            if each.step <= step.number and all(cell in each.cells for cell in needed):
+                return each
+        if not needed:
+            return Checkpoint(step.number, "", 0, {})
+        raise EncodingError(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
+
+    def _write(self, step: Step) -> None:
+        """Apply what was written to the state before a step, and compare its digest."""
+        for checkpoint in self.run.checkpoints:
+            if checkpoint.step == step.number:  # some of it may have been written since
+                self._cells.update(self.run.contents(checkpoint))
+        for each in step.stored_cells:
+            self._cells[each.number] = self.run.stored(each)
+        if step.table.cells() and self._digest(step) != step.before:
+            raise EncodingError(
+                f"{self.run.folder}: the state before step {step.number} is not the recorded one"
+            )
+
+    def _digest(self, step: Step) -> int:
+        cells = step.table.cells()
+        digests = {each: digest(self._cells[each]) for each in cells if each in self._cells}
+        if len(digests) < len(cells):
+            raise EncodingError(f"{self.run.folder}: step {step.number} has state that is missing")
+        return number_of(digest_of(*digest_of_cells(digests, cells)))
+
+    def _finish(self, step: Step, results: Sequence[Array]) -> list[Mismatch]:
+        """Take the results of a step as state and values of later steps. Return mismatches."""
+        table = step.table
+        returned = [results[i] for i in table.returns if i >= 0]
+        returned += [results[i] for _, i in table.updated]
+        mismatches = []
+        names = [*table.results, *[f"{table.names[i]} after the step" for i, _ in table.updated]]
+        if len(returned) == len(step.results):
+            for array, expected, name in zip(returned, step.results, names, strict=True):
+                key = number_of(digest(array))
+                if key != expected:
+                    mismatches.append(Mismatch(step.number, f"result {name or 0!r}"))
+                if key in self._needed:
+                    self._values[key] = array
+        for cell, i in table.writes:
+            self._cells[cell] = results[i]
+        if table.cells() and self._digest(step) != step.after:
+            mismatches.append(Mismatch(step.number, "the state after the step"))
+        if mismatches:
+            self._next = None  # a later step begins at a checkpoint again
+        else:
+            self._skip(step)
+        return mismatches
+
+    def _skip(self, step: Step) -> None:
+        """Go to the next step; this one updates nothing that a later one reads."""
+        self._next = step.number + 1
+        if self._next < len(self.run.steps):
+            self._write(self.run.steps[self._next])
+
+    def _external(self, step: Step) -> list[Array]:
+        """Return the external inputs of a step."""
+        stored = {each.number: each for each in step.stored_inputs}
+        arrays: list[Array] = []
+        given: Sequence[Any] | None = None
+        for i, expected in enumerate(step.inputs):
+            if i in stored:
+                array = self.run.stored(stored[i])
+            elif expected in self._values:
+                array = self._values[expected]
+            elif self._inputs is not None:
+                given = self._inputs(step.number) if given is None else given
+                array = asarray(given[i]).numpy()
+            else:
+                raise ArgumentError(
+                    f"replay: input {step.table.names[i]!r} of step {step.number} was not stored; "
+                    f'record with inputs="all", or give it: ml.runs.open(folder, inputs=batch_of)'
+                )
+            arrays.append(self.run.confirmed(step, i, array))
+        return arrays
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return the names with a number at those that occurred before."""
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return unique
+
+
+def open_run(folder: str | Path) -> Run:
+    """Read a recording. Raises `EncodingError` for a damaged one, and `OSError`."""
+    return Run(Path(folder))
+
+
+def _at(self: Run, number: int, *, inputs: Inputs | None = None) -> Moment:
+    """Return the state before a step and its inputs. See `Replay.at`."""
+    return Replay(self, inputs=inputs).at(number)
+
+
+Run.at = _at

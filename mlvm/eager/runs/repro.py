@@ -1,0 +1,74 @@
+"""Repro: a captured call as one file, with its program, state, inputs and digests of its results.
+
+`step.save_repro(path, *args)` writes it; `python -m mlvm run` runs and verifies it, and
+`python -m mlvm debug` steps over its ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mlvm.core.digest import digest
+from mlvm.core.errors import EncodingError
+from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.capture.capture import Captured
+from mlvm.eager.runs.ops import OpProgram, op_program
+from mlvm.eager.tensor.context import current_arena
+from mlvm.step.saved import LoadedStep
+
+_DIGEST: int = 16
+
+
+class Repro(NamedTuple):
+    """Program of a call op by op, its inputs, and the digests of its results (`core.digest`)."""
+
+    program: OpProgram
+    inputs: tuple[Array, ...]
+    digests: tuple[bytes, ...]
+
+    def to_bytes(self) -> bytes:
+        """Encode it as docs/wire.md describes; `from_bytes` reads it back."""
+        writer = Writer()
+        self.program.write(writer)
+        writer.sequence(self.inputs, Writer.array)
+        writer.sequence(self.digests, Writer.blob)
+        return writer.message(Kind.repro)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Repro:
+        """Decode a repro. Raises `EncodingError` for bytes that `to_bytes` did not write."""
+        _, reader = open_message(data, Kind.repro)
+        program = OpProgram.read(reader)
+        inputs = tuple(reader.sequence(Reader.array))
+        digests = tuple(reader.sequence(Reader.blob))
+        reader.end()
+        if tuple(map(TensorType.of, inputs)) != program.step.inputs:
+            raise EncodingError("the inputs do not have the types of the program's inputs")
+        lengths = [len(each) for each in digests]
+        if lengths != [_DIGEST] * len(program.step.results):
+            raise EncodingError(f"expected a digest of {_DIGEST} bytes for each result")
+        return Repro(program, inputs, digests)
+
+    def run(self, vm: VMProtocol, *, max_steps: int | None = None) -> list[Array]:
+        """Run the program on a VM, and return its results."""
+        step = LoadedStep(self.program.step, vm)
+        try:
+            return step(*self.inputs, max_steps=max_steps)
+        finally:
+            step.close()
+
+    def differing(self, results: Sequence[Array]) -> list[int]:
+        """Return the numbers of the results whose digests differ from the recorded ones."""
+        pairs = zip(results, self.digests, strict=True)
+        return [i for i, (array, recorded) in enumerate(pairs) if digest(array) != recorded]
+
+
+def repro_of(captured: Captured[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Repro:
+    """Return the repro of a call with the present state, which stays as it is. Raises what
+    `op_program` raises, and errors of the program."""
+    program, inputs = op_program(captured, args, kwargs)
+    repro = Repro(program, tuple(inputs), ())
+    return repro._replace(digests=tuple(map(digest, repro.run(current_arena().vm))))

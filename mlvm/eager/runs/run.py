@@ -1,0 +1,323 @@
+"""A recording as it is read: its steps, programs, checkpoints and stored contents.
+
+Everything that is read is compared with the digests in the log, and the log with its own chain.
+What does not fit raises `EncodingError` with the name of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from mlvm.core.digest import digest
+from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, brief
+from mlvm.core.program.encoding import Reader
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.files.safetensors import WeightsFile
+from mlvm.eager.runs.cells import Cell
+from mlvm.eager.runs.log import digest_of, number_of, read_log
+from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.steps import StepTable
+
+LOG: Final = "log"
+DATA: Final = "data"
+CHECKPOINTS: Final = "checkpoints"
+PROGRAMS: Final = "programs"
+SOURCES: Final = "sources"
+
+T = TypeVar("T")
+
+
+class Stored(NamedTuple):
+    """Content in the data file: the number of the cell or input, its place and its length."""
+
+    number: int
+    place: int
+    length: int
+
+
+class Step(NamedTuple):
+    """A recorded step.
+
+    number: of the step, from 0.
+    program: the number of its program's table.
+    table: the operands and results of its program.
+    before, after: the digests of the state that it reads and updates.
+    inputs, results: the digests of these; updated inputs are the last results.
+    values: the numbers without axes among the results, by number.
+    stored_cells: state that was written since the step before.
+    stored_inputs: inputs that the recording has.
+    """
+
+    number: int
+    program: int
+    table: StepTable
+    before: int
+    after: int
+    inputs: Sequence[int]
+    results: Sequence[int]
+    values: dict[int, float]
+    stored_cells: Sequence[Stored]
+    stored_inputs: Sequence[Stored]
+
+
+class Checkpoint(NamedTuple):
+    """All state before a step: the file, its digest, and the cells with their digests."""
+
+    step: int
+    name: str
+    content: int
+    cells: dict[int, int]
+
+
+class Run:
+    """A recording.
+
+    folder: its folder.
+    version: the release that recorded it.
+    cells: the tensors of state by number.
+    tables: the programs' operands and results.
+    steps, checkpoints: in order.
+    is_closed: whether the block of `record` has ended, so that no step is missing.
+    has_failed: whether it has ended with an error.
+    torn: bytes of a torn frame that a killed process has left.
+    chain: the digest of the whole log.
+
+        >>> step = ml.capture(lambda x: ml.sum(x * x))
+        >>> with ml.runs.record("squares"): _ = step(ml.full(2, 3.0))
+        >>> run = ml.runs.open("squares")
+        >>> len(run.steps), run.losses, run.at(0).inputs["x"]
+        (1, [18.0], array([3., 3.], dtype=float32))
+    """
+
+    at: ClassVar[Callable[..., Any]]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.version = ""
+        self.every = 1
+        self.cells: list[Cell] = []
+        self.tables: list[StepTable] = []
+        self.steps: list[Step] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.is_closed = self.has_failed = False
+        log = read_log(folder / LOG)
+        self.chain, self.torn = log.chain, log.torn
+        for i, value in enumerate(log.values):
+            try:
+                self._add(i, value)
+            except (MlvmError, LookupError) as error:
+                raise EncodingError(f"{folder / LOG}: frame {i}: {error}") from None
+        if self.torn and self.is_closed:
+            raise EncodingError(f"{folder / LOG}: {self.torn} bytes follow the last frame")
+        self._program = lru_cache(16)(self._read_program)
+
+    def __repr__(self) -> str:
+        return f"<run of {len(self.steps)} steps in {self.folder}>"
+
+    def _add(self, i: int, frame: Any) -> None:
+        if self.is_closed or (i == 0) != (isinstance(frame, tuple) and frame[:1] == ("run",)):
+            raise EncodingError("the frame is at a wrong place")
+        match frame:
+            case ("run", {"mlvm": str() as version, "every": int() as every}):
+                self.version, self.every = version, every
+            case ("cells", [*rows]):
+                for row in rows:
+                    match row:
+                        case (str() as name, str() as text):
+                            type = TensorType.parse(text)
+                            self.cells.append(Cell(len(self.cells), name, type))
+                        case _:
+                            raise EncodingError("expected the name and type of a cell")
+            case ("program", table):
+                self.tables.append(self._checked(StepTable.of_value(table)))
+            case ("checkpoint", str() as name, int() as content, [*cells], [*digests]):
+                if len(cells) != len(digests) or not all(map(self._is_cell, cells)):
+                    raise EncodingError("expected the cells of a checkpoint")
+                if name != Path(name).name:
+                    raise EncodingError(f"expected the name of a checkpoint, got {brief(name)}")
+                by_cell = dict(zip(cells, map(_number, digests), strict=True))
+                self.checkpoints.append(Checkpoint(len(self.steps), name, content, by_cell))
+            case (
+                "step", int() as program, int() as before, int() as after,
+                [*inputs], [*results], [*values], [*cells], [*stored],
+            ):  # fmt: skip
+                self.steps.append(
+                    self._step(program, before, after, inputs, results, values, cells, stored)
+                )
+            case ("end", int() as count, bool() as finished):
+                if count != len(self.steps):
+                    raise EncodingError(f"{count} steps were recorded, there are {len(self.steps)}")
+                self.is_closed, self.has_failed = True, not finished
+            case _:
+                raise EncodingError(f"expected a frame of a recording, got {brief(frame)}")
+
+    def _step(
+        self,
+        program: int,
+        before: int,
+        after: int,
+        inputs: list[Any],
+        results: list[Any],
+        values: list[Any],
+        cells: list[Any],
+        stored: list[Any],
+    ) -> Step:
+        if not 0 <= program < len(self.tables):
+            raise EncodingError(f"there is no program {program}")
+        table = self.tables[program]
+        if len(inputs) != len(table.names) or len(results) < len(table.updated):
+            raise EncodingError("expected the digests of all inputs and results")
+        scalars: dict[int, float] = {}
+        for pair in values:
+            match pair:
+                case (int() as number, float() as value) if 0 <= number < len(results):
+                    scalars[number] = value
+                case _:
+                    raise EncodingError("expected the value of a result")
+        places = [_stored(each, self._is_cell) for each in cells]
+        input_places = [_stored(each, lambda i: 0 <= i < len(inputs)) for each in stored]
+        return Step(
+            len(self.steps),
+            program,
+            table,
+            before,
+            after,
+            [*map(_number, inputs)],
+            [*map(_number, results)],
+            scalars,
+            places,
+            input_places,
+        )
+
+    def _is_cell(self, number: object) -> bool:
+        return type(number) is int and 0 <= number < len(self.cells)
+
+    def _checked(self, table: StepTable) -> StepTable:
+        if not all(map(self._is_cell, table.cells())):
+            raise EncodingError("the table of a program names a cell that there is not")
+        for text in table.types:
+            TensorType.parse(text)
+        return table
+
+    # --- steps ------------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> list[float]:
+        """The first number without axes that each step returns, of the steps that return one."""
+        return [min(step.values.items())[1] for step in self.steps if step.values]
+
+    def step(self, number: int) -> Step:
+        """Return a step. Raises `ArgumentError` if there is no such step."""
+        if type(number) is not int or not 0 <= number < len(self.steps):
+            raise ArgumentError(
+                f"run: expected a step from 0 to {len(self.steps) - 1}, got {brief(number)}"
+            )
+        return self.steps[number]
+
+    # --- files ------------------------------------------------------------------------------
+
+    def program(self, table: StepTable) -> OpProgram:
+        """Return a program. Raises `EncodingError` for a table without one and a damaged file."""
+        if not table.file:
+            raise EncodingError(f"{table.function} has no program: {table.reason}")
+        return self._program(table.file)
+
+    def _read_program(self, file: str) -> OpProgram:
+        name = f"{PROGRAMS}/{Path(file).name}.mlvm"
+        data = self._read(name, file)
+        return self._decoded(name, lambda: OpProgram.from_bytes(data))
+
+    def source(self, file: str) -> list[str]:
+        """Return the lines of a source file as they were recorded, none if it was not."""
+        for table in self.tables:
+            if file in table.sources:
+                name = f"{SOURCES}/{Path(table.sources[file]).name}.py"
+                data = self._read(name, table.sources[file])
+                return data.decode("utf-8", "surrogatepass").splitlines()
+        return []
+
+    def contents(self, checkpoint: Checkpoint) -> dict[int, Array]:
+        """Return the contents of a checkpoint by cell."""
+        name = f"{CHECKPOINTS}/{checkpoint.name}"
+        data = (self.folder / name).read_bytes()
+        if number_of(digest_of(data)) != checkpoint.content:
+            raise EncodingError(f"{self.folder / name}: it is not the file that was recorded")
+        file = self._decoded(name, lambda: WeightsFile(self.folder / name))
+        contents = {}
+        for number, expected in checkpoint.cells.items():
+            cell = self.cells[number]
+            if cell.name not in file.entries:
+                raise EncodingError(f"{self.folder / name}: {cell.name} is missing")
+            array = self._decoded(name, lambda c=cell: _as_type(file.read(c.name, True), c.type))
+            if number_of(digest(array)) != expected:
+                raise EncodingError(f"{self.folder / name}: {cell.name} was changed")
+            contents[number] = array
+        return contents
+
+    def stored(self, each: Stored) -> Array:
+        """Return a content of the data file."""
+        with (self.folder / DATA).open("rb") as stream:
+            stream.seek(each.place)
+            data = stream.read(each.length)
+
+        def decode() -> Array:
+            reader = Reader(data, 0)
+            array = reader.array()
+            reader.end()
+            return array
+
+        return self._decoded(DATA, decode)
+
+    def input(self, step: Step, each: Stored) -> Array:
+        """Return a stored input of a step, which its digest confirms."""
+        return self.confirmed(step, each.number, self.stored(each))
+
+    def confirmed(self, step: Step, number: int, array: Array) -> Array:
+        """Return an input of a step. Raises `EncodingError` if it has not the recorded digest."""
+        if number_of(digest(array)) != step.inputs[number]:
+            name = step.table.names[number]
+            raise EncodingError(
+                f"{self.folder}: input {name!r} of step {step.number} is not the recorded one"
+            )
+        return array
+
+    def _read(self, name: str, expected: str) -> bytes:
+        data = (self.folder / name).read_bytes()
+        if digest_of(data).hex() != expected:
+            raise EncodingError(f"{self.folder / name}: it is not the file that was recorded")
+        return data
+
+    def _decoded(self, name: str, decode: Callable[[], T]) -> T:
+        try:
+            return decode()
+        except (MlvmError, ValueError) as error:
+            raise EncodingError(f"{self.folder / name}: {error}") from None
+
+
+def _number(x: Any) -> int:
+    if type(x) is not int:
+        raise EncodingError(f"expected a digest, got {brief(x)}")
+    return x
+
+
+def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
+    match row:
+        case (int() as number, int() as place, int() as length) if (
+            is_valid(number) and place >= 0 and 0 <= length < 1 << 40
+        ):
+            return Stored(number, place, length)
+    raise EncodingError("expected the place of a content")
+
+
+def _as_type(array: Array, type: TensorType) -> Array:
+    """Return the array of a checkpoint as the type of its cell."""
+    if type.dtype.name == "c128":
+        array = array.view(np.complex128).reshape(type.shape)
+    if TensorType.of(array) != type:
+        raise EncodingError(f"expected {type}, got {TensorType.of(array)}")
+    return array

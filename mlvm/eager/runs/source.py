@@ -1,0 +1,101 @@
+"""Lines of the user's source code: function, text, and the name that a line assigns."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mlvm.core.memo import memoized
+
+
+class Line(NamedTuple):
+    """Line of source code.
+
+    file, number: the file and the line number.
+    function: the qualified name of the function around it, "" at the top of a module.
+    text: the line without the spaces around it, "" if it cannot be read.
+    layer: the path of the layer of a Module that was running, "" without one.
+    """
+
+    file: str
+    number: int
+    function: str = ""
+    text: str = ""
+    layer: str = ""
+
+    def __str__(self) -> str:
+        """Return `file:line`, relative to the current folder for a file in it."""
+        folder = os.path.join(os.getcwd(), "")
+        return f"{self.file.removeprefix(folder)}:{self.number}"
+
+
+def line_at(place: str, layer: str | None = None) -> Line:
+    """Return the line at `file:number`, with its text if the file can be read."""
+    file, _, number = place.rpartition(":")
+    if not number.isdecimal():
+        return Line(place, 0, layer=layer or "")
+    n = int(number)
+    functions = _functions(file)
+    inside = [name for name, first, last in functions if first <= n <= last]
+    text = linecache.getline(file, n).strip()
+    return Line(file, n, inside[-1] if inside else "", text, layer or "")
+
+
+@memoized(256)
+def _tree(file: str) -> ast.Module | None:
+    """Return the syntax tree of a file; None if it cannot be read or parsed."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@memoized(256)
+def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
+    """Return name, first and last line of each function of a file, outer ones first."""
+
+    def within(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}".lstrip(".")
+                if not isinstance(child, ast.ClassDef):
+                    yield name, child.lineno, child.end_lineno or child.lineno
+            yield from within(child, name)
+
+    tree = _tree(file)
+    return () if tree is None else tuple(within(tree, ""))
+
+
+@memoized(256)
+def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Return the first line of the statement that each line of a file is part of, for statements
+    that assign names, and these names.
+
+    `q = x @ w`, `q: Tensor = ...` and `q += ...` assign q, `self.h = ...` assigns self.h, and
+    `q, r = ...` assigns both. Of a line with several statements the last one counts.
+    """
+    statements: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for node in ast.walk(_tree(file) or ast.Module([], [])):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target: ast.expr = node.targets[0]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+            target = node.target
+        else:
+            continue
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        if all(isinstance(part, ast.Name | ast.Attribute) for part in parts):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            names = tuple(map(ast.unparse, parts))
+            statements.update(dict.fromkeys(lines, (node.lineno, names)))
+    return statements
+
+
+def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
+    """Return file and first line of the statement that a line is part of, and the names that it
+    assigns, none without an assignment."""
+    first, names = _statements(line.file).get(line.number, (line.number, ()))
+    return line.file, first, names if line.number else ()

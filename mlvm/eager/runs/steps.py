@@ -1,0 +1,115 @@
+"""What the calls of one program read, write and return, in terms of a run.
+
+Operands of a program are cells (state) or external inputs: arguments and Python numbers. The table
+of these is stored once per program; a step then has only the digests of its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import EncodingError
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.tensor.tensor import Tensor
+
+CELL: Final = "cell"
+INPUT: Final = "input"
+
+Operand: TypeAlias = tuple[str, int]
+"""`CELL` or `INPUT`, and its number."""
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Operands and results of a program, as a recording has them.
+
+    function: the name of the function.
+    content: the digest of what the program computes, without names and lines; "" without a program.
+    file: the digest of the program's file, "" without one.
+    operands: the operands of the program, by its own numbers.
+    names, types: of the external inputs.
+    results: the names of the tensors and Python numbers that a call returns.
+    returns: for each of them the number of the program's result; -1 for a Python number.
+    writes: the cells that a call updates, each with the number of the program's result.
+    updated: the external inputs that a call updates in place, each with the number of the result.
+    sources: the digest of each source file that the program names, by its path.
+    reason: why there is no program, "" if there is one.
+    """
+
+    function: str
+    content: str = ""
+    file: str = ""
+    operands: Sequence[Operand] = ()
+    names: Sequence[str] = ()
+    types: Sequence[str] = ()
+    results: Sequence[str] = ()
+    returns: Sequence[int] = ()
+    writes: Sequence[tuple[int, int]] = ()
+    updated: Sequence[tuple[int, int]] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    def cells(self) -> list[int]:
+        """Return the cells that a call reads or updates."""
+        read = [number for kind, number in self.operands if kind == CELL]
+        return sorted({*read, *(cell for cell, _ in self.writes)})
+
+    def to_value(self) -> dict[str, Any]:
+        """Return the table as a value of the log."""
+        return {
+            name: value if isinstance(value, (str, Mapping)) else [*value]
+            for name, value in vars(self).items()
+        }
+
+    @staticmethod
+    def of_value(value: Any) -> StepTable:
+        """Return the table that a log has. Raises `EncodingError` if it is none."""
+        try:
+            table = StepTable(**value)
+            texts = [table.function, table.content, table.file, table.reason, *table.names]
+            texts += [*table.types, *table.results, *table.sources, *table.sources.values()]
+            pairs = [*table.writes, *table.updated]
+            numbers = [n for pair in pairs for n in pair] + [n for _, n in table.operands]
+            is_table = (
+                all(isinstance(x, str) for x in texts)
+                and all(type(n) is int and n >= 0 for n in numbers)
+                and all(len(pair) == 2 for pair in pairs)
+                and all(kind in (CELL, INPUT) for kind, _ in table.operands)
+                and all(type(n) is int and n >= -1 for n in table.returns)
+                and len(table.names) == len(table.types)
+                and len(table.results) == len(table.returns)
+                and all(n < len(table.names) for kind, n in table.operands if kind == INPUT)
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            is_table = False
+        if not is_table:
+            raise EncodingError("expected the table of a program")
+        return table
+
+
+def leaves_of(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor | float]]:
+    """Yield the tensors and Python numbers of a result with their paths, in order."""
+    if isinstance(tree, Tensor) or type(tree) in (int, float):
+        yield path, tree
+    elif isinstance(tree, (dict, list, tuple)):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for name, part in items:
+            yield from leaves_of(part, f"{path}/{name}".lstrip("/"))
+
+
+def number_array(x: float) -> Array:
+    """Return a Python number as an array, which has a digest."""
+    if type(x) is int and not -(2**63) <= x < 2**63:
+        x = float(x) if abs(x) < 2**1000 else float("inf")
+    return np.asarray(x)
+
+
+def scalar_of(x: Array) -> float | None:
+    """Return the value of a real number without axes; None for any other array."""
+    if x.ndim or TensorType.of(x).dtype.kind not in ("float", "signed", "unsigned"):
+        return None
+    return float(x)

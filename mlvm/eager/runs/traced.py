@@ -1,0 +1,183 @@
+"""Program of a step as a recording has it: op by op, with all state and inputs as operands.
+
+In: a captured function and the match of a call. Out: its `OpProgram` as a function without state,
+and the table that maps its operands to the cells and the external inputs of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from mlvm.arena.arena import Allocation, scope
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.capture.capture import Captured, Match
+from mlvm.eager.capture.trace import TracedCall, trace
+from mlvm.eager.recording.recorder import RetryAfterCopy
+from mlvm.eager.runs.cells import Cells
+from mlvm.eager.runs.log import digest_of, encoded
+from mlvm.eager.runs.ops import OpProgram, names_in_call, program_of_call, takes_from_queue
+from mlvm.eager.runs.steps import CELL, INPUT, Operand, StepTable
+from mlvm.eager.tensor.constants import prepare_constants, scalar_array
+from mlvm.eager.tensor.context import default_arena
+from mlvm.eager.tensor.update import make_exclusive
+from mlvm.step.flow import Location, Role
+
+
+class TracedStep(NamedTuple):
+    """Program of a step, None if it has none; its table; and a function that computes the arrays of
+    its Python numbers from those of a signature."""
+
+    program: OpProgram | None
+    table: StepTable
+    numbers: Callable[[Sequence[float]], list[Array]]
+
+
+def traced_step(captured: Captured[..., Any], match: Match, cells: Cells) -> TracedStep:
+    """Trace a call once more. New state gets cells."""
+    arena = scope.get() or default_arena()
+    while True:
+        _, _, signature, args, kwargs, _, _ = match
+        try:
+            call = trace(captured.fn, args, kwargs, arena, signature, match.entry.free)
+            break
+        except RetryAfterCopy as error:
+            make_exclusive(error.x)
+            match = captured.match(args, kwargs)
+    names = names_in_call(captured.fn, args, kwargs, call)
+    fields = {id(x.root): field for field, x in signature.fields}
+    places = [*call.numbers.tensors]
+    by_tensor = {id(x): place for place, x in enumerate(call.numbers.tensors.values())}
+
+    def operand_of(x: Allocation) -> Operand | None:
+        """Return the cell or the number that a state is; None for a constant of the program."""
+        if id(x) in by_tensor:
+            return INPUT, len(external) + by_tensor[id(x)]
+        return None if _is_constant(call, x) else (CELL, cells.of_tensor(x, names.get(id(x), "")))
+
+    inputs = [x.root for x in signature.inputs]
+    external = [x for x in inputs if id(x) not in fields]
+    operands: list[Operand] = []
+    for x in inputs:
+        field = fields.get(id(x))
+        if field is None:
+            operands.append((INPUT, len(operands) - sum(kind == CELL for kind, _ in operands)))
+        else:
+            operands.append((CELL, cells.of_field(field, names.get(id(x)) or field.name)))
+    states = [operand_of(x) for x in call.record.outside.states]
+    updated = [
+        (home.role, home.index)
+        for home in _written(call)
+        if home.role == "input" or (home.role == "state" and states[home.index] is not None)
+    ]
+    rebound = {cells.of_field(field, field.name): result for field, result in call.outcome.rebound}
+    named = [names.get(id(x)) or f"input {i}" for i, x in enumerate(external)]
+    types = [str(x.type) for x in external]
+    named += [f"number {i}" for i in range(len(places))]
+    types += [str(TensorType(dtype)) for _, dtype in places]
+    nresults = len(call.outcome.results)
+    after = [*enumerate(_operand_at(*each, operands, states) for each in updated)]
+    returned = call.outcome.named_results()
+    table = StepTable(
+        captured.name,
+        operands=[*operands, *[each for each in states if each is not None]],
+        names=named,
+        types=types,
+        results=[path for path, _ in returned],
+        returns=[number for _, number in returned],
+        writes=[
+            *rebound.items(),
+            *[(n, nresults + i) for i, (kind, n) in after if kind == CELL],
+        ],
+        updated=[(n, nresults + i) for i, (kind, n) in after if kind == INPUT],
+    )
+    program = None
+    if takes_from_queue(call):
+        table = replace(table, reason="it takes from a queue, whose elements are not recorded")
+    else:
+        program = without_state(
+            program_of_call(call, signature, names), [x is None for x in states], updated
+        )
+        table = replace(table, content=content_of(program).hex())
+
+    def numbers(values: Sequence[float]) -> list[Array]:
+        now = call.numbers.again([values[i] for i in call.free])
+        now = call.numbers.values if now is None else now
+        return [scalar_array(now[place], dtype) for place, dtype in places]
+
+    return TracedStep(program, table, numbers)
+
+
+def _written(call: TracedCall) -> list[Any]:
+    """Return the homes of inputs and states that a call updates, in order."""
+    homes = {use.value.home: None for each in call.flow.calls for use in each.outs}
+    outside = call.record.outside
+    return [
+        home
+        for home in homes
+        if home and home.role in ("input", "state") and home not in outside.queue_homes
+    ]
+
+
+def _is_constant(call: TracedCall, x: Allocation) -> bool:
+    """Return whether a state is a constant of the program: a Python number, or an array."""
+    constants = call.record.outside.constants.values()
+    return x.arena is prepare_constants(call.record.vm).arena or any(x is c for c in constants)
+
+
+def _operand_at(
+    role: str, index: int, inputs: Sequence[Operand], states: Sequence[Operand | None]
+) -> Operand:
+    operand = inputs[index] if role == "input" else states[index]
+    assert operand is not None  # constants are not updated
+    return operand
+
+
+def without_state(
+    program: OpProgram, is_constant: Sequence[bool], updated: Sequence[tuple[Role, int]]
+) -> OpProgram:
+    """Return the program with its states as further inputs, but for constants, and with the new
+    contents of updated operands as further results."""
+    step = program.step
+    moved: dict[tuple[str, int], tuple[Role, int]] = {}
+    types, names = [*step.inputs], [*program.inputs]
+    constants: list[Array] = []
+    for i, (array, name) in enumerate(zip(step.states, program.states, strict=True)):
+        if is_constant[i]:
+            moved["state", i] = "state", len(constants)
+            constants.append(array)
+        else:
+            moved["state", i] = "input", len(types)
+            types.append(TensorType.of(array))
+            names.append(name)
+
+    def at(each: Location) -> Location:
+        role, place = moved.get((each.role, each.place), (each.role, each.place))
+        return Location(role, place, each.type)
+
+    after = []
+    for role, index in updated:
+        role, index = moved.get((role, index), (role, index))
+        after.append(Location(role, index, types[index]))
+    planned = replace(step.planned, arguments=tuple(map(at, step.planned.arguments)))
+    results = (*map(at, step.results), *after)
+    pure = step._replace(
+        planned=planned, inputs=tuple(types), results=results, states=tuple(constants)
+    )
+    return program._replace(
+        step=pure,
+        inputs=tuple(names),
+        states=("",) * len(constants),
+        results=(*program.results, *[names[each.place] for each in after]),
+    )
+
+
+def content_of(program: OpProgram) -> bytes:
+    """Return the digest of what a program computes, without names, lines and addresses."""
+    step = program.step
+    places = [(each.role, each.place, str(each.type)) for each in step.planned.arguments]
+    results = [(each.role, each.place, str(each.type)) for each in step.results]
+    constants = [x.tobytes() for x in step.states]
+    texts = encoded((places, results, [str(type) for type in step.inputs]))
+    return digest_of(step.planned.program.to_bytes(), texts, *constants)

@@ -1,0 +1,182 @@
+"""Values of an execution by name or reference, as a debugger shows them."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.errors import ArgumentError, MlvmError
+from mlvm.core.ops.half import shown
+from mlvm.core.types import Array, TensorType
+from mlvm.eager.runs.execution import Executed, Execution, Ref
+
+RESULT: Final = "result"
+"""The name of the first result of the op that was executed last."""
+
+_MOST_AHEAD: Final = 10_000
+"""The number of ops among which the next reader of a value is looked for."""
+
+_REFERENCE: Final = re.compile(r"%(\d{1,18})(?:\.(\d{1,9}))?")
+_OUTSIDE: Final = re.compile(r"(input|state|constant) ?(\d{1,9})")
+
+
+class Values:
+    """Values of an execution at a position, by default its present one."""
+
+    def __init__(self, execution: Execution, position: int | None = None) -> None:
+        self.execution = execution
+        self._position = position
+        self._by_name: dict[str, list[Ref]] = {}
+        self._indexed = 0
+
+    @property
+    def position(self) -> int:
+        return self.execution.position if self._position is None else self._position
+
+    def after(self, op: Executed) -> Values:
+        """Return the values after an op."""
+        values = Values(self.execution, op.position + 1)
+        values._by_name, values._indexed = self._index(), self._indexed
+        return values
+
+    def find(self, text: str) -> Ref | None:
+        """Return the reference for a name or a reference as text; None for any other text.
+
+        A name is that of the latest value before the position, first of those of the present
+        function, or of an input or state.
+
+        Raises `ArgumentError` for a name whose value is not computed yet.
+        """
+        text = text.strip()
+        if (match := _REFERENCE.fullmatch(text)) is not None:
+            return Ref("result", int(match[1]), int(match[2] or 0))
+        if (match := _OUTSIDE.fullmatch(text)) is not None:
+            return Ref(match[1], int(match[2]))
+        position = self.position
+        if text == RESULT and position:
+            return Ref("result", position - 1)
+        computed = self._index().get(text, [])
+        before = computed[: bisect_left(computed, Ref("result", position))]
+        if before:
+            return self._of_function(before)
+        program = self.execution.program
+        for kind, names in (("input", program.inputs), ("state", program.states)):
+            if text in names and text:
+                return Ref(kind, names.index(text))
+        if computed or any((text,) == names for names in program.values.values()):
+            raise ArgumentError(
+                f"{text} is computed after position {position}; b {text} stops there"
+            )
+        return None
+
+    def lookup(self, name: str) -> Array:
+        """Return the array of a name. Raises `LookupError` for a name of nothing."""
+        ref = self.find(name)
+        if ref is None:
+            raise _NoValue(f"no value is named {name}; info and l show names")
+        return self.read(ref)
+
+    def read(self, ref: Ref) -> Array:
+        """Return the array of a reference. Raises `ArgumentError` for a reference to nothing."""
+        return self.execution.value(ref)
+
+    def summary(self, ref: Ref) -> list[str]:
+        """Describe a value: type, extrema, mean, nans, place, writer, and next reader."""
+        array = self.read(ref)
+        x = shown(array)
+        lines = [f"{ref}: {TensorType.of(array)}"]
+        if x.size and x.dtype != bool and x.dtype.kind != "c":
+            finite = x[np.isfinite(x)]
+            wide = finite.astype(np.float64)
+            extrema = (
+                f"min {finite.min()}, max {finite.max()}, mean {wide.mean():.6g}, "
+                if finite.size
+                else ""
+            )
+            lines.append(
+                f"{extrema}nans {np.count_nonzero(np.isnan(x))}, infinities "
+                f"{np.count_nonzero(np.isinf(x))}"
+            )
+        elif x.size and x.dtype == bool:
+            lines.append(f"true {np.count_nonzero(x)} of {x.size}")
+        if ref.kind == "result":
+            op = self.execution.op_at(ref.number)
+            assert op is not None  # it was read
+            location = op.locations[ref.output]
+            place = "a tensor of a function's frame"
+            if location is not None:
+                where = f"at byte {location.place:,}" if location.role == "scratch" else ""
+                place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
+            held = "" if self.execution.is_held(ref) else "; its memory has another value now"
+            lines += [f"memory: {place}{held}", f"written by {self._with_line(op)}"]
+        reader = self._next_reader(ref)
+        nobody = f"read by none of the next {_MOST_AHEAD:,} ops"
+        return [*lines, nobody if reader is None else f"next read by {self._with_line(reader)}"]
+
+    def _with_line(self, op: Executed) -> str:
+        return self.text(op) + (f", {op.line}" if op.line else "")
+
+    def text(self, op: Executed) -> str:
+        """Return an op as text, with names of inputs and states, and the values of constants."""
+        return op.text(self._name)
+
+    def _name(self, ref: Ref) -> str:
+        program = self.execution.program
+        names = {"input": program.inputs, "state": program.states}.get(ref.kind, ())
+        if ref.number < len(names) and names[ref.number]:
+            return names[ref.number]
+        if ref.kind == "state" and program.step.states[ref.number].size == 1:  # a number
+            return str(shown(program.step.states[ref.number]).item())
+        return str(ref)
+
+    def moment(self) -> int:
+        """Return the present moment of the plan: the number of the unit of main that runs next."""
+        op = self.execution.op_at(self.position)
+        moments = self.execution.program.step.planned.moments
+        if op is None:
+            return max(len(moments) - 1, 0)
+        function, pc = op.place
+        if function != "main":
+            calls = [level for level in op.path if level.kind == "function"]
+            pc = calls[0].pc if calls else 0
+        return min(bisect_left(moments, pc), max(len(moments) - 1, 0))
+
+    def _next_reader(self, ref: Ref) -> Executed | None:
+        with suppress(MlvmError):  # an op fails: those before it are known
+            self.execution.op_at(self.position + _MOST_AHEAD)
+        return next((op for op in self._from(self.position) if ref in op.operands), None)
+
+    def _from(self, position: int) -> Iterator[Executed]:
+        executed = self.execution.executed
+        return (executed[i] for i in range(position, len(executed)))
+
+    def _of_function(self, refs: list[Ref]) -> Ref:
+        """Return the latest of these results, first of those of the present function."""
+        here = self.execution.op_at(self.position) or self.execution.op_at(self.position - 1)
+        function = here.line.function if here is not None and here.line is not None else ""
+        for ref in reversed(refs[-64:]):
+            op = self.execution.executed[ref.number]
+            if op.line is not None and op.line.function == function:
+                return ref
+        return refs[-1]
+
+    def _index(self) -> dict[str, list[Ref]]:
+        """Return the results by name, in order."""
+        executed = self.execution.executed
+        while self._indexed < len(executed):
+            op = executed[self._indexed]
+            for name in op.names:
+                for ref in op.results[:1]:
+                    refs = self._by_name.setdefault(name, [])
+                    refs.append(ref)
+            self._indexed += 1
+        return self._by_name
+
+
+class _NoValue(ArgumentError, LookupError):
+    """Raised for a name of no value."""

@@ -1,0 +1,61 @@
+"""A fixed training step, whose digest shows whether two computers compute the same bits."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+import mlvm.eager as ml
+from mlvm.core.digest import digest
+from mlvm.machines.native.extension import is_native
+
+EXPECTED: Final = "57ae46c828d2cd6ef32d4ab303f2e396"
+"""The digest with the native kernels of every instruction set."""
+
+
+class _Net(ml.nn.Module):
+    """A small network with the kinds of layers that models have."""
+
+    def __init__(self, key: ml.Tensor) -> None:
+        keys = ml.random.split(key, 4)
+        self.patches = ml.nn.Conv2d(3, 24, 3, stride=2, key=keys[0])
+        self.norm = ml.nn.LayerNorm(24)
+        self.hidden = ml.nn.Linear(24, 50, key=keys[1])
+        self.out = ml.nn.Linear(50, 24, key=keys[2])
+        self.head = ml.nn.Linear(24, 10, key=keys[3])
+
+    def __call__(self, images: ml.Tensor) -> ml.Tensor:
+        x = ml.tanh(self.patches(images))
+        x = x + self.out(ml.gelu(self.hidden(self.norm(x))))
+        return self.head(ml.mean(x, axis=(1, 2)))
+
+
+def fixed_step() -> str:
+    """Return the digest of the losses and weights of three captured training steps in f32."""
+    with ml.Arena(ml.VM("fixed step"), "fixed step"):
+        model_key, images_key, labels_key = ml.random.split(ml.random.key(63), 3)
+        model = _Net(model_key)
+        optimizer = ml.optim.AdamW(model, 1e-2)
+        images = ml.random.normal((5, 9, 9, 3), key=images_key)
+        labels = ml.random.randint((5,), low=0, high=10, key=labels_key)
+
+        def loss_of(model: _Net, images: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+            return ml.softmax_cross_entropy(model(images), labels, reduction="mean")
+
+        @ml.capture
+        def train(images: ml.Tensor, labels: ml.Tensor) -> ml.Tensor:
+            loss, gradients = ml.value_and_grad(loss_of)(model, images, labels)
+            optimizer.update(gradients)
+            return loss
+
+        losses = [train(images, labels) for _ in range(3)]
+        tensors = *losses, *model.named_parameters().values()
+        return blake2b(b"".join([digest(x.numpy()) for x in tensors]), digest_size=16).hexdigest()
+
+
+def about_fixed_step() -> str:
+    """Return the digest, and for native kernels whether it is the expected one, for people."""
+    found = fixed_step()
+    if not is_native(None):
+        return f"{found} (numpy: the native kernels give {EXPECTED})"
+    return found if found == EXPECTED else f"{found} (WRONG: expected {EXPECTED})"

@@ -1,0 +1,168 @@
+"""What a launch reads and writes: for each of its arguments, the calls that may do so first.
+
+A value on the stack may be one of several arguments: where paths meet, and as the result of a call
+on them. `None` in a set of arguments is any tensor that a program names by its handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from mlvm.core.errors import MlvmError
+from mlvm.core.machine.callee import OUT, Fused, UserFunction, WritesInto
+from mlvm.core.machine.decode import Decoded, Ref, Result, argument_of, decode
+from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.verify import verify
+from mlvm.core.op import OPS, Attributes
+from mlvm.core.program.program import Program
+
+ALL: Final = slice(0, None)
+
+Arguments: TypeAlias = frozenset[int | None]
+"""Numbers of arguments; in a function those below 0 are its parameters, as for `get`."""
+
+Reads: TypeAlias = Callable[[str, Attributes], slice | None]
+"""Returns which operands a host function only reads. None: it may write to any."""
+
+
+class Access(NamedTuple):
+    """Arguments that no call before `call` may have read or written. `pc` is its place in main, or
+    that of the call of a function which leads there."""
+
+    pc: int
+    call: Decoded
+    reads: Arguments
+    writes: Arguments
+
+
+class Uses(NamedTuple):
+    """First use of a launch's arguments: old values of `reads` matter; `makes` are overwritten."""
+
+    reads: frozenset[int]
+    makes: frozenset[int]
+
+
+def reads_by_name(name: str, attributes: Attributes) -> slice | None:
+    """Return which operands an op or `fused` only reads; None for any other function."""
+    if name == Fused.name:
+        outputs = attributes.get("outputs")
+        return None if outputs is None else slice(outputs, None)
+    is_op = name.removesuffix(OUT) in OPS
+    return slice(int(name.endswith(OUT)), None) if is_op else None
+
+
+def accesses(program: Program, reads: Reads = reads_by_name) -> list[Access]:
+    """Return the first accesses of a launch to its arguments, in the order of main's code. An
+    unknown access counts as a write."""
+    return _Analysis(program, reads).summary("main")[0]
+
+
+def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
+    """Return how a launch first uses each argument; as overwritten, if that cannot be inferred."""
+
+    def reads(name: str, attributes: Attributes) -> slice | None:
+        callee = functions.binding(name).callee
+        if isinstance(callee, WritesInto):
+            return slice(callee.writes(callee.bind(attributes)), None)
+        return callee.reads if isinstance(callee, UserFunction) else ALL
+
+    everything = frozenset(range(nargs))
+    try:
+        verify(program, functions)
+        found = accesses(program, reads)
+    except MlvmError:
+        return Uses(frozenset(), everything)
+    makes: dict[int | None, bool] = {}
+    for each in found:
+        for numbers, is_write in ((each.reads, False), (each.writes, True)):
+            for number in numbers:
+                makes.setdefault(number, is_write)
+    read, made = (
+        frozenset(i for i in makes if i is not None and makes[i] is is_write)
+        for is_write in (False, True)
+    )
+    return Uses(read, everything - read if any(None in x.writes for x in found) else made)
+
+
+class _Analysis:
+    def __init__(self, program: Program, reads: Reads) -> None:
+        self._codes, self._reads = decode(program), reads
+        codes = [function.code for function in program.functions.values()]
+        self._loaded = frozenset({None, *[argument_of(each) for code in codes for each in code]})
+        self._summaries: dict[str, tuple[list[Access], Arguments] | None] = {}
+
+    def summary(self, name: str) -> tuple[list[Access], Arguments]:
+        """Return the accesses of a function, and the arguments that it may return. Its code is read
+        again until its slots hold no more."""
+        self._summaries[name] = None  # it may call itself
+        held, size = frozenset[int | None](), -1  # what a slot may hold where a block begins
+        while size < len(held):
+            size, found, returned = len(held), list[Access](), set[int | None]()
+            known: set[tuple[bool, int | None]] = set()
+            for block in self._codes[name]:
+                results: dict[int, Arguments] = {}
+                kept = [*block.left, *[ref for _, ref in block.changed]]
+                for each in block.code:
+                    row = _values(
+                        kept if each.kind == "halt" else each.operands or (), held, results
+                    )
+                    if each.kind == "halt":
+                        row.append(held)
+                    elif each.operands is None:
+                        row = [self._loaded.union(range(-self._codes[name].function.nparams, 0))]
+                    inner, results[each.pc] = self._step(each, row)
+                    returned |= set().union(*row) if each.kind == "return_" else set()
+                    for call, reads, writes in inner:
+                        reads = frozenset(i for i in reads if (False, i) not in known)
+                        writes = frozenset(i for i in writes if (True, i) not in known)
+                        if reads or writes:
+                            known |= {(False, i) for i in reads} | {(True, i) for i in writes}
+                            found.append(Access(each.pc, call, reads, writes))
+                many = results.values() if block.many or block.is_open else ()
+                held = held.union(*_values(kept, held, results), *many)
+        self._summaries[name] = found, frozenset(returned)
+        return found, frozenset(returned)
+
+    def _step(
+        self, each: Decoded, row: Sequence[Arguments]
+    ) -> tuple[list[tuple[Decoded, Arguments, Arguments]], Arguments]:
+        """Return the accesses of one instruction, and the arguments that its results may be."""
+        nothing: Arguments = frozenset()
+        union = nothing.union(*row)
+        if each.fault is not None:
+            return [(each, self._loaded, self._loaded)], union
+        if each.kind == "cfunc":
+            read = None if each.name is None else self._reads(each.name, each.attributes)
+            places = range(0) if read is None else range(len(row))[read]
+            if each.operands is None and read != ALL:
+                places = range(0)
+            reads = nothing.union(*[row[i] for i in places])
+            writes = nothing.union(*[x for i, x in enumerate(row) if i not in places])
+            return [(each, reads, writes)], union
+        if each.kind == "call":
+            if each.callee in self._summaries and self._summaries[each.callee] is None:
+                return [(each, union, union)], union | self._loaded
+            found, returned = self._summaries.get(each.callee) or self.summary(each.callee)
+
+            def outer(numbers: Iterable[int | None]) -> Arguments:
+                return nothing.union(*[[i] if i is None or i >= 0 else row[i] for i in numbers])
+
+            return [(call, outer(x), outer(y)) for _, call, x, y in found], outer(returned)
+        if each.kind == "load_global":
+            return [], nothing.union([None])
+        if each.kind == "store_global":
+            return [(each, union, nothing.union([None]))], nothing
+        return [(each, nothing if each.kind == "set" else union, nothing)], nothing
+
+
+def _values(refs: Sequence[Ref], held: Arguments, results: dict[int, Arguments]) -> list[Arguments]:
+    """Return the arguments that each operand may be."""
+    return [
+        held.union([ref] if ref < 0 else ())
+        if isinstance(ref, int)
+        else results[ref.pc]
+        if isinstance(ref, Result)
+        else frozenset({argument_of(ref)} - {None})
+        for ref in refs
+    ]

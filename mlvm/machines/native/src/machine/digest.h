@@ -1,0 +1,10 @@
+/* Accumulators of a tensor's digest, for Python. */
+#ifndef MLVM_DIGEST_H
+#define MLVM_DIGEST_H
+
+#include "../limited_api.h"
+
+/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+int digest_init(PyObject *module);
+
+#endif

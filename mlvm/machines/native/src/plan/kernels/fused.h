@@ -1,0 +1,30 @@
+/* The fused multiply-add: x * y + z, rounded once, with every instruction set. */
+#ifndef MLVM_FUSED_H
+#define MLVM_FUSED_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define FUSED_F64 __builtin_fma
+#if defined(__FMA__) || defined(__aarch64__) || defined(__FP_FAST_FMAF)
+#define FUSED_F32 __builtin_fmaf
+#else
+#define FUSED_F32 fused_f32
+
+/* Without such an instruction, in f64, where the product is exact; the C library needs several times as long.
+ * The sum is rounded to an odd last bit unless it is exact, so rounding it to f32 is as if there were one
+ * rounding (Boldo and Melquiond, IEEE Transactions on Computers, 2008). */
+static inline float fused_f32(float x, float y, float z)
+{
+    double product = (double)x * y, sum = product + z, of_z = sum - product;
+    double lost = (product - (sum - of_z)) + (z - of_z);
+    uint64_t bits, inexact = (uint64_t)((lost > 0) | (lost < 0)), too_large = (lost > 0) != (sum > 0);
+    memcpy(&bits, &sum, sizeof bits);
+    bits = (bits - (inexact & too_large)) | inexact;
+    memcpy(&sum, &bits, sizeof sum);
+    return (float)sum;
+}
+#endif
+
+#endif

@@ -1,0 +1,94 @@
+"""Host functions that show values while a program runs: they print them, or keep them as a series.
+
+debug.print {"format": f, "names": n, "line": l}    ( x.. -- )    prints `l: f` with the values
+debug.watch {"name": n}                             ( x -- )      adds a copy to the series n
+
+A VM has them once `register` was called: a server does not print what a client sends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import HostFunctionError
+from mlvm.core.locks import new_lock
+from mlvm.core.machine.callee import is_tensor
+from mlvm.core.machine.frame import Frame
+from mlvm.core.ops.half import shown
+from mlvm.core.types import Array
+from mlvm.core.vm import VM
+
+PRINT: Final = "debug.print"
+WATCH: Final = "debug.watch"
+
+MOST_WATCHED: Final = 10_000
+"""The number of values that a series keeps: the latest ones."""
+
+_series: Final[dict[str, deque[Array]]] = {}
+_lock: Final = new_lock()
+
+
+def register(vm: VM) -> None:
+    """Register the host functions on a VM of this process."""
+    read = vm.memory.read
+
+    def arrays(frame: Frame) -> list[Array]:
+        return [*map(read, filter(is_tensor, map(frame.param, range(frame.nparams))))]
+
+    def show(frame: Frame) -> None:
+        values, attributes = arrays(frame), frame.attributes
+        text = formatted(attributes["format"], attributes["names"], values)
+        sys.stdout.write(f"{attributes['line']}: {text}\n")
+        sys.stdout.flush()
+
+    def keep(frame: Frame) -> None:
+        [x] = arrays(frame)
+        with _lock:
+            series = _series.setdefault(frame.attributes["name"], deque(maxlen=MOST_WATCHED))
+            series.append(x)
+
+    vm.register(PRINT, show, nresults=0, result=lambda *_, **__: ())
+    vm.register(WATCH, keep, nparams=1, nresults=0, result=lambda *_, **__: ())
+
+
+def take_series(name: str, *, clear: bool) -> list[Array]:
+    """Return the series of a name, oldest first; with `clear` it begins anew."""
+    with _lock:
+        series = _series.pop(name, deque()) if clear else _series.get(name, deque())
+        return [*series]
+
+
+def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
+    """Format the values, of which the last ones have these names, as `str.format` does. A format
+    specification is that of each element. Raises `HostFunctionError` for a wrong format."""
+    shown_values = [_Shown(x) for x in values]
+    count = len(values) - len(names)
+    try:
+        return text.format(
+            *shown_values[:count], **dict(zip(names, shown_values[count:], strict=True))
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise HostFunctionError(f"{PRINT}: {text!r}: {type(error).__name__}: {error}") from None
+
+
+class _Shown:
+    """Array as a value for `str.format`."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = shown(array)
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self._array)
+        if not self._array.ndim:
+            return format(self._array.item(), spec)
+
+        def element(x: Any) -> str:
+            return format(x.item(), spec)
+
+        return np.array2string(self._array, formatter={"all": element})

@@ -1,0 +1,128 @@
+"""Calls that may raise, and the updates of arguments and states that wait for them.
+
+A captured step that raises leaves arguments and states as they were. So each update runs after all
+calls that may raise, in whatever order the function made them. The exception is an update whose new
+value such a call needs: it runs before the call, as in eager code.
+A call cannot raise if an earlier call checked the same indices against the same limit. So the
+backward pass of `take` and of `softmax_cross_entropy` delays no update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlvm.core.lengths import Length
+from mlvm.step.flow import Call, Flow, Home, Unit, Value
+
+
+def with_raising(flow: Flow) -> Flow:
+    """Return the flow with the mark `may_raise` at calls whose ops may raise for some values."""
+    return Flow(_marked(flow.calls, set()), flow.results)
+
+
+def _marked(calls: Sequence[Call], checked: set[Any]) -> list[Call]:
+    marked = []
+    for call in calls:
+        if call.blocks:
+            blocks = [replace(each, calls=_marked(each.calls, set())) for each in call.blocks]
+            call = replace(call, blocks=tuple(blocks))
+        elif call.op is not None and call.op.may_raise and not call.again:
+            checks = _checks(call)
+            if checks is None or checks not in checked:
+                is_float = call.op.elementwise and call.outs[0].type.dtype.is_inexact
+                call = call if is_float else replace(call, may_raise=True)  # pow of integers
+                checked.add(checks)
+        marked.append(call)
+    return marked
+
+
+def _checks(call: Call) -> Any:
+    """Return what a call checks: indices, and the number below which they must be."""
+    assert call.op is not None
+    types = [use.type for use in call.ins]
+    values = [use.value for use in call.ins]
+    axis: Any = call.attributes.get("axis", 0)
+    limit: Any
+    match call.op.name:
+        case "take" | "take_along_axis":
+            at, limit = 1, types[0].shape[axis]
+        case "scatter_add" | "scatter_add_along_axis":
+            at, limit = 1, call.attributes["length"]
+        case "index_add" | "index_reduce":
+            at, limit = 2, types[0].shape[axis]
+        case "index_set":
+            first = axis % max(types[0].ndim, 1)
+            at, limit = 2, types[0].shape[first : first + call.attributes["axes"]]
+            limit = limit[0] if len(limit) == 1 else limit
+        case "dequantize_rows":
+            at, limit = 0, types[1].shape[0]
+        case "softmax_cross_entropy":
+            at, limit = 1, ("classes", types[0].shape[-1])
+        case "softmax_cross_entropy_vjp":
+            at, limit = 2, ("classes", types[1].shape[-1])
+        case "dynamic_update":
+            at, limit = 2, ("rows", types[0].shape[axis], types[1].shape[axis])
+        case _:
+            return None
+    return values[at], _key(limit)
+
+
+def _key(limit: Any) -> Any:
+    """Return a key for a limit. An open length, which is not read here, is only equal to itself."""
+    if isinstance(limit, tuple):
+        return tuple(map(_key, limit))
+    return (id(limit),) if issubclass(type(limit), Length) else limit
+
+
+def updates_last(flow: Flow) -> Flow:
+    """Return the flow with each update behind the calls that may raise and do not need it."""
+    units = [Unit([call]) for call in flow.calls]
+    end = max((i + 1 for i, unit in enumerate(units) if unit.may_raise), default=0)
+    stays = _needed(units[:end])
+    later: list[int] = []
+    made: set[Value] = set()
+    written: set[Home] = set()
+    read: set[Home] = set()
+    fixed = False
+    for i, unit in enumerate(units[:end]):
+        depends = (
+            not made.isdisjoint(unit.reads)
+            or not written.isdisjoint(unit.writes_to)
+            or not read.isdisjoint(unit.writes_to)
+            or (fixed and unit.fixed)
+        )
+        if not stays[i] and (unit.updates or depends):
+            later.append(i)
+            made |= unit.makes
+            written |= unit.writes_to
+            read |= unit.reads_from
+            fixed = fixed or unit.fixed
+    if not later:
+        return flow
+    moved = set(later)
+    order = [*(i for i in range(end) if i not in moved), *later, *range(end, len(units))]
+    return Flow([flow.calls[i] for i in order], flow.results)
+
+
+def _needed(units: Sequence[Unit]) -> list[bool]:
+    """Return which units may raise, or have to run before one that may."""
+    stays = [False] * len(units)
+    values: set[Value] = set()
+    written: set[Home] = set()
+    fixed = False
+    for i in range(len(units) - 1, -1, -1):
+        unit = units[i]
+        stays[i] = (
+            unit.may_raise
+            or not values.isdisjoint(unit.makes)
+            or not written.isdisjoint(unit.writes_to)
+            or not written.isdisjoint(unit.reads_from)
+            or (fixed and unit.fixed)
+        )
+        if stays[i]:
+            values |= unit.reads
+            written |= unit.writes_to
+            fixed = fixed or unit.fixed
+    return stays

@@ -1,0 +1,152 @@
+"""`python -m mlvm diff | replay | verify`, and recordings of earlier releases."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.__main__ import main
+from mlvm.eager import Tensor
+from mlvm.eager.runs.replay import Replay, open_run
+from tests.brief import Capsys, line_with, run_python
+from tests.eager.runs.recorded import STEPS, train
+
+VERSIONS = sorted(Path(__file__).parent.glob("recordings/*"))
+"""Recordings of earlier releases, which every later one reads."""
+
+
+def output(capsys: Capsys, *words: object) -> tuple[int, str]:
+    status = main([*map(str, words)])
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+def test_equal_runs_are_one_line(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    train(folder / "b", captured=False)
+    assert output(capsys, "diff", "a", "b") == (0, f"equal: {STEPS} steps\n")
+
+
+def test_a_difference_has_lines_and_operands(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    train(folder / "b", square=lambda x: x**2 + 0.25)
+    status, text = output(capsys, "diff", "a", "b")
+    assert status == 1
+    assert "step 0: the programs differ; the first op whose result differs is" in text
+    assert "square=lambda x: x**2 + 0.25" in text
+    assert re.search(r"operand 0: f32\[8,2\], result of square", text)
+
+
+def test_a_replay_reports_equal_bits(folder: Path, capsys: Capsys) -> None:
+    run = train(folder / "a")
+    status, text = output(capsys, "replay", "a", "--step", 7)
+    assert status == 0
+    assert text.endswith("equal bits\n")
+    assert str(run.losses[7]) in text
+    assert output(capsys, "replay", "a")[1].startswith(f"step {STEPS - 1} of")
+
+
+def test_the_tensors_of_a_line(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    place = line_with("d = model(dropout(x)) - y", str(Path(__file__).parent / "recorded.py"))
+    status, text = output(capsys, "replay", "a", "--step", 2, "--at", place, "--save", "out")
+    assert status == 0
+    assert re.search(r"^%\d+ d = subtract: f32\[8,2\], ", text, re.MULTILINE)
+    [saved] = (folder / "out").glob("*-d.npy")
+    assert np.load(saved).shape == (8, 2)
+    status, text = output(capsys, "replay", "a", "--step", 2, "--at", "recorded.py:1")
+    assert (status, text.count("no op of step 2")) == (1, 1)
+
+
+def test_the_state_and_inputs_of_a_step_are_saved(folder: Path, capsys: Capsys) -> None:
+    run = train(folder / "a")
+    assert output(capsys, "replay", "a", "--step", 5, "--save", "out")[0] == 0
+    moment = run.at(5)
+    np.testing.assert_array_equal(np.load("out/x.npy"), moment.inputs["x"])
+    state = ml.load("out/state.safetensors")
+    np.testing.assert_array_equal(state["model.kernel"].numpy(), moment.state["model.kernel"])
+
+
+def test_the_first_nan_is_found(folder: Path, capsys: Capsys) -> None:
+    w = ml.ones(3)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        nonlocal w
+        y = ml.sqrt(x)
+        w += y
+        return ml.sum(w)
+
+    with ml.runs.record(folder / "a"):
+        for i in range(6):
+            step(ml.full(3, 3.0 - i))
+    status, text = output(capsys, "replay", "a", "--nan")
+    assert status == 1
+    assert "step 4: the result of sqrt is nan at [0]; the operands are finite" in text
+    assert text.rstrip().endswith("y = ml.sqrt(x)")
+    assert output(capsys, "replay", "a", "--nan", "--step", 3)[0] == 0
+    train(folder / "b")
+    assert output(capsys, "replay", "b", "--nan") == (
+        0,
+        f"no nan and no infinity in {STEPS} steps\n",
+    )
+
+
+def test_verify_names_what_is_wrong(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    status, text = output(capsys, "verify", "a", "--steps", 4, "--seed", 7)
+    assert status == 0
+    assert text.startswith(f"a matches: {STEPS} steps, computed again:")
+    data = folder / "a" / "data"
+    data.write_bytes(bytes([*data.read_bytes()[:-1], 99]))
+    status, text = output(capsys, "verify", "a", "--steps", 0)
+    assert status == 1
+    assert "input 'y' of step 9 is not the recorded one" in text
+
+
+def test_a_step_is_debugged(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    words = ["debug", "a", "--step", 3, "--command", "b d", "--command", "c", "--command", "p d"]
+    status, text = output(capsys, *words)
+    assert status == 0
+    assert "d = model(dropout(x)) - y" in text
+
+
+@pytest.mark.parametrize("words", [["diff", "a", "b"], ["replay", "a"], ["verify", "a"]])
+def test_a_folder_without_a_recording_is_one_line(
+    folder: Path, capsys: Capsys, words: list[Any]
+) -> None:
+    status, text = output(capsys, *words)
+    assert (status, text.count("\n")) == (1, 1)
+    (folder / "a").mkdir()
+    (folder / "a" / "log").write_bytes(b"not a log, but longer")
+    status, text = output(capsys, *words)
+    assert (status, text.count("\n")) == (1, 1)
+
+
+def test_other_processes_read_a_recording(folder: Path) -> None:
+    train(folder / "a")
+    done = run_python("-m", "mlvm", "diff", "a", "a", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, f"equal: {STEPS} steps\n")
+
+
+@pytest.mark.parametrize("recording", VERSIONS, ids=lambda path: path.name)
+def test_recordings_of_earlier_releases(recording: Path, folder: Path, capsys: Capsys) -> None:
+    shutil.copytree(recording, folder / "a")
+    run = open_run(folder / "a")
+    assert len(run.steps) == 6
+    assert [Replay(run).replay(n) for n in (4, 0, 2)] == [[]] * 3
+    status, text = output(capsys, "verify", "a")
+    assert status == 0
+    assert "3 steps have no program" in text
+    assert "scores = x @ w" in "\n".join(run.source("small.py"))
+
+
+def test_there_is_a_recording_of_each_version() -> None:
+    assert VERSIONS

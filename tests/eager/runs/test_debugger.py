@@ -1,0 +1,356 @@
+"""The debugger: what its commands print is what the eager function computes."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager.runs.debugger import Debugger
+from mlvm.eager.runs.execution import Execution
+from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.ops import op_program
+from tests.brief import Capsys, cases, refuses, run_python
+
+w = ml.asarray(np.random.default_rng(0).normal(size=(3, 3)), dtype="f32")
+
+
+def step(x: ml.Tensor, kept: dict[str, list[Any]]) -> ml.Tensor:
+    """A step that keeps its values by name, when it runs eagerly."""
+
+    def keep(name: str, value: ml.Tensor) -> None:
+        if kept is not None:
+            kept.setdefault(name, []).append(value.numpy())
+
+    q = ml.tanh(x @ w)
+    keep("q", q)
+    k = ml.softmax(
+        q * 3.0,
+        axis=-1,
+    )
+    keep("k", k)
+
+    def body(i: ml.Tensor, a: ml.Tensor) -> ml.Tensor:
+        b = a @ w
+        keep("b", b)
+        c = b / (1.0 + ml.max(ml.abs(b)))
+        keep("c", c)
+        return c
+
+    r = ml.fori_loop(0, 4, body, k)
+    s = ml.cond(ml.sum(r) > 0.0, lambda r: r * 2.0, lambda r: r - 1.0, r)
+    t: ml.Tensor = ml.sum(s, axis=0)
+    keep("t", t)
+    u = ml.log(t - 100.0)
+    keep("u", u)
+    return u
+
+
+X = ml.asarray(np.random.default_rng(1).normal(size=(2, 3)), dtype="f32")
+
+
+def kept_eagerly() -> dict[str, list[Any]]:
+    kept: dict[str, list[Any]] = {}
+    step(X, kept)
+    return kept
+
+
+def debugger() -> tuple[Debugger, io.StringIO]:
+    program, inputs = op_program(ml.capture(lambda x: step(x, None)), (X,), {})
+    out = io.StringIO()
+    return Debugger(Execution(program, inputs), stdin=io.StringIO(), stdout=out), out
+
+
+def printed(pdb: Debugger, out: io.StringIO, command: str) -> str:
+    """Return what a command prints."""
+    before = len(out.getvalue())
+    pdb.onecmd(command)
+    return out.getvalue()[before:]
+
+
+def values_in(text: str) -> Any:
+    """Return the elements of a printed tensor, without the line before it."""
+    head, _, rest = text.partition("\n")
+    elements = rest if re.search(r": \w+\[[\d,]*\]$", head) else text
+    found = re.findall(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)", elements)
+    return np.array(found, np.float32)
+
+
+def test_a_script_of_200_commands_agrees_with_an_eager_run() -> None:
+    kept, draw = kept_eagerly(), random.Random(0)
+    pdb, out = debugger()
+    counts = {"right": 0, "not computed": 0}
+    moves = ["s", "n", "rs", "rn", "r", "s", "s", "rs", "goto 5", "goto 33", "c", "rc", "b c", "cl"]
+    for _ in range(100):
+        printed(pdb, out, draw.choice(moves))
+        name = draw.choice([*kept])
+        text = printed(pdb, out, f"p {name}")
+        done = [op for op in pdb.execution.executed[: pdb.execution.position] if name in op.names]
+        if not done:
+            assert text.startswith(f"error: {name} is computed after position")
+            counts["not computed"] += 1
+            continue
+        expected = kept[name][len(done) - 1].reshape(-1)
+        assert np.array_equal(values_in(text), expected, equal_nan=True), (name, text)
+        counts["right"] += 1
+    assert min(counts.values()) >= 10, counts
+
+
+def test_a_breakpoint_in_a_loop_stops_at_each_turn() -> None:
+    kept = kept_eagerly()
+    pdb, out = debugger()
+    printed(pdb, out, "b b")
+    for i in range(4):
+        assert "breakpoint: name b" in printed(pdb, out, "c")
+        assert np.array_equal(values_in(printed(pdb, out, "p b")), kept["b"][i].reshape(-1))
+        assert f"loop turn {i}" in printed(pdb, out, "bt")
+    assert "the end" in printed(pdb, out, "c")
+    for i in reversed(range(4)):
+        printed(pdb, out, "rc")
+        assert np.array_equal(values_in(printed(pdb, out, "p b")), kept["b"][i].reshape(-1))
+    assert printed(pdb, out, "rc").startswith("[0]")
+
+
+@cases(
+    "condition, name",
+    ("any(isnan(u))", "u"),
+    ("any(isnan(result))", "u"),
+    ("max(abs(b)) < 0.5 and sum(k) > 0", "b"),
+    ("all(c[0, :2] == %0[0, :2] * 0 + c[0, :2])", "c"),
+)
+def test_a_condition_stops_after_the_op_that_makes_it_true(condition: str, name: str) -> None:
+    pdb, out = debugger()
+    printed(pdb, out, f"b {condition}")
+    text = printed(pdb, out, "c")
+    assert f"breakpoint: condition {condition}" in text
+    position = pdb.execution.position
+    op = pdb.execution.executed[position - 1]
+    assert name in op.names
+    printed(pdb, out, "goto 9999")
+    printed(pdb, out, "rc")
+    assert condition in out.getvalue().rpartition("breakpoint")[2]
+
+
+def test_next_passes_loops_and_return_leaves_them() -> None:
+    pdb, out = debugger()
+    printed(pdb, out, "b b")
+    printed(pdb, out, "c")
+    printed(pdb, out, "cl")
+    assert "loop turn" in printed(pdb, out, "bt")
+    printed(pdb, out, "r")
+    assert "loop turn" not in printed(pdb, out, "bt")
+    after = pdb.execution.position
+    printed(pdb, out, "rn")
+    assert "loop turn" not in printed(pdb, out, "bt")
+    printed(pdb, out, "n")
+    assert pdb.execution.position == after
+
+
+def test_lines() -> None:
+    pdb, out = debugger()
+    line = next(op.line for op in pdb_ops(pdb) if op.names == ("t",))
+    assert line is not None
+    assert line.text == "t: ml.Tensor = ml.sum(s, axis=0)"
+    stop = printed(pdb, out, f"until {line.number}")
+    assert f"test_debugger.py:{line.number} in step" in stop
+    assert f"-> {'':4}{line.text}" in printed(pdb, out, "l")
+    printed(pdb, out, f"b test_debugger.py:{line.number}")
+    printed(pdb, out, "goto 0")
+    assert printed(pdb, out, "c").startswith("breakpoint: line test_debugger.py")
+    assert line.text in printed(pdb, out, "w")
+
+
+def pdb_ops(pdb: Debugger) -> Any:
+    _ = pdb.execution.length
+    return pdb.execution.executed
+
+
+def test_summary_names_place_writer_and_reader() -> None:
+    pdb, out = debugger()
+    printed(pdb, out, "b k")
+    printed(pdb, out, "c")
+    text = printed(pdb, out, "summary k")
+    for part in ("f32[2,3]", "min ", "nans 0", "scratch at byte", "written by %", "next read by %"):
+        assert part in text
+    assert "nans 3" in printed(pdb, out, "goto 9999") + printed(pdb, out, "summary u")
+
+
+def test_the_arena_is_drawn(tmp_path: Path) -> None:
+    pdb, out = debugger()
+    printed(pdb, out, "goto 3")
+    text = printed(pdb, out, "arena")
+    assert re.match(r"moment \d+: \d+ tensors, [\d,]+ of [\d,]+ bytes of scratch\n", text)
+    assert "#" in text
+    picture = tmp_path / "arena.svg"
+    assert printed(pdb, out, f"arena {picture}") == f"picture  {picture}\n"
+    assert picture.read_text().startswith("<svg")
+
+
+@cases(
+    "command, error",
+    ("nothing", "no command 'nothing'"),
+    ("p", "expected an expression, got ''"),
+    ("p nothing", "no value is named nothing"),
+    ("p %999", "expected an input, state, constant or result"),
+    ("p %0.7", "expected an input, state, constant or result"),
+    ("p input 7", "expected an input, state, constant or result"),
+    ("p q +", "invalid syntax"),
+    ("p open('x')", "no function open"),
+    ("p q.__class__", "no value is named q.__class__"),
+    ("p (lambda: 0)()", "expected names, numbers, operators, functions"),
+    ("p [x for x in q]", "expected names, numbers, operators, functions"),
+    ("p x + input", "no value is named input"),
+    ("p x[:, 9]", "out of bounds"),
+    ("p x @ x", "expected names, numbers, operators, functions"),
+    ("p x + ones", "no value is named ones"),
+    ("p x[[0]]", "integers and slices"),
+    ("p max(x, 7)", "axis 7 is out of bounds"),
+    ("p " + "(" * 5000, "expected an expression"),
+    ("p " + "-" * 200 + "x", "nested at most 100 deep"),
+    ("p " + "-" * 9000 + "x", "expected an expression"),
+    ("p " + "x+" * 6000 + "x", "at most 10,000 characters"),
+    ("summary nothing+1", "expected a name or reference"),
+    ("until q", "expected a line"),
+    ("until", "expected"),
+    ("goto -1", "expected a position"),
+    ("goto 99999999999999999999999999", "expected a position"),
+    ("cl 7", "expected the number of a breakpoint"),
+    ("b open('x')", "no function open"),
+    ("b 1 +", "invalid syntax"),
+    ("h nothing", "no command 'nothing'"),
+    ("result", "no op with a result was executed"),
+    ("arena /nothing/there.svg", "No such file"),
+)
+def test_wrong_commands_print_one_error(command: str, error: str) -> None:
+    pdb, out = debugger()
+    text = printed(pdb, out, command)
+    assert text.startswith("error: ")
+    assert error in text
+    assert pdb.failed == 1
+    assert not pdb.onecmd("s")
+
+
+def test_help_describes_each_command() -> None:
+    pdb, out = debugger()
+    text = printed(pdb, out, "h")
+    for name in [each[3:] for each in dir(pdb) if each.startswith("do_")]:
+        if name not in ("EOF", "help"):
+            assert re.search(rf"^{name}\b|^{name[0]}\({name[1:]}", text, re.MULTILINE), name
+    assert printed(pdb, out, "help next").startswith("n(ext)")
+
+
+def test_an_op_that_fails_is_reported() -> None:
+    def checked(x: ml.Tensor) -> ml.Tensor:
+        y = x + 1.0
+        ml.check(ml.all(y > 0.0), "y is positive")
+        return y
+
+    program, inputs = op_program(ml.capture(checked), (ml.asarray([-2.0]),), {})
+    out = io.StringIO()
+    pdb = Debugger(Execution(program, inputs), stdin=io.StringIO(), stdout=out)
+    assert printed(pdb, out, "c").startswith("error: y is positive")
+    assert values_in(printed(pdb, out, "p y"))[0] == -1.0
+    assert "machine.check" in printed(pdb, out, "w")
+
+
+@cases(
+    "text, value",
+    ("1 + 2 * 3", 7),
+    ("-x[1]", -2.0),
+    ("x[-1] ** 2", 9.0),
+    ("not any(isnan(x)) and max(x) >= 3", True),
+    ("0 < min(x) < 2 or 0 > 1", True),
+    ("argmax(x) / size(x)", 2 / 3),
+    ("norm(x[:2])", np.sqrt(np.float32(5.0))),
+)
+def test_expressions(text: str, value: Any) -> None:
+    arrays = {"x": np.float32([1.0, 2.0, 3.0])}
+    assert Expression(text).value(lambda name: arrays[name]) == value
+
+
+# --- the command line and the method -------------------------------------------------------
+
+
+def test_the_method_runs_commands(capsys: Capsys) -> None:
+    captured = ml.capture(lambda x: ml.sin(x) * 2.0)
+    captured.debug(ml.ones(2), commands=["s", "p %0", "q", "p %1"])
+    text = capsys.readouterr().out
+    assert "%0: f32[2]" in text
+    assert "%1:" not in text
+
+
+SCRIPT = """
+import sys
+import mlvm.eager as ml
+w = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
+@ml.capture
+def step(x):
+    h = x @ w
+    return ml.sqrt(h - 5.0)
+step.save_repro(sys.argv[1], ml.asarray([[1.0, 1.0]]))
+step(ml.asarray([[1.0, 1.0]]))
+step.save(sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("repro")
+    script, repro, saved = (folder / name for name in ("script.py", "bug.mlvm", "step.mlvm"))
+    script.write_text(SCRIPT)
+    ran = run_python(script, repro, saved)
+    assert ran.returncode == 0, ran.stderr
+    return repro, saved
+
+
+def test_a_repro_is_run_and_verified(files: tuple[Path, Path]) -> None:
+    ran = run_python("-m", "mlvm", "run", files[0], "--print")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.endswith("verified: 1 outputs have the recorded digests\n")
+    ran = run_python("-m", "mlvm", "run", files[0], "--arg", "f32[] 1")
+    assert ran.returncode == 1
+    assert "a repro has its own inputs" in ran.stderr
+
+
+def test_a_repro_with_another_result_is_not_verified(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data = bytearray(files[0].read_bytes())
+    data[-1] ^= 1  # of the digest
+    other = tmp_path / "other.mlvm"
+    other.write_bytes(data)
+    ran = run_python("-m", "mlvm", "run", other)
+    assert ran.returncode == 1
+    assert ran.stderr.endswith("output 0 of 1 differs from the recorded digests\n")
+
+
+def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -> None:
+    repro, saved = files
+    commands = ["b any(isnan(result))", "c", "p h", "bt"]
+    options = [text for command in commands for text in ("--command", command)]
+    ran = run_python("-m", "mlvm", "debug", repro, *options)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "breakpoint: condition any(isnan(result))" in ran.stdout
+    assert "h = %0: f32[1,2]\n[[4., 6.]]" in ran.stdout
+    ran = run_python("-m", "mlvm", "debug", saved, "--arg", "f32[1,2] 1 1", "--command", "c")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.endswith("the end\n")
+    ran = run_python("-m", "mlvm", "debug", repro, "--command", "p nothing")
+    assert ran.returncode == 1
+    assert ran.stdout.endswith("error: no value is named nothing; info and l show names\n")
+    ran = run_python("-m", "mlvm", "debug", saved)
+    assert ran.returncode == 1
+    assert "loads 1 argument" in ran.stderr
+    ran = run_python("-m", "mlvm", "debug", repro)  # stdin is at its end
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("[0]")
+
+
+def test_a_repro_names_a_path() -> None:
+    refuses(ml.errors.ArgumentError, "expected a path", ml.capture(ml.sum).save_repro, 3, X)

@@ -1,0 +1,214 @@
+"""Recordings: what they store, and that they are equal where runs are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import ArgumentError, CaptureError
+from mlvm.eager import Tensor
+from mlvm.eager.runs.replay import Replay
+from tests.brief import refuses
+from tests.eager.runs.recorded import STEPS, batches, train
+
+
+def test_a_recording_has_each_step(folder: Path) -> None:
+    run = train(folder / "a")
+    assert len(run.steps) == STEPS
+    assert run.is_closed
+    assert not run.has_failed
+    assert [each.step for each in run.checkpoints] == [0, 4, 8]
+    assert [step.table.names for step in run.steps] == [["x", "y"]] * STEPS
+    assert {cell.name for cell in run.cells} >= {"model.kernel", "model.bias", "random keys"}
+    assert np.isfinite(run.losses).all()
+    log, data = (folder / "a" / name for name in ("log", "data"))
+    assert log.stat().st_size < 1024 * STEPS
+    assert data.stat().st_size < STEPS * 8 * 5 * 4 * 2
+
+
+def test_every_step_is_replayed_bit_for_bit(folder: Path) -> None:
+    def between(n: int, model: Any) -> None:
+        if n in (2, 7):  # before a step of a checkpoint, and before another one
+            model.bias[0] += 1
+
+    run = train(folder / "a", between=between)
+    forwards, backwards = Replay(run), Replay(run)
+    assert [forwards.replay(n) for n in range(STEPS)] == [[]] * STEPS
+    assert [backwards.replay(n) for n in reversed(range(STEPS))] == [[]] * STEPS
+
+
+def test_a_moment_has_state_and_inputs(folder: Path) -> None:
+    seen = {}
+
+    def between(n: int, model: Any) -> None:
+        seen[n + 1] = model.kernel.numpy()
+
+    run = train(folder / "a", between=between)
+    moment = run.at(6)
+    np.testing.assert_array_equal(moment.state["model.kernel"], seen[6])
+    x, y = batches()[6]
+    np.testing.assert_array_equal(moment.inputs["x"], x)
+    np.testing.assert_array_equal(moment.inputs["y"], y)
+    model = ml.nn.Linear(3, 2)
+    moment.load(model=model)
+    np.testing.assert_array_equal(model.kernel.numpy(), seen[6])
+    refuses(ArgumentError, "no state of", lambda: moment.load(other=model))
+    refuses(ArgumentError, "from 0 to 9", lambda: run.at(10))
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_captured_and_eager_runs_are_equal(folder: Path, *, captured: bool) -> None:
+    a = train(folder / "a")
+    b = train(folder / "b", captured=captured)
+    assert ml.runs.diff(a, b) is None
+    assert [step.results for step in a.steps] == [step.results for step in b.steps]
+    assert [step.after for step in a.steps] == [step.after for step in b.steps]
+
+
+def test_state_that_a_function_passes_on_is_not_stored(folder: Path) -> None:
+    @ml.capture
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        return w + 0.5 * ml.sum(x, axis=0)
+
+    w = ml.zeros(100)
+    with ml.runs.record(folder / "a", every=3):
+        for i in range(8):
+            w = step(w, ml.full((2, 100), i + 1.0))
+    run = ml.runs.open(folder / "a")
+    assert [[x.number for x in step.stored_inputs] for step in run.steps] == (
+        [[0, 1], [1], [1], [0, 1], [1], [1], [0, 1], [1]]
+    )
+    assert [Replay(run).replay(i) for i in range(8)] == [[]] * 8
+
+
+def test_inputs_that_are_not_stored_are_those_of_the_caller(folder: Path) -> None:
+    run = train(folder / "a", options={"inputs": "none"})
+    text = "was not stored; record with inputs="
+    refuses(ArgumentError, text, lambda: Replay(run).replay(3))
+    assert Replay(run, inputs=lambda n: batches()[n]).replay(7) == []
+    refuses(
+        ml.errors.EncodingError,
+        "is not the recorded one",
+        lambda: Replay(run, inputs=lambda n: batches()[0]).replay(7),
+    )
+
+
+def test_a_field_that_a_step_rebinds_is_state(folder: Path) -> None:
+    class Counter(ml.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = ml.nn.buffer(ml.zeros(3))
+
+        def __call__(self, x: Tensor) -> Tensor:
+            self.total = self.total + x
+            return ml.sum(self.total)
+
+    counter = Counter()
+    step = ml.capture(lambda x: counter(x))
+    with ml.runs.record(folder / "a", every=4):
+        for i in range(6):
+            step(ml.full(3, float(i)))
+            if i == 2:
+                counter.total = ml.ones(3)
+    run = ml.runs.open(folder / "a")
+    assert run.losses == [0.0, 3.0, 9.0, 12.0, 24.0, 39.0]
+    assert [Replay(run).replay(i) for i in range(6)] == [[]] * 6
+
+
+def test_arguments_that_a_step_updates_are_results(folder: Path) -> None:
+    @ml.capture
+    def step(x: Tensor) -> None:
+        x += 1.0
+
+    x = ml.zeros(50)
+    with ml.runs.record(folder / "a", every=100):
+        for _ in range(4):
+            step(x)
+    run = ml.runs.open(folder / "a")
+    assert [len(each.stored_inputs) for each in run.steps] == [1, 0, 0, 0]
+    assert [Replay(run).replay(i) for i in range(4)] == [[]] * 4
+
+
+def test_several_functions_share_their_state(folder: Path) -> None:
+    model = ml.nn.Linear(3, 1)
+    optimizer = ml.optim.SGD(model, 0.1)
+
+    @ml.capture
+    def improve(x: Tensor) -> Tensor:
+        value, grads = ml.value_and_grad(lambda m: ml.mean(m(x) ** 2))(model)
+        optimizer.update(grads)
+        return value  # type: ignore[no-any-return]
+
+    @ml.capture
+    def evaluate(x: Tensor) -> Tensor:
+        return ml.sum(model(x))
+
+    x = ml.ones((2, 3))
+    with ml.runs.record(folder / "a"):
+        for _ in range(3):
+            improve(x)
+            evaluate(x)
+    run = ml.runs.open(folder / "a")
+    assert [step.table.function.rpartition(".")[2] for step in run.steps] == (
+        ["improve", "evaluate"] * 3
+    )
+    assert len(run.checkpoints) == 1
+    assert [Replay(run).replay(i) for i in range(6)] == [[]] * 6
+
+
+def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
+    w = ml.zeros(2)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        nonlocal w
+        ml.check(ml.all(x > 0), "positive")
+        w += x
+        return ml.sum(w)
+
+    with ml.runs.record(folder / "a"):
+        step(ml.ones(2))
+        with pytest.raises(ml.errors.CheckFailed):
+            step(-ml.ones(2))
+        step(ml.ones(2))
+    run = ml.runs.open(folder / "a")
+    assert run.losses == [2.0, 4.0]
+    assert [Replay(run).replay(i) for i in range(2)] == [[]] * 2
+
+
+def test_a_function_that_cannot_be_traced_has_no_program(folder: Path) -> None:
+    @ml.runs.step
+    def step(x: Tensor) -> float:
+        return float(ml.sum(x)) * 2.0
+
+    with ml.runs.record(folder / "a"):
+        step(ml.ones(3))
+    run = ml.runs.open(folder / "a")
+    assert run.losses == [6.0]
+    assert "CaptureError" in run.steps[0].table.reason
+    refuses(ml.errors.EncodingError, "has no program", lambda: Replay(run).replay(0))
+
+
+def test_what_record_refuses(folder: Path) -> None:
+    refuses(ArgumentError, "every as an int", lambda: ml.runs.record(folder, every=0))
+    refuses(ArgumentError, "inputs", lambda: ml.runs.record(folder, inputs="some"))
+    refuses(ArgumentError, "expected a folder", lambda: ml.runs.record(3))  # type: ignore[arg-type]
+    with ml.runs.record(folder / "a"):
+        refuses(CaptureError, "is on already", lambda: ml.runs.record(folder / "b").__enter__())
+    with pytest.raises(FileExistsError):
+        ml.runs.record(folder / "a").__enter__()
+    ml.capture(lambda: ml.ones(2))()  # nothing is left on
+
+
+def test_one_member_of_a_group_records(folder: Path) -> None:
+    def member(rank: int, vm: object) -> float:
+        step = ml.capture(lambda x: ml.sum(x))
+        return float(step(ml.full(2, float(rank + 1))))
+
+    with ml.runs.record(folder / "a"), ml.parallel.Group(2) as group:
+        group.run(member)
+    assert ml.runs.open(folder / "a").losses == [2.0]

@@ -1,0 +1,157 @@
+"""Damaged recordings: bytes of files are changed, cut, added or exchanged.
+
+Each is opened, compared, replayed and verified. Any of these may raise an `MlvmError` or `OSError`,
+and `verify` accepts none. Every other program is a forger's: frames of the log are changed, and the
+chain of digests is computed anew. Its recordings may be accepted, but must not raise other errors.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from mlvm.eager import Tensor
+from mlvm.eager.runs.diff import diff
+from mlvm.eager.runs.log import LogWriter, read_log
+from mlvm.eager.runs.replay import Replay, open_run
+from mlvm.eager.runs.verify import verify
+from tests.fuzz.command import Outcomes, Wrong, outcomes_of
+
+PROGRAMS: Final = 20_000
+
+
+def fuzz(programs: int, seed: int, first: int) -> tuple[Outcomes, str | None]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        record(folder / "whole")
+        attempt = partial(damaged, folder, seed)
+        return outcomes_of(range(first, first + programs), attempt)
+
+
+def record(folder: Path) -> None:
+    """Record a few steps of two functions."""
+    w = {"w": ml.ones((3, 2)), "b": ml.zeros(2)}
+    optimizer = ml.optim.Adam(w, 0.1)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        loss, grads = ml.value_and_grad(lambda w: ml.mean((x @ w["w"] + w["b"]) ** 2))(w)
+        optimizer.update(grads)
+        return loss  # type: ignore[no-any-return]
+
+    @ml.capture
+    def evaluate(x: Tensor, factor: float) -> Tensor:
+        return ml.sum(x @ w["w"]) * factor
+
+    with ml.runs.record(folder, every=2):
+        for i in range(4):
+            step(ml.full((9, 3), float(i)))
+            evaluate(ml.ones((9, 3)), 2.0 * i)
+            w["b"][0] = 0.5
+
+
+def damaged(folder: Path, seed: int, number: int) -> str:
+    """Damage a copy of the recording, and use it."""
+    rng = random.Random(f"{seed} {number}")
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder / "whole", copy)
+    is_forged = bool(number % 2)
+    if is_forged:
+        forge(rng, copy / "log")
+    else:
+        damage(rng, copy)
+    try:
+        run = open_run(copy)
+        chosen = rng.randrange(len(run.steps)) if run.steps else 0
+        with suppress(MlvmError, OSError):
+            diff(open_run(folder / "whole"), run)
+        with suppress(MlvmError, OSError):
+            Replay(run).replay(chosen)
+        verified = verify(Replay(run), steps=1, seed=number)
+    except (MlvmError, OSError) as error:
+        return f"{'forged: ' if is_forged else ''}{type(error).__name__}"
+    if verified.is_accepted and not is_forged:
+        raise Wrong("verify accepts a damaged recording")
+    accepted = "accepted" if verified.is_accepted else "not accepted"
+    return f"{'forged: ' if is_forged else ''}{accepted}"
+
+
+def damage(rng: random.Random, folder: Path) -> None:
+    """Change some file of a recording."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = rng.choice([*files, folder / "log"])
+    before = data = path.read_bytes()
+    while data == before:
+        data = rng.choice(_CHANGES)(rng, before)
+    path.write_bytes(data)
+
+
+def _flip(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def _cut(rng: random.Random, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def _without(rng: random.Random, data: bytes) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + data[at + rng.randrange(1, 40) :]
+
+
+def _twice(rng: random.Random, data: bytes) -> bytes:
+    start, end = sorted(rng.choices(range(len(data) + 1), k=2))
+    return data[:end] + data[start:end] + data[end:]
+
+
+def _zeroed(rng: random.Random, data: bytes) -> bytes:
+    start, end = sorted(rng.choices(range(len(data) + 1), k=2))
+    return data[:start] + bytes(end - start) + data[end:]
+
+
+_CHANGES: Final[list[Callable[[random.Random, bytes], bytes]]] = [
+    _flip, _flip, _flip, _cut, _without, _twice, _zeroed,
+]  # fmt: skip
+
+
+def forge(rng: random.Random, log: Path) -> None:
+    """Change values in frames of a log, and chain the frames anew."""
+    values = [*read_log(log).values]
+    for _ in range(rng.randrange(1, 3)):
+        at = rng.randrange(len(values))
+        values[at] = _changed(rng, values[at])
+    if rng.random() < 0.2:
+        del values[rng.randrange(len(values))]
+    if rng.random() < 0.2:
+        values.insert(rng.randrange(len(values) + 1), rng.choice(values))
+    log.unlink()
+    writer = LogWriter(log)
+    for value in values:
+        writer.append(value)
+    writer.close()
+
+
+def _changed(rng: random.Random, value: Any) -> Any:
+    """Return a value with one part changed."""
+    if isinstance(value, (tuple, list)) and value and rng.random() < 0.95:
+        parts = [*value]
+        at = rng.randrange(len(parts))
+        parts[at] = _changed(rng, parts[at])
+        if rng.random() < 0.05:
+            del parts[at]
+        return type(value)(parts)
+    if isinstance(value, dict) and value and rng.random() < 0.95:
+        name = rng.choice([*value])
+        return {**value, name: _changed(rng, value[name])}
+    others = [0, -1, 1, 7, 2**40, 2**127, 0.5, float("nan"), "", "f32[2]", "..", None, True, []]
+    return rng.choice([*others, [[]], {}, (0, 0), [(0, 0, 0)], "cell", "step", {"mlvm": 3}])
