@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Final
 
 import mlvm.eager as ml
-from mlvm.core.digest import digest
+from mlvm.machines.digest import digest
 from mlvm.machines.native.extension import is_native
 
 EXPECTED: Final = "57ae46c828d2cd6ef32d4ab303f2e396"

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import mlvm.eager as ml
-from mlvm.core.digest import digest
 from mlvm.core.errors import CaptureError, MlvmError
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.ops import OpProgram, op_program
 from mlvm.eager.tree import flatten
+from mlvm.machines.digest import digest
 from tests.fuzz.budgets import Training
 from tests.fuzz.command import Outcomes, Wrong, outcomes_of
 from tests.fuzz.language.making import make

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.core.digest import digest
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import bf16
 from mlvm.fixed_step import EXPECTED
+from mlvm.machines.digest import digest
 from mlvm.machines.native import extension
 from tests.brief import ROOT, cases, output_of, with_long
 from tests.same_bits.__main__ import differences, main, sets

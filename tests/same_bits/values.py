@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.digest import digest
 from mlvm.core.errors import MlvmError
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.machines.digest import digest
 from mlvm.machines.native import extension
 from tests.cases import CASES
 from tests.fuzz.language import world

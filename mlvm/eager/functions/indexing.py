@@ -178,7 +178,7 @@ def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
     if places is not None:
         number = _single(per_axis)
         if number is not None and _is_less(x.shape, number, places):
-            part = op.take(x, per_axis[number], axis=number)
+            part = op.take(x, cast(Tensor, per_axis[number]), axis=number)
             return _view(part, [item for item in items if not isinstance(item, Tensor)])
         x = op.slice(x, **_window(places))
     lengths = iter(x.shape)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from mlvm.arena.arena import STALE, Allocation
 from mlvm.arena.writes import Watch
-from mlvm.core.digest import digest
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.eager.capture.guards.guard_set import Field
 from mlvm.eager.capture.hoisted import is_shared
 from mlvm.eager.tensor.reading import values_of
+from mlvm.machines.digest import digest
 
 
 def array_of(x: Allocation) -> Array:

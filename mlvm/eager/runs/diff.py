@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.digest import digest
 from mlvm.core.errors import MlvmError, UnknownFunction
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
@@ -22,6 +21,7 @@ from mlvm.eager.runs.replay import Replay
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.steps import CELL
+from mlvm.machines.digest import digest
 
 
 class Elements(NamedTuple):

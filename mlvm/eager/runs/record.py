@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
 
 from mlvm.arena.arena import Allocation, scope
-from mlvm.core.digest import digest
 from mlvm.core.errors import ArgumentError, CaptureError, brief
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.sizes import parse_size
@@ -34,6 +33,7 @@ from mlvm.eager.runs.steps import StepTable, leaves_of, number_array, scalar_of
 from mlvm.eager.runs.traced import traced_step
 from mlvm.eager.tensor.context import current_capture, default_arena
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.machines.digest import digest
 from mlvm.machines.files import open_to_append, write_file
 from mlvm.parallel.membership import place_of
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.digest import digest
 from mlvm.core.errors import ArgumentError, EncodingError, MachineError
 from mlvm.core.types import Array
 from mlvm.eager.functions import random
@@ -25,6 +24,7 @@ from mlvm.eager.runs.steps import CELL, StepTable
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import load as load_tree
 from mlvm.machines import printing
+from mlvm.machines.digest import digest
 from mlvm.machines.local import LocalVM
 from mlvm.step.saved import LoadedStep
 

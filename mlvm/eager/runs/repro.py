@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mlvm.core.digest import digest
 from mlvm.core.errors import EncodingError
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.protocol import VMProtocol
@@ -17,13 +16,14 @@ from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.capture import Captured
 from mlvm.eager.runs.ops import OpProgram, op_program
 from mlvm.eager.tensor.context import current_arena
+from mlvm.machines.digest import digest
 from mlvm.step.saved import LoadedStep
 
 _DIGEST: int = 16
 
 
 class Repro(NamedTuple):
-    """Program of a call op by op, its inputs, and the digests of its results (`core.digest`)."""
+    """Program of a call op by op, its inputs, and the digests of its results."""
 
     program: OpProgram
     inputs: tuple[Array, ...]

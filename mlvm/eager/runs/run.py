@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from mlvm.core.digest import digest
 from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, brief
 from mlvm.core.program.encoding import Reader
 from mlvm.core.types import Array, TensorType
@@ -22,6 +21,7 @@ from mlvm.eager.runs.cells import Cell
 from mlvm.eager.runs.log import digest_of, number_of, read_log
 from mlvm.eager.runs.ops import OpProgram
 from mlvm.eager.runs.steps import StepTable
+from mlvm.machines.digest import digest
 
 LOG: Final = "log"
 DATA: Final = "data"

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from mlvm.core import digest
 from mlvm.core.errors import MachineError, MissingExtra, brief
+from mlvm.machines import digest
 
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Pool

@@ -270,7 +270,7 @@ def test_an_op_that_fails_is_reported() -> None:
     ("norm(x[:2])", np.sqrt(np.float32(5.0))),
 )
 def test_expressions(text: str, value: Any) -> None:
-    arrays = {"x": np.float32([1.0, 2.0, 3.0])}
+    arrays = {"x": np.array([1.0, 2.0, 3.0], np.float32)}
     assert Expression(text).value(lambda name: arrays[name]) == value
 
 

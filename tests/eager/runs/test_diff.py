@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.digest import digest
 from mlvm.core.types import Array
 from mlvm.eager import Tensor
 from mlvm.eager.runs.diff import Difference, diff, elements
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.replay import Replay
 from mlvm.eager.runs.run import Run
+from mlvm.machines.digest import digest
 from tests.brief import with_long
 from tests.eager.runs.recorded import STEPS, train
 

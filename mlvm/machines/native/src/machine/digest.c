@@ -1,8 +1,8 @@
 /* Accumulators of a tensor's digest, for Python.
  *
  * In:       the bytes of a packed array, and the class of its elements.
- * Out:      eight 64-bit sums, as mlvm/core/digest.py defines them.
- * Callers:  `mlvm/core/digest.py`, from any thread.
+ * Out:      eight 64-bit sums, as mlvm/machines/digest.py defines them.
+ * Callers:  `mlvm/machines/digest.py`, from any thread.
  */
 #include "digest.h"
 
@@ -81,7 +81,7 @@ static PyObject *py_accumulate(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef functions[] = {
-    {"accumulate", py_accumulate, METH_VARARGS, "Accumulators of a digest; see mlvm/core/digest.py."},
+    {"accumulate", py_accumulate, METH_VARARGS, "Accumulators of a digest; see mlvm/machines/digest.py."},
     {NULL, NULL, 0, NULL}};
 
 int digest_init(PyObject *module)

@@ -37,7 +37,7 @@ def digest(array: Array) -> bytes:
     All nans of a dtype count as equal, since docs/determinism.md leaves their sign and payload
     open. Zeros of different signs differ.
 
-        >>> from mlvm.core.digest import digest
+        >>> from mlvm.machines.digest import digest
         >>> digest(np.float32([0.0, np.nan])) == digest(np.float32([0.0, -np.nan]))
         True
         >>> digest(np.float32([0.0])) == digest(np.float32([-0.0]))

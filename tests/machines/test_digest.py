@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.core import digest as digests
-from mlvm.core.digest import accumulate_in_numpy, digest
+from mlvm.machines import digest as digests
+from mlvm.machines.digest import accumulate_in_numpy, digest
 from mlvm.machines.native.extension import EXTENSION
 
 RNG = np.random.default_rng(0)
