@@ -281,7 +281,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     pair = _lockstep(*traces) if same else _sources(*traces)
     if pair == (None, None):
         names = _results(x, y)
-        text = f"step {x.number}: {_listed(names)} differ in the recordings, and replays are equal"
+        text = f"step {x.number}: the recordings differ ({_listed(names)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair

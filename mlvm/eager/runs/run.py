@@ -308,7 +308,7 @@ def _number(x: Any) -> int:
 def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
     match row:
         case (int() as number, int() as place, int() as length) if (
-            is_valid(number) and place >= 0 and 0 <= length < 1 << 40
+            is_valid(number) and 0 <= place < 1 << 60 and 0 <= length < 1 << 40
         ):
             return Stored(number, place, length)
     raise EncodingError("expected the place of a content")

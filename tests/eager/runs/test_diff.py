@@ -202,6 +202,15 @@ def test_a_flipped_bit_is_found(folder: Path) -> None:
         nfound += 1
 
 
+def test_a_recording_that_no_replay_reproduces_is_named(folder: Path) -> None:
+    a = train(folder / "a")
+    b = Run(folder / "a")
+    b.steps[4] = b.steps[4]._replace(results=[1], after=2)
+    found = first(a, b)
+    assert (found.step, found.cause) == (4, "result")
+    assert "does not reproduce the bits of B" in found.text
+
+
 def same_bits(x: Array, y: Array) -> bool:
     return digest(x) == digest(y)
 
