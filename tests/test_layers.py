@@ -74,7 +74,7 @@ CEILING = {
     "mlvm/arena": 2_000,
     "mlvm/show": 2_000,
     "mlvm/input": 2_000,
-    "mlvm/step": 4_500,
+    "mlvm/step": 5_000,
     "mlvm/build": 2_000,
     "mlvm/parallel": 4_000,
     "mlvm/eager": 1_000,

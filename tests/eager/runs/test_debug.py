@@ -95,9 +95,11 @@ def test_watched_values_are_those_of_eager_code() -> None:
 
 
 def test_a_series_keeps_the_latest_values() -> None:
-    step = ml.capture(
-        lambda x: ml.fori_loop(0, 10_050, lambda i, x: (ml.debug.watch(i, "i"), x)[1], x)
-    )
+    def body(i: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        ml.debug.watch(i, "i")
+        return x
+
+    step = ml.capture(lambda x: ml.fori_loop(0, 10_050, body, x))
     step(ml.ones(()))
     series = ml.debug.watched("i", clear=True)
     assert [int(series[0]), int(series[-1]), len(series)] == [50, 10_049, 10_000]

@@ -21,7 +21,7 @@ from tests.brief import Capsys, cases, refuses, run_python
 w = ml.asarray(np.random.default_rng(0).normal(size=(3, 3)), dtype="f32")
 
 
-def step(x: ml.Tensor, kept: dict[str, list[Any]]) -> ml.Tensor:
+def step(x: ml.Tensor, kept: dict[str, list[Any]] | None) -> ml.Tensor:
     """A step that keeps its values by name, when it runs eagerly."""
 
     def keep(name: str, value: ml.Tensor) -> None:
@@ -62,7 +62,10 @@ def kept_eagerly() -> dict[str, list[Any]]:
 
 
 def debugger() -> tuple[Debugger, io.StringIO]:
-    program, inputs = op_program(ml.capture(lambda x: step(x, None)), (X,), {})
+    def unkept(x: ml.Tensor) -> Any:
+        return step(x, None)
+
+    program, inputs = op_program(ml.capture(unkept), (X,), {})
     out = io.StringIO()
     return Debugger(Execution(program, inputs), stdin=io.StringIO(), stdout=out), out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.program.assembly import assemble as assembled
 from mlvm.core.types import bf16
+from mlvm.eager.capture.capture import Captured
 from mlvm.eager.runs.execution import Execution, Ref, vm_like
 from mlvm.eager.runs.ops import OpProgram, op_program
 from mlvm.machines.digest import digest
@@ -82,9 +84,14 @@ def wasteful(n: ml.Tensor) -> ml.Tensor:
     return y
 
 
+def captured(fn: Callable[..., Any]) -> Captured[..., Any]:
+    return ml.capture(fn)
+
+
 @ml.function
 def factorial(n: ml.Tensor) -> ml.Tensor:
-    return ml.cond(n <= 1, lambda n: ml.ones_like(n), lambda n: n * factorial(n - 1), n)
+    product: ml.Tensor = ml.cond(n <= 1, ml.ones_like, lambda n: n * factorial(n - 1), n)
+    return product
 
 
 def scanned(x: ml.Tensor) -> Any:
@@ -195,11 +202,12 @@ def test_ops_know_their_lines_names_and_loops() -> None:
             b: ml.Tensor = a * 2.0
             return b + 1.0
 
-        return ml.fori_loop(0, 3, body, q)
+        result: ml.Tensor = ml.fori_loop(0, 3, body, q)
+        return result
 
     execution = execution_of(ml.capture(step), ml.ones((3, 3)))
     execution.run()
-    named = {}
+    named: dict[str, list[Any]] = {}
     for op in execution.executed:
         for name in op.names:
             named.setdefault(name, []).append(op)
@@ -298,7 +306,7 @@ def test_damaged_programs_raise_typed_errors() -> None:
     ("get 7\n halt", "slot"),
 )
 def test_programs_that_no_step_has_are_refused(text: str, error: str) -> None:
-    program, _ = op_program(ml.capture(lambda: ml.ones(2)), (), {})
+    program, _ = op_program(captured(lambda: ml.ones(2)), (), {})
     planned = program.step.planned
     other = replace(planned, program=assembled(f".func main 0 *\n {text}"), arguments=())
     with pytest.raises(MlvmError, match=error):
@@ -306,7 +314,7 @@ def test_programs_that_no_step_has_are_refused(text: str, error: str) -> None:
 
 
 def test_wrong_uses_are_refused() -> None:
-    program, inputs = op_program(ml.capture(lambda x: x + 1.0), (ml.ones(2),), {})
+    program, inputs = op_program(captured(lambda x: x + 1.0), (ml.ones(2),), {})
     with pytest.raises(ProgramError, match="expected 1 inputs, got 0"):
         Execution(program, [])
     with pytest.raises(ShapeError, match=r"expected input 0 as f32\[2\]"):
@@ -325,4 +333,4 @@ def test_wrong_uses_are_refused() -> None:
     with pytest.raises(EncodingError):
         OpProgram.from_bytes(b"nothing")
     with pytest.raises(CaptureError):
-        op_program(ml.capture(lambda x: float(x)), (ml.ones(()),), {})
+        op_program(captured(lambda x: float(x)), (ml.ones(()),), {})
