@@ -47,6 +47,7 @@ _OF_FLOATS: Final = {
     "sign": "sign_T(x)",
     "relu": "x <= 0 ? (T)0 : x",
     "sigmoid": "1 / (1 + exp(-x))",
+    "pow": "pow(x, y)",
     "floor_divide": "quotient_T(x, y)",
     "remainder": "modulus_T(x, y)",
     **{name: f"{name}(x)" for name in _FUNCTIONS.split()},
