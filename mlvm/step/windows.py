@@ -6,12 +6,12 @@ a window (`mlvm.core.machine.fused`): it is not copied.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, is_apart
 from mlvm.core.types import Shape
-from mlvm.step.flow import Call, Use, Value
+from mlvm.step.flow import Call, Home, Use, Value
 
 
 def written_shape(call: Call) -> Shape | None:
@@ -37,6 +37,8 @@ def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[
         if _may_be_window(call, live_out)
         and all(_can_read(each, call.outs[0]) for each in readers.get(call.outs[0].value, ()))
     }
+    for value in _read_late(calls, slices):
+        del slices[value]
     if not slices:
         return calls
     result: list[Call] = []
@@ -63,6 +65,23 @@ def _may_be_window(call: Call, live_out: Container[Value]) -> bool:
         and out.type.ndim > 0
         and not out.type.dtype.is_storage
     )
+
+
+def _read_late(calls: Sequence[Call], slices: Mapping[Value, Call]) -> set[Value]:
+    """Return the slices that a call reads after a write to the memory of their source, which must
+    therefore be copied before."""
+    late, sliced_at, written_at = set[Value](), dict[Value, int](), dict[Home, int]()
+    for number, call in enumerate(calls):
+        for value in {use.value for use in call.ins} & slices.keys():
+            home = slices[value].ins[0].value.home
+            if home is not None and written_at.get(home, -1) > sliced_at[value]:
+                late.add(value)
+        for use in call.outs:
+            if use.value in slices:
+                sliced_at[use.value] = number
+            if use.value.home is not None:
+                written_at[use.value.home] = number
+    return late
 
 
 def _can_read(call: Call, use: Use) -> bool:
