@@ -74,8 +74,11 @@ def take_series(name: str, *, clear: bool) -> list[Array]:
 
 
 def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
-    """Format the values, of which the last ones have these names, as `str.format` does. A format
-    specification is that of each element. Raises `HostFunctionError` for a wrong format."""
+    """Format the values as `str.format` does; the last values have these names.
+
+    A format specification applies to each element. Raises `HostFunctionError` for an invalid
+    format.
+    """
     shown_values = [_Shown(x) for x in values]
     count = len(values) - len(names)
     try:

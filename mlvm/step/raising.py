@@ -82,20 +82,20 @@ def updates_last(flow: Flow) -> Flow:
     end = max((i + 1 for i, unit in enumerate(units) if unit.may_raise), default=0)
     stays = _needed(units[:end])
     later: list[int] = []
-    made: set[Value] = set()
+    computed: set[Value] = set()
     written: set[Home] = set()
     read: set[Home] = set()
     fixed = False
     for i, unit in enumerate(units[:end]):
         depends = (
-            not made.isdisjoint(unit.reads)
+            not computed.isdisjoint(unit.reads)
             or not written.isdisjoint(unit.writes_to)
             or not read.isdisjoint(unit.writes_to)
             or (fixed and unit.fixed)
         )
         if not stays[i] and (unit.updates or depends):
             later.append(i)
-            made |= unit.makes
+            computed |= unit.makes
             written |= unit.writes_to
             read |= unit.reads_from
             fixed = fixed or unit.fixed

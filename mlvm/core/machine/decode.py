@@ -76,7 +76,7 @@ class Block(NamedTuple):
     """A basic block: the instructions from pc `start` to before `end`.
 
     What it changes in the frame: slots from `low` on are dropped, those of `changed` are set,
-    and `left` are on top. Then follow the last instruction's results if there are `many`, and any
+    and `pushed` are on top. Then follow the last instruction's results if there are `many`, and any
     number of unknown values if the block `is_open`. `goes_on`: whether the next block follows.
     """
 
@@ -85,7 +85,7 @@ class Block(NamedTuple):
     code: tuple[Decoded, ...]
     low: int
     changed: tuple[tuple[int, Ref], ...]
-    left: tuple[Ref, ...]
+    pushed: tuple[Ref, ...]
     many: int
     is_open: bool
     goes_on: bool
@@ -93,7 +93,7 @@ class Block(NamedTuple):
     @property
     def height(self) -> int:
         """The number of known values above base at the end."""
-        return self.low + len(self.left) + self.many
+        return self.low + len(self.pushed) + self.many
 
 
 def argument_of(ref: Ref | None) -> int | None:
@@ -149,8 +149,10 @@ class Code:
 
 
 def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
-    """Return the functions of a program, to be decoded. `count` returns the number of results of a
-    host function, by its name."""
+    """Return the functions of a program, which are decoded when they are used.
+
+    `count` returns the number of results of a host function, by its name.
+    """
     functions = program.functions
     return {name: Code(function, functions, count) for name, function in functions.items()}
 
@@ -195,8 +197,8 @@ class _Decoder:
             if pc + 1 in targets:
                 break
         end = min(pc + 1, len(code))
-        changed, left = tuple(self.changed.items()), tuple(stack)
-        state = self.low, changed, left, self.many, self.is_open
+        changed, pushed = tuple(self.changed.items()), tuple(stack)
+        state = self.low, changed, pushed, self.many, self.is_open
         return Block(self.start, end, tuple(self.decoded), *state, goes_on)
 
     def step(self, pc: int, opcode: Opcode, immediates: tuple[Any, ...]) -> bool:
@@ -268,9 +270,9 @@ class _Decoder:
         """Take n values off the top."""
         at = len(self.stack) - n
         if at < 0:
-            known = len(self.stack) + (0 if self.is_open else self.low)
-            if n > known:
-                there = f"there are {known}" + " known" * self.is_open
+            height = len(self.stack) + (0 if self.is_open else self.low)
+            if n > height:
+                there = f"there are {height}" + " known" * self.is_open
                 raise ValueError(f"needs {n} values above base; {there}")
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n

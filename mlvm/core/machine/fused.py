@@ -59,8 +59,10 @@ WRITES_WINDOW: Final = "slice_set"
 
 
 def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
-    """Return True if two windows of one tensor have no element in common as far as their bounds
-    show, None if they are the same window, and False otherwise."""
+    """Return whether two windows of one tensor are disjoint; None for the same window.
+
+    The result is False if their bounds do not show it.
+    """
     if all(reads[name] == writes[name] for name in ("start", "length", "step")):
         return None
     bounds = []
@@ -198,8 +200,10 @@ class Chain:
         sets = writer.op.name == WRITES_WINDOW and writer.sources[0] == operand
         for op, target, sources, attributes in self.links:
             if op.name == READS_WINDOW and operand in sources:
-                apart = is_apart(attributes, writer.attributes) if sets else False
-                if apart is False or (apart is None and self._is_read_after(target, writer)):
+                is_disjoint = is_apart(attributes, writer.attributes) if sets else False
+                if is_disjoint is False or (
+                    is_disjoint is None and self._is_read_after(target, writer)
+                ):
                     return False
                 continue
             if written and operand in sources:

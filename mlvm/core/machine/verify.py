@@ -152,8 +152,11 @@ class _Context:
 
 
 class _Walk(NamedTuple):
-    """A way through a function that is to be followed: from a place where paths meet, or from a
-    call on that waited for its results, in a block that began with a state."""
+    """Path through a function that the verifier has to follow.
+
+    It starts where paths join, or after a call that waited for its results, in a block that was
+    entered with a state.
+    """
 
     context: _Context
     since: int
@@ -239,7 +242,7 @@ class _Verifier:
                     return
             self.reach(start, block.end)
             last = block.code[-1].kind if block.code else ""
-            values = [*map(self.value, block.left)]
+            values = [*map(self.value, block.pushed)]
             if block.many:
                 values += self.results[block.end - 1]
             changed = [(nparams + i, self.value(x)) for i, x in block.changed]
@@ -316,7 +319,7 @@ class _Verifier:
     # --- values ---
 
     def value(self, ref: Ref) -> Abstract:
-        """What is known of an operand."""
+        """Return the facts about an operand."""
         if ref.__class__ is int:
             return self.slots[self.context.function.nparams + ref]
         if ref.__class__ is Result:
@@ -329,17 +332,17 @@ class _Verifier:
 
     def push(self, instruction: Instruction) -> Abstract:
         [immediate] = instruction.immediates
-        known = INT
+        abstract = INT
         if instruction.opcode is Opcode.load_arg:
             types = self.arg_types or ()
-            known = Abstract("Tensor", types[immediate] if immediate < len(types) else None)
+            abstract = Abstract("Tensor", types[immediate] if immediate < len(types) else None)
         elif instruction.opcode is Opcode.push_str:
-            known = Abstract("Str", text=immediate)
+            abstract = Abstract("Str", text=immediate)
         elif instruction.opcode is Opcode.push_const:
             type = TensorType.of(self.program.constants[immediate])
-            known = Abstract("Tensor", type, constant=True)
-        self.pushed[instruction] = known
-        return known
+            abstract = Abstract("Tensor", type, constant=True)
+        self.pushed[instruction] = abstract
+        return abstract
 
     def take(self, ref: Ref, kind: str) -> Abstract:
         value = self.value(ref)

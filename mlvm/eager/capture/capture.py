@@ -247,8 +247,10 @@ class Captured(Generic[P, R]):
         return result
 
     def match(self, args: Any, kwargs: Any) -> Match:
-        """Return the program that a call with these arguments would launch, and compile it if there
-        is none. Nothing is launched. Raises what a call raises before its launch."""
+        """Return the program that a call with these arguments would launch; compile a missing one.
+
+        No program is launched. Raises the errors that a call raises before its launch.
+        """
         arena = scope.get() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 

@@ -324,8 +324,10 @@ def _made_of(state: Tree, body: Callable[[Tree], Any]) -> Tree:
 
 
 def _as_promoted(x: Tensor, target: TensorType, numbers: dict[int, Any]) -> Tensor:
-    """Return a number of the state in the dtype that the body makes; x itself if it is none, or of
-    a higher kind."""
+    """Return a number of the state in the dtype that the body computes.
+
+    Any other value, or a number of a higher kind, is returned unchanged.
+    """
     if id(x) not in numbers or target.ndim or target.dtype is x.dtype:
         return x
     if _RANKS[x.dtype.kind] > _RANKS[target.dtype.kind]:

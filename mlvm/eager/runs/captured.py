@@ -16,8 +16,10 @@ __all__ = ["Captured", "capture"]
 def save_repro(
     step: Captured[..., Any], path: str | os.PathLike[str], /, *args: Any, **kwargs: Any
 ) -> None:
-    """Write a call with these arguments to a file: its program op by op, the present state, the
-    inputs, and digests of the results.
+    """Write a call with these arguments to a file that runs without the Python source.
+
+    The file contains the program op by op, the present state, the inputs, and digests of the
+    results.
 
     `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
     results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
@@ -42,8 +44,10 @@ def save_repro(
 def debug(
     step: Captured[..., Any], /, *args: Any, commands: Sequence[str] | None = None, **kwargs: Any
 ) -> None:
-    """Debug a call with these arguments: step over its ops, forwards and backwards, and print
-    tensors. The commands are pdb's; `h` lists them. See docs/runs.md.
+    """Debug a call with these arguments: step over its ops and print tensors.
+
+    The debugger steps forwards and backwards. Its commands are those of pdb; `h` lists them. See
+    docs/runs.md.
 
     The call runs on the current VM's functions with the present state, which stays as it is.
     `commands` replace the commands that a user types.

@@ -82,8 +82,9 @@ def watch(x: Tensor, name: str) -> None:
 
 
 def watched(name: str, *, clear: bool = False) -> list[Array]:
-    """Return the series of values that `watch` has collected under a name, oldest first; an empty
-    list if there are none. With `clear` the series begins anew.
+    """Return the values that `watch` has collected under a name, oldest first.
+
+    The list is empty if there are none. With `clear` the series restarts.
 
         >>> ml.debug.watched("nothing")
         []

@@ -47,8 +47,10 @@ class Elements(NamedTuple):
 
 
 class OperandOrigin(NamedTuple):
-    """Operand of an op: its origin, its type, and whether it is equal in both runs; None if the ops
-    of the runs are different ones."""
+    """Operand of an op: its origin, its type, and whether it is equal in both runs.
+
+    `is_equal` is None if the ops of the runs are different.
+    """
 
     origin: str
     type: TensorType
@@ -132,8 +134,11 @@ def _bits(x: Array) -> Array:
 
 
 def _are_equal(a: Run, b: Run, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether two steps are equal: their results, and the state after them if both have
-    tensors of the same types. A member that shards its state has others."""
+    """Return whether the results of two steps are equal, and the state after them.
+
+    The state is compared only if both runs have tensors of the same types: a member that shards its
+    state has different ones.
+    """
     results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
     if results[0] != results[1]:
         return False
@@ -148,17 +153,17 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     """Return the cause of the difference of two steps, the first that differ."""
     head = f"step {x.number}"
     if x.before != y.before:
-        names, found = _differing_state(left, right, x, y)
+        names, differing = _differing_state(left, right, x, y)
         if names:
             when = "before the first step" if not x.number else f"between the steps before {head}"
             text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
-            return Difference(x.number, "state", text, names, elements=found)
+            return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     if inputs or len(x.inputs) != len(y.inputs):
         names = [x.table.names[i] for i in inputs] or ["their number"]
         text = f"{head}: the inputs differ: {_listed(names)}"
-        found = _differing_input(left, right, x.number, inputs)
-        return Difference(x.number, "input", text, names, elements=found)
+        differing = _differing_input(left, right, x.number, inputs)
+        return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
         if not step.table.file:
             text = f"{head}: the results differ, and {step.table.function} has no program: "
@@ -292,15 +297,17 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         None if op is None else trace.report(op, other if twins else None, twin)
         for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))
     ]
-    found = None
+    differing = None
     if twins and a is not None and b is not None and a.types == b.types:
         for p, q in zip(a.results, b.results, strict=True):
-            found = found or elements(traces[0].execution.value(p), traces[1].execution.value(q))
+            differing = differing or elements(
+                traces[0].execution.value(p), traces[1].execution.value(q)
+            )
     where = "the programs differ; " if not same else ""
     named = a or b
     assert named is not None  # one of them differs
     text = f"step {x.number}: {where}the first op whose result differs is {named.name}"
-    return Difference(x.number, "op", text, (), (reports[0], reports[1]), found)
+    return Difference(x.number, "op", text, (), (reports[0], reports[1]), differing)
 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
@@ -324,8 +331,11 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 
 
 def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
-    """Return for each of two programs the first op from which the difference comes: its result is
-    not computed in the other run, but its operands are, and differing results depend on it."""
+    """Return the op of each of two programs that causes the difference.
+
+    The operands of this op are also computed in the other run, but its result is not, and a
+    differing result depends on it.
+    """
     for trace in (a, b):
         while trace.advance() is not None:
             pass
@@ -338,34 +348,34 @@ def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 
 
 def _source(trace: _Trace, other: _Trace) -> Executed | None:
-    known = {*other.digests.values()}
+    computed = {*other.digests.values()}
     for ref in _initial_refs(other.ops):
-        known.add(other.digest(ref))
+        computed.add(other.digest(ref))
     results = trace.execution.results()
     expected = {digest(array) for array in other.execution.results()}
     locations = trace.execution.program.step.results
-    left = [
+    pending = [
         trace.execution.at(location)[0]
         for location, array in zip(locations, results, strict=True)
         if digest(array) not in expected
     ]
-    found: Executed | None = None
-    seen: set[Ref] = set()
-    while left:
-        ref = left.pop()
-        if ref in seen or ref.kind != "result" or trace.digest(ref) in known:
+    earliest: Executed | None = None
+    visited: set[Ref] = set()
+    while pending:
+        ref = pending.pop()
+        if ref in visited or ref.kind != "result" or trace.digest(ref) in computed:
             continue
-        seen.add(ref)
+        visited.add(ref)
         op = trace.ops[ref.number]
         unknown = [
             each
             for each in op.operands
-            if each.kind == "result" and trace.digest(each) not in known
+            if each.kind == "result" and trace.digest(each) not in computed
         ]
-        left += unknown
-        if not unknown and (found is None or op.position < found.position):
-            found = op
-    return found
+        pending += unknown
+        if not unknown and (earliest is None or op.position < earliest.position):
+            earliest = op
+    return earliest
 
 
 def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:

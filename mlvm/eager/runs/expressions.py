@@ -63,8 +63,10 @@ class Expression:
         self.names = tuple(dict.fromkeys(self._names(self._tree, 0)))
 
     def value(self, lookup: Lookup) -> Array:
-        """Return the value with the arrays that `lookup` finds. Raises `ArgumentError` for operands
-        that do not fit, and what `lookup` raises."""
+        """Return the value for the arrays that `lookup` returns.
+
+        Raises `ArgumentError` for invalid operands, and the errors of `lookup`.
+        """
         try:
             with np.errstate(all="ignore"):
                 return np.asarray(self._value(self._tree, lookup))

@@ -54,8 +54,10 @@ class OpProgram(NamedTuple):
 
     @staticmethod
     def of_step(step: SavedStep) -> OpProgram:
-        """Return the program of a saved step, whose instructions may be chains of ops. Lines are
-        read from the files that it names, where these exist."""
+        """Return the program of a saved step, whose instructions may be chains of ops.
+
+        Lines are read from the files that the step names, if these exist.
+        """
         lines = {place: line_at(str(line)) for place, line in step.planned.lines.items()}
         values = names_of_values(step.planned.program, lines)
         blank = [("",) * len(each) for each in (step.inputs, step.states, step.results)]
@@ -124,9 +126,10 @@ def op_program(
     kwargs: Mapping[str, Any],
     free: Sequence[int] = (),
 ) -> tuple[OpProgram, list[Array]]:
-    """Trace a call of a captured function. Return its program, with the present state, and the
-    arrays of its inputs. Python numbers at the places `free` of the signature become states; the
-    others are constants of the program.
+    """Trace a call of a captured function; return its program and the arrays of its inputs.
+
+    The program has the present state. Python numbers at the positions `free` of the signature
+    become states; all other numbers are constants of the program.
 
     Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
     """
@@ -197,8 +200,10 @@ def takes_from_queue(call: TracedCall) -> bool:
 
 
 def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place, tuple[str, ...]]:
-    """Return the name of the result of each instruction that has one: of the calls in a row that
-    one statement makes, the last one has the name that the statement assigns.
+    """Return the names of the result of each instruction that has a name.
+
+    Among consecutive calls of one statement, only the last call gets the names that the statement
+    assigns.
 
     In a branch or loop of the statement, the last call of each side or of the body also has it. The
     condition of a loop has no name.

@@ -47,8 +47,9 @@ _MOST_SOURCE: Final = 1 << 22
 
 
 class record(ContextDecorator):
-    """Record each step of the block in a new folder: each outermost call of a captured function,
-    and of a function marked with `ml.runs.step`.
+    """Record each step of the block in a new folder.
+
+    A step is an outermost call of a captured function or of a function marked with `ml.runs.step`.
 
     Arguments:
         folder: the folder to create; it must not contain a recording.
@@ -147,8 +148,11 @@ class _Recorded(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Values that a call gets: the program, the arrays of its external inputs, and their tensors
-    where they have one."""
+    """Values that a call receives.
+
+    `program` is the program, `arrays` are the arrays of its external inputs, and `tensors` are
+    their tensors, where they have any.
+    """
 
     program: _Recorded
     arrays: list[Array]
@@ -292,8 +296,10 @@ class _Session:
             write_file(self._folder / name, data)
 
     def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Store the contents of the cells of a step that no step has computed: in a checkpoint if
-        one is due or a cell is new, else in the data. Return the offsets in the data."""
+        """Store the cells of a step that no step has computed; return their offsets in the data.
+
+        The cells are stored in a checkpoint if one is due or a cell is new, otherwise in the data.
+        """
         is_new = any(number not in self._cells.digests for number in cells)
         if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
             changed = self._cells.changed(cells)
@@ -322,8 +328,10 @@ class _Session:
     def _store_inputs(
         self, arrays: Sequence[Array], digests: Sequence[bytes]
     ) -> list[tuple[int, int, int]]:
-        """Store the inputs of a step that no step since the last checkpoint has computed, as far as
-        the limit allows. Return their numbers with the offsets in the data."""
+        """Store the inputs of a step that no step since the last checkpoint has computed.
+
+        Store them only up to the limit. Return their numbers with the offsets in the data.
+        """
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
             if key in self._computed and key not in self._stored:
@@ -360,8 +368,10 @@ class _Session:
 
 
 def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
-    """Return the digests of the tensors and numbers that a call returns, and the values of those
-    without axes, each with its number."""
+    """Return the digests of the tensors and numbers that a call returns.
+
+    Return also the values of the scalars, each with its number.
+    """
     digests, values = [], []
     for i, (_, x) in enumerate(leaves_of(result)):
         array = array_of(x) if isinstance(x, Tensor) else number_array(x)

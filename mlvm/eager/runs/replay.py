@@ -33,7 +33,7 @@ Inputs: TypeAlias = Callable[[int], Sequence[Any]]
 
 
 class Moment(NamedTuple):
-    """What a step reads.
+    """State and inputs that a step reads.
 
     step: the step.
     state: the contents of the cells that exist before the step, by name.
@@ -45,8 +45,10 @@ class Moment(NamedTuple):
     inputs: Mapping[str, Array]
 
     def load(self, **objects: Any) -> None:
-        """Write the state into objects by the names that they had in the recorded function, as in
-        `run.at(7).load(model=model, optimizer=optimizer)`, and into the random keys.
+        """Write the state into objects by their names in the recorded function.
+
+        An example is `run.at(7).load(model=model, optimizer=optimizer)`. The random keys are also
+        restored.
 
         Raises `ArgumentError` for an object without recorded state, and `DTypeError` or
         `ShapeError` for a tensor of another type.
@@ -139,8 +141,10 @@ class Replay:
         return self._finish(step, results)
 
     def results(self, number: int) -> list[Array]:
-        """Return all results of a step's program: those that it returns, and updates. Raises what
-        `at` raises, and `MachineError` unless they have the recorded bits."""
+        """Return all results of a step's program: the returned values and the updates.
+
+        Raises the errors of `at`, and `MachineError` unless the results have the recorded bits.
+        """
         step = self.run.step(number)
         results = self.compute(step, self.operands(number))
         self._require(self._finish(step, results))
@@ -242,15 +246,15 @@ class Replay:
         """Return the external inputs of a step."""
         stored = {each.number: each for each in step.stored_inputs}
         arrays: list[Array] = []
-        given: Sequence[Any] | None = None
+        provided: Sequence[Any] | None = None
         for i, expected in enumerate(step.inputs):
             if i in stored:
                 array = self.run.stored(stored[i])
             elif expected in self._values:
                 array = self._values[expected]
             elif self._inputs is not None:
-                given = self._inputs(step.number) if given is None else given
-                array = asarray(given[i]).numpy()
+                provided = self._inputs(step.number) if provided is None else provided
+                array = asarray(provided[i]).numpy()
             else:
                 raise ArgumentError(
                     f"replay: input {step.table.names[i]!r} of step {step.number} was not stored; "
@@ -269,11 +273,11 @@ def _machine() -> LocalVM:
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Return the names with a number at those that occurred before."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     unique = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return unique
 
 

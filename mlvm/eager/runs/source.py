@@ -72,8 +72,9 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
 
 @memoized(256)
 def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Return the first line of the statement that each line of a file is part of, for statements
-    that assign names, and these names.
+    """Return the first line and the names of the assignment that contains each line of a file.
+
+    Only statements that assign names are included.
 
     `q = x @ w`, `q: Tensor = ...` and `q += ...` assign q, `self.h = ...` assigns self.h, and
     `q, r = ...` assigns both. Of a line with several statements the last one counts.
@@ -95,7 +96,9 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
 
 
 def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
-    """Return file and first line of the statement that a line is part of, and the names that it
-    assigns, none without an assignment."""
+    """Return the file and first line of the statement of a line, and the assigned names.
+
+    There are no names without an assignment.
+    """
     first, names = _statements(line.file).get(line.number, (line.number, ()))
     return line.file, first, names if line.number else ()

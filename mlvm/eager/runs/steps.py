@@ -1,4 +1,4 @@
-"""What the calls of one program read, write and return, in terms of a run.
+"""The operands and results of a program, in terms of a run.
 
 Operands of a program are cells (state) or external inputs: arguments and Python numbers. The table
 of these is stored once per program; a step then has only the digests of its values.

@@ -112,8 +112,8 @@ class Values:
             if location is not None:
                 where = f"at byte {location.place:,}" if location.role == "scratch" else ""
                 place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
-            held = "" if self.execution.is_held(ref) else "; its memory has another value now"
-            lines += [f"memory: {place}{held}", f"written by {self._with_line(op)}"]
+            remark = "" if self.execution.is_held(ref) else "; its memory has another value now"
+            lines += [f"memory: {place}{remark}", f"written by {self._with_line(op)}"]
         reader = self._next_reader(ref)
         nobody = f"read by none of the next {_MOST_AHEAD:,} ops"
         return [*lines, nobody if reader is None else f"next read by {self._with_line(reader)}"]
