@@ -284,8 +284,7 @@ _MESSAGES: Final[Mapping[bytes, Callable[[bytes], Program | SavedStep | OpProgra
 
 
 def read_file(file: str) -> Program | SavedStep:
-    """Read a file: a program, or a captured step, that of a repro too. Raises what `read_any`
-    raises."""
+    """Read a program, or the captured step of a file or repro. Raises the errors of `read_any`."""
     loaded = read_any(file)
     if isinstance(loaded, Repro):
         loaded = loaded.program

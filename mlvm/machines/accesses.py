@@ -102,7 +102,8 @@ class _Analysis:
         The code is read repeatedly until the contents of its slots no longer change.
         """
         self._summaries[name] = None  # it may call itself
-        contents, size = frozenset[int | None](), -1  # what a slot may hold where a block begins
+        # the possible values of slots at the start of a block
+        contents, size = frozenset[int | None](), -1
         while size < len(contents):
             size, entries, returned = len(contents), list[Access](), set[int | None]()
             recorded: set[tuple[bool, int | None]] = set()

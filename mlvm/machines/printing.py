@@ -3,7 +3,7 @@
 debug.print {"format": f, "names": n, "line": l}    ( x.. -- )    prints `l: f` with the values
 debug.watch {"name": n}                             ( x -- )      adds a copy to the series n
 
-A VM has them once `register` was called: a server does not print what a client sends.
+A VM has them after a call of `register`: a server does not print for its clients.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def register_silent(vm: VM) -> None:
 
 
 def take_series(name: str, *, clear: bool) -> list[Array]:
-    """Return the series of a name, oldest first; with `clear` it begins anew."""
+    """Return the series of a name, oldest first; with `clear`, empty it."""
     with _lock:
         series = _series.pop(name, deque()) if clear else _series.get(name, deque())
         return [*series]

@@ -77,7 +77,7 @@ def _key(limit: Any) -> Any:
 
 
 def updates_last(flow: Flow) -> Flow:
-    """Return the flow with each update behind the calls that may raise and do not need it."""
+    """Return the flow with each update after the calls that may raise and do not need it."""
     units = [Unit([call]) for call in flow.calls]
     end = max((i + 1 for i, unit in enumerate(units) if unit.may_raise), default=0)
     stays = _needed(units[:end])
@@ -107,7 +107,7 @@ def updates_last(flow: Flow) -> Flow:
 
 
 def _needed(units: Sequence[Unit]) -> list[bool]:
-    """Return which units may raise, or have to run before one that may."""
+    """Return which units may raise, or must run before a unit that may raise."""
     stays = [False] * len(units)
     values: set[Value] = set()
     written: set[Home] = set()

@@ -1,6 +1,6 @@
 """Windows: slices that a chain reads where they are, and slices that it writes into.
 
-Each reader of a slice gets a slice of its own, which can then join the reader's chain. There it is
+Each reader of a slice gets a separate slice, which can then join the reader's chain. There it is
 a window (`mlvm.core.machine.fused`): it is not copied.
 """
 
@@ -69,7 +69,7 @@ def _may_be_window(call: Call, live_out: Container[Value]) -> bool:
 
 
 def _can_read(call: Call, use: Use) -> bool:
-    """Return whether the call can be in a chain with the slice, and reads it as such alone."""
+    """Return whether the call can be in a chain with the slice, and reads it only as a slice."""
     if call.op is None or any(x.value is use.value and x.type is not use.type for x in call.ins):
         return False
     if call.op.name == WRITES_WINDOW:

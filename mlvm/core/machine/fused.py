@@ -87,8 +87,8 @@ class _Step(NamedTuple):
 class _Layout(NamedTuple):
     """Blocks and temporaries of a chain for parameters of certain types.
 
-    Windows stand behind the parameters, each with the number of its parameter, and temporaries
-    behind these. `sliced` are the parameters and windows that differ from block to block. `copies`
+    Windows follow the parameters, each with the number of its parameter, and temporaries follow the
+    windows. `sliced` are the parameters and windows that differ from block to block. `copies`
     are the results that are written in part, with the operands that have their other elements."""
 
     steps: tuple[_Step, ...]
@@ -192,7 +192,7 @@ class Chain:
         """Return whether parameter `out` may share the memory of `operand`.
 
         No link may read `operand` after `out` is written, and the op that writes it must work in
-        place. Windows of `operand` must be apart from the one that is written, or the same."""
+        place. Windows of `operand` must be disjoint from the written window, or the same."""
         written = False
         writer = next(link for link in self.links if link.target == out)
         if self.links[0].op.heads and operand in self.links[0].sources:
@@ -270,7 +270,7 @@ class Chain:
         )
 
     def _shape(self, link: Link, inferred: Mapping[int, TensorType]) -> Shape:
-        """The shape that a link works on which is no window."""
+        """The shape of a link that is not a window."""
         op, target, sources, _ = link
         if op.name == WRITES_WINDOW:
             return inferred[sources[1]].shape

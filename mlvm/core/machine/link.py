@@ -199,8 +199,8 @@ class _Linker:
         """Combine a call with the push of its name right before it into one step.
 
         In main, the step also includes the pushes of the operands before these. The condition is
-        that all operands are arguments of the launch, and that a kernel without results accepts
-        them.
+        that all operands are arguments of the launch, and that the callee is a kernel without
+        results.
         """
         pc, code, nresults = each.pc, self.code.function.code, each.at
         if pc - 1 < each.start or code[pc - 1] is not each.callee:

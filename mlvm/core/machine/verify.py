@@ -92,7 +92,7 @@ def _height(state: State) -> int:
 
 
 class Verdict(NamedTuple):
-    """Facts about a verified program, by places (function, pc).
+    """Facts about a verified program, by position (function, pc).
 
     `decoded`: its functions. `ends`: by function and the first pc of a block the pc before which
     its reached instructions end. `unproven`: calls whose operands the machine checks as
@@ -109,7 +109,7 @@ class Verdict(NamedTuple):
 
     @property
     def reached(self) -> frozenset[tuple[str, int]]:
-        """The places that can be reached."""
+        """The positions that can be reached."""
         ranges = self.ends.items()
         return frozenset((name, pc) for (name, start), end in ranges for pc in range(start, end))
 
@@ -134,7 +134,7 @@ def verify(
 
 @dataclass(eq=False)
 class _Context:
-    """A function with parameters of certain kinds: what is known of it so far.
+    """A function with parameters of certain kinds: the facts known so far.
 
     `states`: the slots where paths meet, by pc. `returns`: whether a `return` is reached, which the
     walks in `waiting` need, and `result` then the results; None if their number is not known.
@@ -219,7 +219,7 @@ class _Verifier:
         return Verdict(self.decoded, self.ends, *facts)
 
     def follow(self, walk: _Walk) -> None:
-        """Walk on to where paths meet, or this one ends. Only there a copy of the slots is kept."""
+        """Walk up to a join of paths or the end of this path. Only there the slots are copied."""
         self.context, self.since, start, state, first, results = walk
         function = self.context.function
         code, nparams = self.decoded[function.name], function.nparams
@@ -356,7 +356,7 @@ class _Verifier:
     # --- what each instruction does ---
 
     def halt(self, each: Decoded) -> None:
-        """Do nothing: the end of the block does it."""
+        """Do nothing here: the end of the block handles it."""
 
     set = jump = halt
 

@@ -107,10 +107,10 @@ class _Miss(NamedTuple):
 class Match(NamedTuple):
     """Program of a call.
 
-    entry, scalars: the program, and the numbers of the call as it takes them.
+    entry, scalars: the program, and the numbers that the call passes to it.
     signature: the call's signature.
-    args, kwargs: its arguments, with tensors in place of arrays.
-    is_known: whether the program was there before the call.
+    args, kwargs: its arguments, with tensors instead of arrays.
+    is_known: whether the program existed before the call.
     named: the open lengths that the call names.
     """
 

@@ -308,7 +308,7 @@ def _first_state(init: Tree, body: Callable[[Tree], Any]) -> Tree:
     for _ in range(len(numbers)):  # one number may depend on another
         try:
             traced = blocks.abstract_eval(partial(_made_of, state, body))
-        except Exception:  # a body that cannot be traced, or that raises when it runs, too
+        except Exception:  # a body that cannot be traced; it may also raise when it runs
             break
         pairs = zip(tensors(state), tensors(traced), strict=True)
         promoted = with_leaves(state, iter([_as_promoted(x, y.type, numbers) for x, y in pairs]))
@@ -319,7 +319,7 @@ def _first_state(init: Tree, body: Callable[[Tree], Any]) -> Tree:
 
 
 def _made_of(state: Tree, body: Callable[[Tree], Any]) -> Tree:
-    """Return the state that a body makes of another one; types may differ."""
+    """Return the state that a body computes from a state; types may differ."""
     return as_like(state, as_tree(body(aliased(state))), "a body", lambda *_: True)
 
 

@@ -23,9 +23,9 @@ def save_repro(
 
     `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
     results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
-    stays as it is.
+    does not change.
 
-    Raises what a call raises, `CaptureError` for a function that reads a queue,
+    Raises the errors of a call, `CaptureError` for a function that reads a queue,
     `ArgumentError` for any value but a path, and `OSError`.
 
     Refuses:
@@ -46,14 +46,14 @@ def debug(
 ) -> None:
     """Debug a call with these arguments: step over its ops and print tensors.
 
-    The debugger steps forwards and backwards. Its commands are those of pdb; `h` lists them. See
-    docs/runs.md.
+    The debugger steps forwards and backwards. Its commands are similar to pdb's; `h` lists them.
+    See docs/runs.md.
 
-    The call runs on the current VM's functions with the present state, which stays as it is.
+    The call runs on the current VM's functions with the current state, which does not change.
     `commands` replace the commands that a user types.
 
-    Raises what a call raises before its launch, and `CaptureError` for a function that reads a
-    queue.
+    Raises the errors that a call raises before its launch, and `CaptureError` for a function that
+    reads a queue.
 
     Refuses:
         ml.capture(lambda x: float(x)).debug(ml.ones(()))  # CaptureError

@@ -95,7 +95,7 @@ class Cells:
         return array_of(self._sources[number]())
 
     def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
-        """Return the contents of those of these cells that no step has computed, and note them."""
+        """Return the contents of the cells that no step has computed, and note them."""
         if self._watch is not None and self._watch[0].changes == self._watch[1]:
             numbers = [each for each in numbers if not self._is_watched(each)]
         changed = {}

@@ -86,7 +86,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Compute a step again and print what was asked for. Return 0, or 1 if bits differ."""
+    """Compute a step again and print the requested tensors. Return 0, or 1 if bits differ."""
     replay = Replay(open_run(options.folder))
     count = len(replay.run.steps)
     if not count:

@@ -84,7 +84,7 @@ def watch(x: Tensor, name: str) -> None:
 def watched(name: str, *, clear: bool = False) -> list[Array]:
     """Return the values that `watch` has collected under a name, oldest first.
 
-    The list is empty if there are none. With `clear` the series restarts.
+    The list is empty if there are none. With `clear` the series is then emptied.
 
         >>> ml.debug.watched("nothing")
         []

@@ -359,7 +359,7 @@ class Debugger(cmd.Cmd):
 
 
 def text_of(array: Array) -> str:
-    """Return the elements of a tensor, each with the digits that tell it from others."""
+    """Return the elements of a tensor, each with the digits that make it unique."""
     return np.array2string(shown(array), floatmode="unique", separator=", ")
 
 

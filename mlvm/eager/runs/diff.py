@@ -74,7 +74,7 @@ class OpReport(NamedTuple):
 class Difference(NamedTuple):
     """First difference of two runs.
 
-    step: its number; steps before it are equal.
+    step: the number of the step; all earlier steps are equal.
     cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
     text: a sentence that describes it.
     names: of differing state, inputs or results.
@@ -96,7 +96,7 @@ class Difference(NamedTuple):
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     """Return the first difference of two recordings, None for equal ones.
 
-    Raises `EncodingError` for a damaged recording, and what a replay raises.
+    Raises `EncodingError` for a damaged recording, and the errors of a replay.
     """
     left = a if isinstance(a, Replay) else Replay(a)
     right = b if isinstance(b, Replay) else Replay(b)
@@ -340,7 +340,7 @@ def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
         while trace.advance() is not None:
             pass
     alike = [[(op.name, op.operands, op.types) for op in trace.ops] for trace in (a, b)]
-    if alike[0] == alike[1]:  # they differ by constants or attributes alone
+    if alike[0] == alike[1]:  # they differ only in constants or attributes
         for p, q in zip(a.ops, b.ops, strict=True):
             if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
                 return p, q

@@ -4,8 +4,9 @@
     while (op := execution.step()) is not None:
         print(op, execution.value(op.results[0]))
 
-A step back continues from the latest snapshot before. Positions count the ops executed so far, so
-each turn of a loop has positions of its own. Two executions to one position have equal bits.
+A step back continues from the latest earlier snapshot. A position is the number of ops executed so
+far, so each iteration of a loop has different positions. Two executions to the same position have
+equal bits.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from mlvm.step.flow import Location
 __all__ = ["Executed", "Execution", "Level", "Ref", "vm_like"]
 
 _SNAPSHOTS: Final = 32
-"""The number of snapshots of an execution; of more, every second one is dropped."""
+"""The maximum number of snapshots of an execution; beyond it, every second one is dropped."""
 
 
 class Execution:
-    """Execution of a program on a VM of this process, a new one unless it is given.
+    """Execution of a program on a VM of this process, by default on a new VM.
 
-    The VM must be for the execution alone if the program saves residuals. `inputs` are arrays of
+    If the program saves residuals, no other program may use the VM. `inputs` are arrays of
     the step's input types; f64, numpy's default, becomes narrower. `states` replace
-    those of the program.
+    the states of the program.
 
-    Raises `ProgramError` for another number of inputs, and `ShapeError` for inputs of other types.
+    Raises `ProgramError` for a wrong number of inputs, and `ShapeError` for inputs of wrong types.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Execution:
     def step(self) -> Executed | None:
         """Execute the next op and return it; None after the last one.
 
-        Raises what the op raises; the position is then that before the op.
+        Raises the errors of the op; the position is then before the op.
         """
         if not self._machine.advance():
             return None
@@ -131,7 +132,7 @@ class Execution:
         If the execution has not reached the position, the ops before it are executed. The current
         position does not change.
 
-        Raises `ArgumentError` for a position below 0, and what the ops before it raise.
+        Raises `ArgumentError` for a position below 0, and the errors of the ops before it.
         """
         if position < 0:
             raise ArgumentError(f"op_at: expected a position of 0 or more, got {position}")
@@ -162,7 +163,7 @@ class Execution:
         A result that was overwritten, or that is computed later, is computed again. The position
         does not change.
 
-        Raises `ArgumentError` for a reference to nothing.
+        Raises `ArgumentError` for a reference without a value.
         """
         if ref.kind == "result" and ref.number >= len(self._ops) and self._end is None:
             with self._restored():
@@ -193,7 +194,7 @@ class Execution:
         return content.ref, content.value.read(location.type)
 
     def results(self) -> list[Array]:
-        """Return the present values of the step's results; those of the call at the end."""
+        """Return the current values of the step's results; at the end, the results of the call."""
         return [self.at(each)[1] for each in self.program.step.results]
 
     def states(self) -> list[Array]:

@@ -1,8 +1,8 @@
 """Interpreter of a program op by op: the instructions between ops, and the launch of each op.
 
 It follows jumps, frames and the stack of the machine (`mlvm.core.program`). Each op is launched on
-the VM as a one-op program. Each result gets memory of its own, so a value never changes, and a
-snapshot of the state is a copy of references.
+the VM as a one-op program. Each result gets separate memory, so a value never changes. A
+snapshot of the state therefore only copies references.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Snapshot:
     """State of an execution between two instructions.
 
     memory: the contents of addresses.
-    turns: the turn of each loop that runs, by depth of frames and pc of its head.
+    turns: the iteration of each running loop, by depth of frames and pc of its head.
     created: the number of frames' tensors so far.
     latest: the results of the op that was executed last.
     """
@@ -336,7 +336,7 @@ class Interpreter:
         return tuple(levels)
 
     def execute(self) -> Executed:
-        """Execute the present op and move behind it."""
+        """Execute the current op and move past it."""
         state, call = self.state, self._call()
         op = self.described(call)
         values = {i: self.content(x).value for i, x in enumerate(call.params)}

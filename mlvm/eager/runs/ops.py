@@ -3,7 +3,7 @@
 In: a captured function and the arguments of a call. Out: an `OpProgram`, whose step has one
 instruction for each recorded call, before fusion, reordering, recomputation and layouts; and the
 arrays that are the inputs of the call's program. The results have the bits of the captured call.
-Nothing is launched: the function is traced once more.
+No program is launched: the function is traced once more.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def op_program(
     The program has the present state. Python numbers at the positions `free` of the signature
     become states; all other numbers are constants of the program.
 
-    Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
+    Raises the errors of `capture`, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
     call, signature = _traced(fn, args, kwargs, free)
@@ -194,7 +194,7 @@ def _traced(
 
 
 def takes_from_queue(call: TracedCall) -> bool:
-    """Return whether the call takes an element of a queue."""
+    """Return whether the call reads an element of a queue."""
     is_first = bool(call.record.outside.queues)
     return is_first or any(each.queue is not None for each in call.flow.calls)
 

@@ -1,4 +1,4 @@
-"""`ml.runs.record`: record the steps of a run, so that others can compare, replay and verify it.
+"""`ml.runs.record`: record the steps of a run, to compare, replay and verify it later.
 
 A folder has the `log`, a frame for each step with the digests of all that it reads and returns;
 `data`, contents that a replay cannot compute: inputs, and state that was written between steps;
@@ -53,14 +53,14 @@ class record(ContextDecorator):
 
     Arguments:
         folder: the folder to create; it must not contain a recording.
-        every: a checkpoint has all state before every so many steps.
-        inputs: how many bytes of inputs may be stored, such as "1 GiB", "all" or "none". Equal
-            arrays are stored once. A step whose inputs are not stored is replayed only after a
-            checkpoint before it, with inputs that the caller has.
+        every: the number of steps between checkpoints of the complete state.
+        inputs: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
+            "none". Equal arrays are stored once. A step whose inputs are not stored is replayed
+            only from an earlier checkpoint, with inputs from the caller.
 
-    The digests of a step are those of the state, inputs and results. Members of a group compute the
-    same, and the first one records. Steps of other threads wait for one another. A killed process
-    loses at most the step that it was in.
+    The recording has digests of the state, inputs and results of each step. All members of a group
+    compute the same steps, so only the first member records. Steps of different threads wait for
+    each other. A killed process loses at most the step that was running.
 
     Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
     the folder, and `CaptureError` inside a captured function or another recording.
@@ -184,7 +184,7 @@ class _Session:
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a call, and record it unless it is inside of another one or another member's."""
+        """Run a call, and record it unless it is nested or a different member records it."""
         vm = (scope.get() or default_arena()).vm
         if getattr(self._running, "is_on", False) or place_of(vm)[0]:
             return call(args, kwargs)
@@ -359,7 +359,7 @@ class _Session:
         return place, len(data)
 
     def close(self, *, finished: bool) -> None:
-        """End the recording: a later kill loses nothing."""
+        """Close the recording: no data is lost if the process is killed later."""
         self._log.append(("end", self._steps, finished))
         os.fsync(self._data.fileno())
         self._log.sync()

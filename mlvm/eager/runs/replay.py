@@ -103,8 +103,8 @@ class Replay:
         """Return the state and the inputs of a step.
 
         Raises `EncodingError` for a damaged recording, `MachineError` if an earlier step does not
-        have the recorded digests on this machine, and `ArgumentError` for a step that is not there,
-        and for inputs that were not stored.
+        have the recorded digests on this machine, and `ArgumentError` for a step that
+        does not exist, and for inputs that were not stored.
         """
         step = self.run.step(number)
         self._go_to(step)
@@ -119,7 +119,7 @@ class Replay:
         return {**self._cells}
 
     def operands(self, number: int) -> list[Array]:
-        """Return the operands of a step's program. Raises what `at` raises."""
+        """Return the operands of a step's program. Raises the errors of `at`."""
         step = self.run.step(number)
         self._go_to(step)
         external = self._external(step)
@@ -129,12 +129,12 @@ class Replay:
         ]
 
     def execution(self, number: int) -> Execution:
-        """Return the execution of a step op by op, before its first op. Raises what `at` raises."""
+        """Return the execution of a step, before its first op. Raises the errors of `at`."""
         operands = self.operands(number)
         return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
 
     def replay(self, number: int) -> list[Mismatch]:
-        """Compute a step again. Return what differs from the log, nothing for equal bits."""
+        """Compute a step again. Return the differences from the log, none for equal bits."""
         step = self.run.step(number)
         operands = self.operands(number)
         results = self.compute(step, operands)
@@ -237,7 +237,7 @@ class Replay:
         return mismatches
 
     def _skip(self, step: RecordedStep) -> None:
-        """Go to the next step; this one updates nothing that a later one reads."""
+        """Go to the next step; this step updates no state that a later step reads."""
         self._next = step.number + 1
         if self._next < len(self.run.steps):
             self._write(self.run.steps[self._next])
@@ -265,7 +265,7 @@ class Replay:
 
 
 def _machine() -> LocalVM:
-    """Return a new VM for replays, on which `ml.debug.print` prints nothing."""
+    """Return a new VM for replays, on which `ml.debug.print` does not print."""
     vm = LocalVM("replay")
     printing.register_silent(vm)
     return vm

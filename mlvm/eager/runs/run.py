@@ -1,7 +1,7 @@
 """A recording as it is read: its steps, programs, checkpoints and stored contents.
 
 Everything that is read is compared with the digests in the log, and the log with its own chain.
-What does not fit raises `EncodingError` with the name of the file.
+A mismatch raises `EncodingError` with the name of the file.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Run:
     cells: the tensors of state by number.
     tables: the programs' operands and results.
     steps, checkpoints: in order.
-    is_closed: whether the block of `record` has ended, so that no step is missing.
-    has_failed: whether it has ended with an error.
-    torn: bytes of a torn frame that a killed process has left.
+    is_closed: whether the block of `record` was closed, so that no step is missing.
+    has_failed: whether the block raised an error.
+    torn: bytes of a torn frame that a killed process wrote.
     chain: the digest of the whole log.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
@@ -212,7 +212,7 @@ class Run:
         return [min(step.values.items())[1] for step in self.steps if step.values]
 
     def step(self, number: int) -> RecordedStep:
-        """Return a step. Raises `ArgumentError` if there is no such step."""
+        """Return a step. Raises `ArgumentError` if the step does not exist."""
         if type(number) is not int or not 0 <= number < len(self.steps):
             raise ArgumentError(
                 f"run: expected a step from 0 to {len(self.steps) - 1}, got {brief(number)}"

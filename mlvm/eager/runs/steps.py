@@ -28,7 +28,7 @@ class StepTable:
     """Operands and results of a program, as a recording has them.
 
     function: the name of the function.
-    content: the digest of what the program computes, without names and lines; "" without a program.
+    content: the digest of the program without names and lines; "" without a program.
     file: the digest of the program's file, "" without one.
     operands: the operands of the program, by its own numbers.
     names, types: of the external inputs.
@@ -37,7 +37,7 @@ class StepTable:
     writes: the cells that a call updates, each with the number of the program's result.
     updated: the external inputs that a call updates in place, each with the number of the result.
     sources: the digest of each source file that the program names, by its path.
-    reason: why there is no program, "" if there is one.
+    reason: why the program could not be recorded, "" with a program.
     """
 
     function: str

@@ -178,7 +178,7 @@ def without_state(
 
 
 def content_of(program: OpProgram) -> bytes:
-    """Return the digest of what a program computes, without names, lines and addresses."""
+    """Return the digest of a program, without names, lines and addresses."""
     step = program.step
     places = [(each.role, each.place, str(each.type)) for each in step.planned.arguments]
     results = [(each.role, each.place, str(each.type)) for each in step.results]

@@ -15,9 +15,9 @@ class Verified(NamedTuple):
     """Outcome of a verification.
 
     steps: the steps that were computed again.
-    mismatches: what differs from the recording.
+    mismatches: the differences from the recording.
     skipped: why steps could not be computed, by step.
-    problems: what is missing or damaged.
+    problems: missing or damaged files.
     unchecked: the number of steps without a program, which no replay computes.
     """
 
@@ -55,7 +55,7 @@ def verify(replay: Replay, *, steps: int = 3, seed: int = 0) -> Verified:
 
 
 def _problems(run: Run) -> list[str]:
-    """Return what is damaged of the files that the log names."""
+    """Return the damaged files among the files that the log names."""
     problems: list[str] = []
 
     def check(work: Callable[..., object], *args: object) -> None:

@@ -432,7 +432,7 @@ class _ScratchLayout:
         moved = [x for x in self.kinds.values() if x not in (_native.SCALAR, _native.TEMPORARY)]
         if length >= _LONG_ROW or len(moved) > 2 * most or not _are_apart(chain):
             return length
-        self._free.clear()  # what is copied keeps its place
+        self._free.clear()  # copied values keep their memory
         for value, kind in self.kinds.items():
             if kind == _native.WHOLE:
                 written = any(value in step.values[: step.nresults] for step in chain.steps)
