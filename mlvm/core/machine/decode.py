@@ -40,14 +40,16 @@ Count: TypeAlias = Callable[[str | None], int | None]
 class Decoded(NamedTuple):
     """An instruction that does more than push or drop a value.
 
-    kind: the opcode's name.
-    pc, start: the pc of the instruction, and the first pc after the previous decoded instruction.
-    operands: the values that it pops, in order. None: their number is unknown, as for a `halt`.
-    results: number of results that it pushes. None: known only at run time.
-    callee: the function's name for a `call`; the reference to its name for a `cfunc`.
-    attributes: the attributes of a `cfunc`.
-    at: the slot of a `set`, the target pc of a jump, or the announced results of a `cfunc`.
-    fault: the error in the use of the stack or in immediates, which terminates the block.
+    Attributes:
+        kind: the opcode's name.
+        pc, start: the pc of the instruction, and the first pc after the previous decoded
+            instruction.
+        operands: the values that it pops, in order. None: their number is unknown, as for a `halt`.
+        results: number of results that it pushes. None: known only at run time.
+        callee: the function's name for a `call`; the reference to its name for a `cfunc`.
+        attributes: the attributes of a `cfunc`.
+        at: the slot of a `set`, the target pc of a jump, or the announced results of a `cfunc`.
+        fault: the error in the use of the stack or in immediates, which terminates the block.
     """
 
     kind: str

@@ -107,11 +107,12 @@ class _Miss(NamedTuple):
 class Match(NamedTuple):
     """Program of a call.
 
-    entry, scalars: the program, and the numbers that the call passes to it.
-    signature: the call's signature.
-    args, kwargs: its arguments, with tensors instead of arrays.
-    is_known: whether the program existed before the call.
-    named: the open lengths that the call names.
+    Attributes:
+        entry, scalars: the program, and the numbers that the call passes to it.
+        signature: the call's signature.
+        args, kwargs: its arguments, with tensors instead of arrays.
+        is_known: whether the program existed before the call.
+        named: the open lengths that the call names.
     """
 
     entry: CacheEntry

@@ -61,7 +61,7 @@ class OpReport(NamedTuple):
     """The first differing op in one run.
 
     op: the op.
-    operands: of the op.
+    operands: the operands of the op.
     line: the line of Python that called it, and its text as recorded.
     """
 
@@ -74,12 +74,13 @@ class OpReport(NamedTuple):
 class Difference(NamedTuple):
     """First difference of two runs.
 
-    step: the number of the step; all earlier steps are equal.
-    cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
-    text: a sentence that describes it.
-    names: of differing state, inputs or results.
-    ops: for an op, the first differing op of each run.
-    elements: differing elements of the op's result, an input or state.
+    Attributes:
+        step: the number of the step; all earlier steps are equal.
+        cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+        text: a sentence that describes the difference.
+        names: the names of differing state, inputs or results.
+        ops: for an op, the first differing op of each run.
+        elements: the differing elements of the op's result, an input or a state.
     """
 
     step: int

@@ -158,7 +158,7 @@ class Execution:
     # --- values -----------------------------------------------------------------------------
 
     def value(self, ref: Ref, type: TensorType | None = None) -> Array:
-        """Return a copy of a value, as a type of its size.
+        """Return a copy of a value, as a type of the same size.
 
         A result that was overwritten, or that is computed later, is computed again. The position
         does not change.

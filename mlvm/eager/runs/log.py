@@ -90,9 +90,10 @@ def _framed(payload: bytes, chain: bytes) -> bytes:
 class LogReader:
     """A log as read from a file.
 
-    values: the values of its whole frames, in order.
-    chain: the digest of the last one.
-    torn: the bytes of a torn frame at the end, which a killed process has left.
+    Attributes:
+        values: the values of all complete frames, in order.
+        chain: the digest of the last complete frame.
+        torn: the bytes of a torn frame at the end, which a killed process wrote.
 
     Raises `EncodingError` for a file that is not a log, has an unsupported version, or was changed.
     """

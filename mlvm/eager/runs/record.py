@@ -105,11 +105,11 @@ class record(ContextDecorator):
 def step(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that is not captured as a step of recordings. A decorator.
 
-    Inside `ml.runs.record`, its calls are recorded as those of a captured function: it is traced
-    once for its program, as `ml.capture` does, and then runs eagerly. The digests are those of a
-    captured run. Of a function that cannot be traced, such as one that reads a tensor's value, only
-    inputs and results are recorded, and no replay can compute it. Elsewhere, and inside another
-    step, it is the function.
+    Inside `ml.runs.record`, its calls are recorded like calls of a captured function. The function
+    is traced once for its program, as `ml.capture` does, and then runs eagerly. The results have
+    the same digests as in a captured run. If the function cannot be traced, for example because it
+    reads a tensor's value, only inputs and results are recorded, and no replay can compute it.
+    Outside of `ml.runs.record`, and inside another step, calls are not recorded.
 
     Raises `CaptureError` for anything but a function.
 

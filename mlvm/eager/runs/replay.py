@@ -103,8 +103,8 @@ class Replay:
         """Return the state and the inputs of a step.
 
         Raises `EncodingError` for a damaged recording, `MachineError` if an earlier step does not
-        have the recorded digests on this machine, and `ArgumentError` for a step that
-        does not exist, and for inputs that were not stored.
+        have the recorded digests on this machine. Raises `ArgumentError` for a step that does not
+        exist, and for inputs that were not stored.
         """
         step = self.run.step(number)
         self._go_to(step)

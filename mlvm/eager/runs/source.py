@@ -14,10 +14,11 @@ from mlvm.core.memo import memoized
 class Line(NamedTuple):
     """Line of source code.
 
-    file, number: the file and the line number.
-    function: the qualified name of the function around it, "" at the top of a module.
-    text: the line without the spaces around it, "" if it cannot be read.
-    layer: the path of the layer of a Module that was running, "" without one.
+    Attributes:
+        file, number: the file and the line number.
+        function: the qualified name of the enclosing function, "" at module level.
+        text: the line without surrounding whitespace, "" if it cannot be read.
+        layer: the path of the running layer of a Module, "" outside of a layer.
     """
 
     file: str
@@ -77,7 +78,7 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
     Only statements that assign names are included.
 
     `q = x @ w`, `q: Tensor = ...` and `q += ...` assign q, `self.h = ...` assigns self.h, and
-    `q, r = ...` assigns both. Of a line with several statements the last one counts.
+    `q, r = ...` assigns both. On a line with several statements, only the last statement counts.
     """
     statements: dict[int, tuple[int, tuple[str, ...]]] = {}
     for node in ast.walk(_tree(file) or ast.Module([], [])):

@@ -14,11 +14,12 @@ from mlvm.eager.runs.run import DATA, Run
 class Verified(NamedTuple):
     """Outcome of a verification.
 
-    steps: the steps that were computed again.
-    mismatches: the differences from the recording.
-    skipped: why steps could not be computed, by step.
-    problems: missing or damaged files.
-    unchecked: the number of steps without a program, which no replay computes.
+    Attributes:
+        steps: the steps that were computed again.
+        mismatches: the differences from the recording.
+        skipped: the reason why a step could not be computed, by step.
+        problems: missing or damaged files.
+        unchecked: the number of steps without a program, which no replay computes.
     """
 
     steps: list[int]
