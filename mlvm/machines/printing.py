@@ -1,7 +1,7 @@
 """Host functions that show values while a program runs: they print them, or keep them as a series.
 
-debug.print {"format": f, "names": n, "line": l}    ( x.. -- )    prints `l: f` with the values
-debug.watch {"name": n}                             ( x -- )      adds a copy to the series n
+    debug.print {"format": f, "names": n, "line": l}  ( x.. -- )    prints `l: f` with the values
+    debug.watch {"name": n}                           ( x -- )      adds a copy to the series n
 
 A VM has them after a call of `register`: a server does not print for its clients.
 """

@@ -2,9 +2,9 @@
 
 A captured step that raises leaves arguments and states as they were. So each update runs after all
 calls that may raise, in whatever order the function made them. The exception is an update whose new
-value such a call needs: it runs before the call, as in eager code.
-A call cannot raise if an earlier call checked the same indices against the same limit. So the
-backward pass of `take` and of `softmax_cross_entropy` delays no update.
+value such a call needs: it runs before the call, as in eager code. A call cannot raise if an
+earlier call checked the same indices against the same limit. So the backward passes of `take` and
+`softmax_cross_entropy` do not delay updates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _marked(calls: Sequence[Call], checked: set[Any]) -> list[Call]:
 
 
 def _checks(call: Call) -> Any:
-    """Return what a call checks: indices, and the number below which they must be."""
+    """Return the values that a call checks: indices, and the number below which they must be."""
     assert call.op is not None
     types = [use.type for use in call.ins]
     values = [use.value for use in call.ins]

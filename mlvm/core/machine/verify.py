@@ -138,8 +138,8 @@ class _Context:
 
     `states`: the slots where paths meet, by pc. `returns`: whether a `return` is reached, which the
     walks in `waiting` need, and `result` then the results; None if their number is not known.
-    `callers`: the places from which calls of it are reached. `calls`: the contexts that it calls,
-    by pc. `costs`: those of its ops, by pc."""
+    `callers`: the positions of its calls. `calls`: the contexts that it calls, by pc. `costs`: the
+    costs of its ops, by pc."""
 
     function: Function
     states: dict[int, State]

@@ -290,7 +290,7 @@ class Recorder:
     storages: memory that the function allocates.
     stack: the identity of the stack that it pushes residuals to.
     recomputing: whether calls recompute values of the forward pass.
-    high_water: once it is closed, the most bytes of tensors that were alive at once.
+    high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
     what = "a captured function"

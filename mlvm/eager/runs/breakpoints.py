@@ -57,7 +57,10 @@ class Breakpoint(NamedTuple):
             return False
         try:
             value = self.condition.value(values.after(before).lookup)
-        except (LookupError, ArgumentError):  # a name without a value yet, or of another type
+        except (
+            LookupError,
+            ArgumentError,
+        ):  # a name without a value or type so far
             return False
         return bool(value.all())
 

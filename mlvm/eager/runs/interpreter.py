@@ -148,7 +148,7 @@ class Interpreter:
 
     def content(self, x: Address) -> Content:
         content = self.state.memory.get(x.key)
-        if content is None:  # scratch memory that nothing has written to
+        if content is None:  # scratch memory that was never written
             content = Content(StoredValue(self.vm, x.type.nbytes), Ref("scratch", x.key[1]))
             self.state.memory[x.key] = content
         return content
@@ -233,7 +233,7 @@ class Interpreter:
         state.pc = target
 
     def _enter_loops(self) -> None:
-        """Begin the loops that the present instruction is in, and end the others of the frame."""
+        """Start the loops around the current instruction; finish the frame's other loops."""
         state = self.state
         depth, around = len(state.frames), self._around(state.function, state.pc)
         heads = {each.start for each in around if each.kind == LOOP}

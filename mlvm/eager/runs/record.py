@@ -139,7 +139,7 @@ class _Recorded(NamedTuple):
 
     number: its number in the log.
     table: its operands and results.
-    numbers: how to compute the arrays of its Python numbers from those of a signature.
+    numbers: computes the arrays of its Python numbers from the numbers of a signature.
     """
 
     number: int

@@ -194,7 +194,7 @@ class Replay:
         raise EncodingError(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
 
     def _write(self, step: RecordedStep) -> None:
-        """Apply what was written to the state before a step, and compare its digest."""
+        """Apply the recorded writes to the state before a step, and compare its digest."""
         for checkpoint in self.run.checkpoints:
             if checkpoint.step == step.number:  # some of it may have been written since
                 self._cells.update(self.run.contents(checkpoint))
@@ -213,7 +213,7 @@ class Replay:
         return number_of(digest_of(*digest_of_cells(digests, cells)))
 
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
-        """Take the results of a step as state and values of later steps. Return mismatches."""
+        """Use the results of a step as state and values of later steps. Return mismatches."""
         table = step.table
         returned = [results[i] for i in table.returns if i >= 0]
         returned += [results[i] for _, i in table.updated]

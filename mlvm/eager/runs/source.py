@@ -99,7 +99,7 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
 def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
     """Return the file and first line of the statement of a line, and the assigned names.
 
-    There are no names without an assignment.
+    A statement without an assignment has an empty tuple of names.
     """
     first, names = _statements(line.file).get(line.number, (line.number, ()))
     return line.file, first, names if line.number else ()

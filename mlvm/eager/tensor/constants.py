@@ -105,7 +105,7 @@ def table(make: Callable[..., Array], *key: Any) -> Tensor:
 
 
 def _written(array: Array, pool: Constants) -> Tensor:
-    """Write a constant, which is no step of a template."""
+    """Write a constant; the write is not a step of a template."""
     before = pause(True)
     try:
         with pool.arena.hosting():

@@ -296,7 +296,7 @@ def chain_call(
 
 
 def _are_apart(chain: _Steps) -> bool:
-    """Return whether no thread may read, between rows of a window, what another one writes."""
+    """Return whether no thread may read elements between rows that a different thread writes."""
     for number, written in chain.written.items():
         for window in chain.windows.values():
             at_same = window.parameter in (written.out, written.x)
