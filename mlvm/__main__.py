@@ -1,5 +1,6 @@
 """The command line: `python -m mlvm run | debug | check | build | disasm | memory | plan | show |
-onnx | launch | mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
+onnx | launch | mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and, for
+machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 

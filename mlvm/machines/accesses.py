@@ -15,7 +15,7 @@ from mlvm.core.machine.decode import Decoded, Ref, Result, argument_of, decode
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.verify import verify
 from mlvm.core.op import OPS, Attributes
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import OPCODES, Program
 
 ALL: Final = slice(0, None)
 
@@ -92,8 +92,10 @@ def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
 class _Analysis:
     def __init__(self, program: Program, reads: Reads) -> None:
         self._codes, self._reads = decode(program), reads
-        codes = [function.code for function in program.functions.values()]
-        self._loaded = frozenset({None, *[argument_of(each) for code in codes for each in code]})
+        code = [each for function in program.functions.values() for each in function.code]
+        has_global = any(each.opcode is OPCODES["load_global"] for each in code)
+        numbers = {argument_of(each) for each in code} - {None}
+        self._loaded: Arguments = frozenset({*numbers, None} if has_global else numbers)
         self._summaries: dict[str, tuple[list[Access], Arguments] | None] = {}
 
     def summary(self, name: str) -> tuple[list[Access], Arguments]:

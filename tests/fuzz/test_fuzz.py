@@ -194,7 +194,7 @@ def test_what_a_server_does_wrong_is_found(
     owner: Any, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
-    _, failure = remote.fuzz(200, seed=0)
+    _, failure = remote.fuzz(500, seed=0)
     assert failure is not None
     assert re.search(reason, failure)
 

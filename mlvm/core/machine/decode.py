@@ -42,8 +42,7 @@ class Decoded(NamedTuple):
 
     Attributes:
         kind: the opcode's name.
-        pc, start: the pc of the instruction, and the first pc after the previous decoded
-            instruction.
+        pc, start: the pc of the instruction, and the first pc after the previous decoded one.
         operands: the values that it pops, in order. None: their number is unknown, as for a `halt`.
         results: number of results that it pushes. None: known only at run time.
         callee: the function's name for a `call`; the reference to its name for a `cfunc`.
@@ -151,10 +150,7 @@ class Code:
 
 
 def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
-    """Return the functions of a program, which are decoded when they are used.
-
-    `count` returns the number of results of a host function, by its name.
-    """
+    """Return the functions of a program; `count` returns how many results a host function has."""
     functions = program.functions
     return {name: Code(function, functions, count) for name, function in functions.items()}
 

@@ -198,9 +198,8 @@ class _Linker:
     def call(self, each: Decoded, name: str) -> None:
         """Combine a call with the push of its name right before it into one step.
 
-        In main, the step also includes the pushes of the operands before these. The condition is
-        that all operands are arguments of the launch, and that the callee is a kernel without
-        results.
+        In main, the step includes the pushes of operands if all are arguments of the launch and the
+        callee is a kernel without results.
         """
         pc, code, nresults = each.pc, self.code.function.code, each.at
         if pc - 1 < each.start or code[pc - 1] is not each.callee:

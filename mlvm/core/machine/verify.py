@@ -152,11 +152,7 @@ class _Context:
 
 
 class _Walk(NamedTuple):
-    """Path through a function that the verifier has to follow.
-
-    It starts where paths join, or after a call that waited for its results, in a block that was
-    entered with a state.
-    """
+    """Path to verify, which starts at a join or after a call that waited for its results."""
 
     context: _Context
     since: int

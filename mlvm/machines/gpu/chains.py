@@ -1,7 +1,7 @@
 """Chains of ops (`mlvm.core.machine.fused`) as calls: the steps of each, in order.
 
-All elementwise links are one kernel. A product in front is a separate call, and so is each
-reduction behind: values between calls lie in scratch memory.
+All elementwise links are one kernel. A product in front, a reduction and a copy of a window are
+separate calls, whose values are in scratch memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from mlvm.core.machine.fused import Chain
+from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, Chain
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.types import TensorType
 from mlvm.machines.gpu.elementwise import Link, chain_call
@@ -76,7 +76,11 @@ def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
     """List the steps of a chain on parameters of these types."""
     lowering = _Lowering(facts, chain, types)
     for op, target, sources, attributes in chain.links:
-        if op.links:
+        if op.name == READS_WINDOW:
+            lowering.read_window(op, target, sources[0], attributes)
+        elif op.name == WRITES_WINDOW:
+            lowering.write_window(op, target, sources, attributes)
+        elif op.links:
             lowering.join(op, target, sources, attributes)
         else:
             lowering.call(op, target, sources, attributes)
@@ -136,6 +140,26 @@ class _Lowering:
             self._stored[source] = self._scratch(source)  # also an operand: it may be written over
         number = self._new(target)
         self._waiting.append((op, self._types[number], source, target, attributes))
+
+    def read_window(self, op: Op, target: int, source: int, attributes: Attributes) -> None:
+        """Copy a window of a parameter."""
+        number, types = self._new(target), [self._inferred[target], self._types[source]]
+        self._at[number] = self._scratch(number)
+        self.steps += steps_of(
+            self._facts, op, types, attributes, [self._at[number], self._at[source]]
+        )
+
+    def write_window(
+        self, op: Op, target: int, sources: Sequence[int], attributes: Attributes
+    ) -> None:
+        """Write a value into a window of a parameter, when the kernel has computed it."""
+        x, source = [self._value[number] for number in sources]
+        if self._is_computed(source):
+            self._stored.setdefault(source, self._scratch(source))
+            self.flush()
+        types = [self._inferred[target], self._types[x], self._types[source]]
+        args = [target, self._at[x], self._at[source]]
+        self.steps += steps_of(self._facts, op, types, attributes, args)
 
     def _scratch(self, number: int) -> Scratch:
         return Scratch(f"value {number}", self._types[number].nbytes)

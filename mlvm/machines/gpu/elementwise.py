@@ -32,7 +32,9 @@ _WRAPS: Final = frozenset({"add", "subtract", "multiply", "square", "negative"})
 """Ops of integers that are computed without a sign."""
 
 _TABLE: Final = Path(__file__).parents[1] / "native/src/plan/kernels/elementwise_ops.def"
-_ROW: Final = re.compile(r"(?:[A-Z]*ARY|SAME|COMPARISON|PREDICATE)\((\w+)(?:, [\w.]+, (.+))?\)")
+_ROW: Final = re.compile(
+    r"(?:[A-Z]*ARY|SAME|STEPPED|COMPARISON|PREDICATE)\((\w+)(?:, [\w.]+, (.+))?\)"
+)
 _DEFINED: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_of_sum"})
 """Functions of source/elementwise.h that the native kernels have, too."""
 
@@ -47,6 +49,7 @@ _OF_FLOATS: Final = {
     "sign": "sign_T(x)",
     "relu": "x <= 0 ? (T)0 : x",
     "sigmoid": "1 / (1 + exp(-x))",
+    "pow": "pow(x, y)",
     "floor_divide": "quotient_T(x, y)",
     "remainder": "modulus_T(x, y)",
     **{name: f"{name}(x)" for name in _FUNCTIONS.split()},

@@ -45,6 +45,7 @@ from mlvm.parallel.group import Group
 from tests.brief import ROOT, Patch, cases, refuses
 from tests.cases import CASES
 from tests.cases.evaluate import evaluate
+from tests.core.machine.test_fused import mean_of_neighbours
 from tests.core.programs import put
 from tests.invariance.walk import Sample, reference
 from tests.machines.gpu.against import compare, launched
@@ -241,6 +242,19 @@ def test_an_op_works_in_place_and_never_over_an_operand_it_reads(vm: GpuVM) -> N
     np.testing.assert_array_equal(vm.read(a), [0, 7, 2, 3, 8, 5])
     program = Program.of_op("flip.out", 2, {"axis": 0}, 0)
     refuses(MachineError, "would write over an operand", vm.launch, program, [a, a])
+
+
+def test_a_chain_reads_and_writes_windows(vm: GpuVM) -> None:
+    x, y = np.random.default_rng(0).random((2, 5, 6), "f4")
+    expected = y.copy()
+    expected[1:4, 1:5] = x[0:3, 1:5] + x[4:1:-1, 5:1:-1]
+    chain, before = mean_of_neighbours().attributes(), vm.counts.host_ops
+    for out in (np.empty_like(y), None):
+        a, b = sent(vm, x, y)
+        c = b if out is None else sent(vm, out)[0]
+        vm.launch(Program.of_op("fused", 3, chain, 0), [c, a, b])
+        np.testing.assert_array_equal(vm.read(c), expected)
+    assert vm.counts.host_ops == before
 
 
 # --- values that are refused, functions of the host, control flow --------------------
