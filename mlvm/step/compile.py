@@ -242,8 +242,10 @@ def curve_of(
 
 
 def as_recorded(flow: Flow) -> Planned:
-    """Compile the calls of the step as they were recorded: in their order, each once, and none is
-    left out, fused or moved. A debugger runs such a program."""
+    """Compile the calls of the step in their recorded order, each exactly once.
+
+    No call is omitted, fused or moved. A debugger runs such a program.
+    """
     options = _Options(fuse=False, recompute=False, policy=REFERENCE, effort=1, ordered=False)
     return _written(_planned(flow, options))
 

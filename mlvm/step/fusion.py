@@ -40,7 +40,7 @@ class FusionPolicy(NamedTuple):
     longest: the most links of a chain.
     panels: whether products take weights in panels that were packed before.
     halves: whether row functions widen halves as they read them (`mlvm.step.halves`).
-    transposes: whether products take transposed factors, with the same bits.
+    transposes: whether products accept transposed factors, with the same bits.
     windows: whether chains read and write slices in place.
     near: the most units between a call and a chain that it joins.
     """
@@ -65,7 +65,7 @@ class FusionPolicy(NamedTuple):
         return self._replace(longest=math.inf, near=64)
 
     def is_cut(self, units: Iterable[Unit]) -> bool:
-        """Return whether a chain may have ended only because no longer one is allowed."""
+        """Return whether the maximum length of a chain may have limited one of these chains."""
         return any(len(unit.calls) > 0.75 * self.longest for unit in units)
 
 

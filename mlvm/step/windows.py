@@ -1,6 +1,6 @@
 """Windows: slices that a chain reads where they are, and slices that it writes into.
 
-Each reader of a slice gets a slice of its own, which can then join the reader's chain. There it is
+Each reader of a slice gets a separate slice, which can then join the reader's chain. There it is
 a window (`mlvm.core.machine.fused`): it is not copied.
 """
 
@@ -25,8 +25,11 @@ def written_shape(call: Call) -> Shape | None:
 
 
 def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[Call]:
-    """Return the calls, where each reader of a slice reads a slice of its own, if all of them can
-    be in a chain with it; the same calls if there is no such slice."""
+    """Return the calls with a separate slice for each reader of a slice.
+
+    This is done only if all readers can be in a chain with the slice. Without such a slice, the
+    calls are returned unchanged.
+    """
     readers: dict[Value, list[Call]] = {}
     for call in calls:
         for use in call.ins:
@@ -85,7 +88,7 @@ def _read_late(calls: Sequence[Call], slices: Mapping[Value, Call]) -> set[Value
 
 
 def _can_read(call: Call, use: Use) -> bool:
-    """Return whether the call can be in a chain with the slice, and reads it as such alone."""
+    """Return whether the call can be in a chain with the slice, and reads it only as a slice."""
     if call.op is None or any(x.value is use.value and x.type is not use.type for x in call.ins):
         return False
     if call.op.name == WRITES_WINDOW:
@@ -94,10 +97,12 @@ def _can_read(call: Call, use: Use) -> bool:
 
 
 def may_write(call: Call, calls: Sequence[Call]) -> bool:
-    """Return whether a call may be in a chain of calls, as far as these read windows of the memory
-    that it writes to: they must be apart from the one that it writes, or the same.
+    """Return whether a call that writes to a window may join a chain of calls.
 
-    So it is not if the chain would have to copy the tensor of the window that it writes."""
+    Each window of this memory that the calls read must be the written window or disjoint from it.
+
+    So it is not if the chain would have to copy the tensor of the window that it writes.
+    """
     shape, home = written_shape(call), call.outs[0].value.home
     x = call.ins[0].value if shape is not None else None
     for each in calls:
