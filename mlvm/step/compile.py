@@ -771,7 +771,9 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
-        windowed = with_windows(sloped, live_out) if policy.windows else sloped
+        # Beside collectives, whose order is fixed, slices stay: without them products would move.
+        has_order = any(call.fixed for call in calls)
+        windowed = with_windows(sloped, live_out) if policy.windows and not has_order else sloped
         if windowed is not sloped:
             chains = fused(windowed, most, policy.of_formulas, units)
             schedules.append(in_order(chains, most, policy.of_formulas))
