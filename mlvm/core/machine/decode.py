@@ -24,6 +24,8 @@ from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Progr
 
 _PUSHES: Final = frozenset({Opcode.load_arg, Opcode.push_str, Opcode.push_const, Opcode.push_int})
 _FEW: Final = 32  # results of a call that get a reference each
+_MOST: Final = 1 << 20  # values that one instruction pops one by one
+
 
 
 class Result(NamedTuple):
@@ -275,6 +277,8 @@ class _Decoder:
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
+            if n > _MOST:
+                raise ValueError(f"needs {n} values above base, and no program has more than {_MOST}")
             self.stack[:0] = [self.value(i) for i in range(self.low + at, self.low)]
             self.low, at = self.low + at, 0
             for i in [i for i in self.changed if i >= self.low]:
