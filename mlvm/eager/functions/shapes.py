@@ -570,6 +570,7 @@ def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 
     Refuses:
         ml.tril(x, k=ints)  # ShapeError
+        ml.tril(x, k=v)  # DTypeError
     """
     if isinstance(k, Tensor):
         return _triangle(x, k, below=True)
@@ -591,6 +592,7 @@ def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 
     Refuses:
         ml.triu(x, k=v)  # DTypeError
+        ml.triu(x, k=ints)  # ShapeError
     """
     if isinstance(k, Tensor):
         return _triangle(x, k, below=False)
