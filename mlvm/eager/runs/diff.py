@@ -99,7 +99,7 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     left = a if isinstance(a, Replay) else Replay(a)
     right = b if isinstance(b, Replay) else Replay(b)
     for x, y in zip(left.run.steps, right.run.steps, strict=False):
-        if not _are_equal(left.run, right.run, x, y):
+        if not _are_equal(left, right, x, y):
             return _difference(left, right, x, y)
     counts = len(left.run.steps), len(right.run.steps)
     shorter = left.run if counts[0] < counts[1] else right.run
@@ -131,17 +131,44 @@ def _bits(x: Array) -> Array:
     return little.reshape(-1, 1).view(np.uint8)
 
 
-def _are_equal(a: Run, b: Run, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether two steps are equal: their results, and the state after them if both have
-    tensors of the same types. A member that shards its state has others."""
-    results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
-    if results[0] != results[1]:
+def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
+    """Return whether two steps are equal: their results, the inputs that they update, and the state
+    after them.
+
+    A member of a group may update a part of a batch, or shard its state. So updated inputs count
+    only if they have the same types in both runs. Of state with different types, the tensors count
+    that both runs have under one name and with one type.
+    """
+    nresults = [len(step.results) - len(step.table.updated) for step in (x, y)]
+    results = [step.results[:n] for step, n in zip((x, y), nresults, strict=True)]
+    if results[0] != results[1] or len(x.table.updated) != len(y.table.updated):
         return False
-    types = [
-        sorted(str(run.cells[cell].type) for cell in step.table.cells())
-        for run, step in ((a, x), (b, y))
+    types = [[step.table.types[i] for i, _ in step.table.updated] for step in (x, y)]
+    if types[0] == types[1] and x.results[nresults[0] :] != y.results[nresults[1] :]:
+        return False
+    states = [
+        sorted(str(replay.run.cells[cell].type) for cell in step.table.cells())
+        for replay, step in ((a, x), (b, y))
     ]
-    return types[0] != types[1] or x.after == y.after
+    if states[0] == states[1]:
+        return x.after == y.after
+    return _have_equal_state(a, b, x, y)
+
+
+def _have_equal_state(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
+    """Return whether the tensors of state that two steps share by name and type are equal after
+    them. Both steps are computed again. If that is not possible, equal results are sufficient."""
+    after: list[dict[tuple[str, str], bytes]] = []
+    for replay, step in ((a, x), (b, y)):
+        try:
+            contents = replay.cells_after(step.number)
+        except (MlvmError, OSError):
+            return len(x.results) > 0
+        rows = replay.run.cells
+        after.append(
+            {(rows[i].name, str(rows[i].type)): digest(contents[i]) for i in step.table.cells()}
+        )
+    return all(after[0][key] == after[1][key] for key in after[0].keys() & after[1].keys())
 
 
 def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
@@ -171,7 +198,8 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
 
 
 def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
-    pairs = zip(x.table.results, x.results, y.results, strict=False)
+    updated = [f"{x.table.names[i]} after the step" for i, _ in x.table.updated]
+    pairs = zip([*x.table.results, *updated], x.results, y.results, strict=False)
     return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
 
 

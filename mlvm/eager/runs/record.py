@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import replace
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -58,8 +59,8 @@ class record(ContextDecorator):
             checkpoint before it, with inputs that the caller has.
 
     The digests of a step are those of the state, inputs and results. Members of a group compute the
-    same, and the first one records. Steps of other threads wait for one another. A killed process
-    loses at most the step that it was in.
+    same, and the first one records. Steps of other threads wait for one another. Steps of a forked
+    child are not recorded. A killed process loses at most the step that it was in.
 
     Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
     the folder, and `CaptureError` inside a captured function or another recording.
@@ -165,6 +166,7 @@ class _Session:
         self._log = LogWriter(folder / LOG)
         self._data: BinaryIO = open_to_append(folder / DATA)
         self._end = 0  # of the data
+        self._process = os.getpid()
         self._steps = 0
         self._cells = Cells()
         self._ncells = self._ntables = self._ncheckpoints = 0  # in the log
@@ -180,7 +182,10 @@ class _Session:
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a call, and record it unless it is inside of another one or another member's."""
+        """Run a call, and record it unless it is inside of another one, of another member or of a
+        forked child, whose steps are not those of the recorded process."""
+        if self._process != os.getpid():
+            return call(args, kwargs)
         vm = (scope.get() or default_arena()).vm
         if getattr(self._running, "is_on", False) or place_of(vm)[0]:
             return call(args, kwargs)
@@ -199,21 +204,25 @@ class _Session:
         table = program.table
         cells = table.cells()
         digests = [*map(digest, arrays)]
+        end, spent, known = self._end, self._spent, len(self._stored)
         try:
             stored_cells = self._store_cells(cells)
             before = digest_of(*digest_of_cells(self._cells.digests, cells))
             stored = self._store_inputs(arrays, digests)
-            self._computed.update(digests)
             result = call(args, kwargs)
             self._cells.note([cell for cell, _ in table.writes])
         except BaseException:
             self._cells.forget(cells)
+            self._drop_data(end)
+            self._spent = spent
+            self._stored = dict(islice(self._stored.items(), known))
             raise
         after = digest_of(*digest_of_cells(self._cells.digests, cells))
         results, values = _results_of(result)
         updated = [tensors[i] for i, _ in table.updated]
         late = [digest(array_of(x)) for x in updated if x is not None]
-        self._computed.update(results, late)
+        if table.file:  # otherwise no replay computes them
+            self._computed.update(results, late)
         keys = [*map(number_of, digests)], [*map(number_of, results + late)]
         state = number_of(before), number_of(after)
         self._log.append(("step", program.number, *state, *keys, values, stored_cells, stored))
@@ -350,8 +359,17 @@ class _Session:
         place, self._end = self._end, self._end + len(data)
         return place, len(data)
 
+    def _drop_data(self, end: int) -> None:
+        """Remove what a step that has raised has stored: no frame refers to it."""
+        if self._process == os.getpid():
+            self._data.seek(end)
+            self._data.truncate()
+        self._end = end
+
     def close(self, *, finished: bool) -> None:
-        """End the recording: a later kill loses nothing."""
+        """End the recording: a later kill loses nothing. A forked child leaves it to its parent."""
+        if self._process != os.getpid():
+            return
         self._log.append(("end", self._steps, finished))
         os.fsync(self._data.fileno())
         self._log.sync()

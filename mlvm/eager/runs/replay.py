@@ -146,6 +146,12 @@ class Replay:
         self._require(self._finish(step, results))
         return results
 
+    def cells_after(self, number: int) -> dict[int, Array]:
+        """Return the contents of the cells after a step. Raises what `results` raises."""
+        cells, table = self.cells(number), self.run.step(number).table
+        results = self.results(number)
+        return {**cells, **{cell: results[i] for cell, i in table.writes}}
+
     def compute(self, step: RecordedStep, operands: Sequence[Array]) -> list[Array]:
         """Return the results of a step's program on these operands."""
         table = step.table
@@ -162,8 +168,9 @@ class Replay:
         start = self._checkpoint_before(step)
         if self._next is None or not start.step <= self._next <= step.number:
             self._values.clear()
-            self._cells, self._next = {}, start.step
+            self._cells, self._next = {}, None
             self._write(self.run.steps[start.step])
+            self._next = start.step
         while self._next < step.number:
             now = self.run.steps[self._next]
             if now.table.file and (now.table.writes or self._needed.intersection(now.results)):
@@ -234,9 +241,11 @@ class Replay:
 
     def _skip(self, step: RecordedStep) -> None:
         """Go to the next step; this one updates nothing that a later one reads."""
-        self._next = step.number + 1
-        if self._next < len(self.run.steps):
-            self._write(self.run.steps[self._next])
+        self._next = None  # if the state cannot be written, a later step begins at a checkpoint
+        following = step.number + 1
+        if following < len(self.run.steps):
+            self._write(self.run.steps[following])
+        self._next = following
 
     def _external(self, step: RecordedStep) -> list[Array]:
         """Return the external inputs of a step."""

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import EncodingError
+from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -112,4 +113,4 @@ def scalar_of(x: Array) -> float | None:
     """Return the value of a real number without axes; None for any other array."""
     if x.ndim or TensorType.of(x).dtype.kind not in ("float", "signed", "unsigned"):
         return None
-    return float(x)
+    return float(shown(x).item())

@@ -94,6 +94,50 @@ def test_state_that_was_written_between_steps(folder: Path) -> None:
     assert found.elements.first == (1,)
 
 
+def test_updated_arguments_are_compared(folder: Path) -> None:
+    def run(folder: Path, factor: float) -> Run:
+        @ml.capture
+        def step(x: Tensor) -> None:
+            x[...] = x * factor
+
+        x = ml.ones(100)
+        with ml.runs.record(folder):
+            for _ in range(3):
+                step(x)
+        return ml.runs.open(folder)
+
+    a = run(folder / "a", 2.0)
+    assert diff(a, run(folder / "b", 2.0)) is None
+    found = first(a, run(folder / "c", 3.0))
+    assert (found.step, found.cause) == (0, "op")
+    assert found.elements is not None
+    assert found.elements.values == (2.0, 3.0)
+
+
+def test_state_of_other_optimizers_is_compared_by_name(folder: Path) -> None:
+    def run(folder: Path, kind: Any, *, counted: bool = False) -> Run:
+        model = ml.nn.Linear(3, 2, key=ml.random.key(1))
+        optimizer, count = kind(model, 0.1), ml.zeros(())
+
+        @ml.capture
+        def step(x: Tensor) -> None:
+            grads = ml.grad(lambda model: ml.mean(model(x) ** 2))(model)
+            optimizer.update(grads)
+            if counted:
+                nonlocal count
+                count += 1.0
+
+        with ml.runs.record(folder):
+            for i in range(3):
+                step(ml.full((4, 3), i + 1.0))
+        return ml.runs.open(folder)
+
+    a = run(folder / "a", ml.optim.SGD)
+    found = first(a, run(folder / "b", ml.optim.Adam))
+    assert (found.step, found.cause) == (0, "op")
+    assert diff(a, run(folder / "c", ml.optim.SGD, counted=True)) is None
+
+
 def test_another_seed_is_named_before_the_first_step(folder: Path) -> None:
     def run(folder: Path, seed: int) -> Run:
         ml.random.seed(seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
 from mlvm.eager.runs.replay import Replay
-from tests.brief import Capsys, refuses
+from tests.brief import Capsys, refuses, run_python
 from tests.eager.runs.recorded import STEPS, batches, train
 from tests.wired import connect_to
 
@@ -179,6 +181,85 @@ def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
     run = ml.runs.open(folder / "a")
     assert run.losses == [2.0, 4.0]
     assert [Replay(run).replay(i) for i in range(2)] == [[]] * 2
+
+
+@pytest.mark.parametrize("stored", ["all", "1 KiB"])
+def test_what_a_failed_step_has_stored_is_removed(folder: Path, stored: str) -> None:
+    w = ml.zeros(50)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        nonlocal w
+        ml.check(ml.all(x > 0), "positive")
+        w += x
+        return ml.sum(w)
+
+    with ml.runs.record(folder / "a", inputs=stored):
+        step(ml.ones(50))
+        for _ in range(3):
+            w += 1.0
+            with pytest.raises(ml.errors.CheckFailed):
+                step(-ml.ones(50))
+        for i in range(3):
+            step(ml.full(50, i + 2.0))
+    verified = ml.runs.verify(Replay(ml.runs.open(folder / "a")), steps=4)
+    assert (verified.problems, verified.steps) == ([], [0, 1, 2, 3])
+    assert verified.is_accepted
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "float64"])
+def test_scalars_of_all_types_are_values(folder: Path, dtype: str) -> None:
+    step = ml.capture(lambda x: ml.astype(ml.sum(x), getattr(ml, dtype)))
+    with ml.runs.record(folder / "a"):
+        step(ml.full(2, 1.5))
+    assert ml.runs.open(folder / "a").losses == [3.0]
+
+
+def test_results_of_a_step_without_a_program_are_stored(folder: Path) -> None:
+    @ml.runs.step
+    def load(x: Tensor) -> Tensor:
+        return x * float(x[0])
+
+    step = ml.capture(lambda x: ml.sum(x))
+    with ml.runs.record(folder / "a"):
+        for i in range(3):
+            step(load(ml.full(50, i + 1.0)))
+    replay = Replay(ml.runs.open(folder / "a"))
+    assert [replay.replay(i) for i in (1, 3, 5)] == [[]] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_record(folder: Path) -> None:
+    text = """
+        import os, sys, mlvm.eager as ml
+        step = ml.capture(lambda x: ml.sum(x))
+        with ml.runs.record("a"):
+            step(ml.ones(3))
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+            step(ml.full(3, 2.0))
+        if child:
+            print(ml.runs.open("a").losses)
+    """
+    done = run_python("-c", textwrap.dedent(text), cwd=folder)
+    assert (done.stdout, done.returncode) == ("[3.0, 6.0]\n", 0), done.stderr
+
+
+def test_a_damaged_checkpoint_is_a_typed_error(folder: Path) -> None:
+    w = ml.ones(3)
+    scale = ml.capture(lambda x: w * x)
+    double = ml.capture(lambda x: x + x)
+    with ml.runs.record(folder / "a"):
+        for i in range(4):
+            scale(ml.full(3, float(i)))
+            double(ml.full(3, float(i)))
+    [checkpoint] = (folder / "a" / "checkpoints").iterdir()
+    checkpoint.write_bytes(b"")
+    replay = Replay(ml.runs.open(folder / "a"))
+    for n in range(8):
+        with pytest.raises(ml.errors.EncodingError, match="not the file that was recorded"):
+            replay.replay(n)
 
 
 def test_a_function_that_cannot_be_traced_has_no_program(folder: Path) -> None:
