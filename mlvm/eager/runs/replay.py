@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, EncodingError, MachineError
+from mlvm.core.errors import ArgumentError, EncodingError, MachineError, brief
 from mlvm.core.types import Array
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
+from mlvm.eager.nn.module import Module
 from mlvm.eager.runs.cells import digest_of_cells
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.log import digest_of, number_of
@@ -48,8 +49,9 @@ class Moment(NamedTuple):
         """Write the state into objects by the names that they had in the recorded function, as in
         `run.at(7).load(model=model, optimizer=optimizer)`, and into the random keys.
 
-        Raises `ArgumentError` for an object without recorded state, and `DTypeError` or
-        `ShapeError` for a tensor of another type.
+        Raises `ArgumentError` for an object without recorded state, and for a Module, dict or list
+        with a tensor that the recording does not have; `DTypeError` or `ShapeError` for a tensor of
+        another type. Nothing is written then.
         """
         for name in objects:
             if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
@@ -57,11 +59,20 @@ class Moment(NamedTuple):
                 raise ArgumentError(
                     f"load: there is no state of {name!r}; there is that of {names}"
                 )
-        tensors = {
-            path: x
-            for path, x in tensors_below(objects.items())
-            if path in self.state and isinstance(x, Tensor)
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, value in objects.items():
+            below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
+            found = {path: x for path, x in below.items() if path in self.state}
+            if not found:
+                expected = _listed([x for x in self.state if re.match(rf"{name}[.[]", x)])
+                raise ArgumentError(
+                    f"load: expected {name} as an object with {expected}, got {brief(value)}"
+                )
+            tensors |= found
+            loaded = {id(x.root) for x in tensors.values()}
+            missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
+            if missing and isinstance(value, Module | dict | list | tuple):
+                raise ArgumentError(f"load: the recording has no state of {_listed(missing)}")
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
             random.set_state(self.state[KEYS])
@@ -274,6 +285,10 @@ def _machine() -> LocalVM:
     vm = LocalVM("replay")
     printing.register_silent(vm)
     return vm
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -84,6 +84,7 @@ class StepTable:
                 and len(table.names) == len(table.types)
                 and len(table.results) == len(table.returns)
                 and all(n < len(table.names) for kind, n in table.operands if kind == INPUT)
+                and all(n < len(table.names) for n, _ in table.updated)
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             is_table = False

@@ -63,6 +63,27 @@ def test_a_moment_has_state_and_inputs(folder: Path) -> None:
     refuses(ArgumentError, "from 0 to 9", lambda: run.at(10))
 
 
+def test_a_load_refuses_objects_without_recorded_state(folder: Path) -> None:
+    class Other(ml.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = ml.nn.Linear(3, 2)
+
+    moment = train(folder / "a").at(3)
+    for wrong in (5, "x", None, [], Other()):
+        refuses(ArgumentError, "model.kernel", lambda wrong=wrong: moment.load(model=wrong))
+    larger = ml.nn.Linear(3, 2)
+    larger.scale = ml.ones(2)
+    before = larger.kernel.numpy().copy()
+    refuses(ArgumentError, "no state of model.scale", lambda: moment.load(model=larger))
+    np.testing.assert_array_equal(larger.kernel.numpy(), before)
+    model = ml.nn.Linear(3, 2)
+    optimizer = ml.optim.AdamW(model, 0.1)
+    moment.load(optimizer=optimizer)
+    moment.load(model=model, optimizer=optimizer)
+    np.testing.assert_array_equal(model.bias.numpy(), moment.state["model.bias"])
+
+
 @pytest.mark.parametrize("captured", [True, False])
 def test_captured_and_eager_runs_are_equal(folder: Path, *, captured: bool) -> None:
     a = train(folder / "a")
