@@ -17,6 +17,7 @@ from mlvm.core.errors import MlvmError, UnknownFunction
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
+from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.replay import Replay
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
@@ -47,12 +48,18 @@ class Elements(NamedTuple):
 
 
 class OperandOrigin(NamedTuple):
-    """Operand of an op: its origin, its type, and whether it is equal in both runs; None if the ops
-    of the runs are different ones."""
+    """Operand of an op.
+
+    origin, type: of the operand.
+    is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
+    twin: the number of the operand of the other run's op that is equal, at another position or of
+        an op that does not correspond; None if there is none.
+    """
 
     origin: str
     type: TensorType
     is_equal: bool | None
+    twin: int | None = None
 
 
 class OpReport(NamedTuple):
@@ -77,7 +84,9 @@ class Difference(NamedTuple):
     text: a sentence that describes it.
     names: of differing state, inputs or results.
     ops: for an op, the first differing op of each run.
-    elements: differing elements of the op's result, an input or state.
+    elements: differing elements of the result of corresponding ops, of an input or of state.
+    programs: the first op of each run in which the programs differ, if it has another line: an op
+        of the backward pass has the line of `value_and_grad`, and its cause is often a forward op.
     """
 
     step: int
@@ -86,6 +95,7 @@ class Difference(NamedTuple):
     names: Sequence[str] = ()
     ops: tuple[OpReport | None, OpReport | None] = (None, None)
     elements: Elements | None = None
+    programs: tuple[OpReport | None, OpReport | None] = (None, None)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -105,7 +115,8 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     shorter = left.run if counts[0] < counts[1] else right.run
     if counts[0] == counts[1] or not shorter.is_closed:
         return None
-    text = f"the first {min(counts)} steps are equal; A has {counts[0]} steps and B {counts[1]}"
+    equal = f"the first {min(counts)} steps are equal; " if min(counts) else ""
+    text = f"{equal}A has {counts[0]} steps, B has {counts[1]}"
     return Difference(min(counts), "length", text)
 
 
@@ -177,13 +188,22 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     if x.before != y.before:
         names, found = _differing_state(left, right, x, y)
         if names:
-            when = "before the first step" if not x.number else f"between the steps before {head}"
+            previous = f"between step {x.number - 1} and step {x.number}"
+            when = previous if x.number else "before the first step"
             text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
             return Difference(x.number, "state", text, names, elements=found)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
-    if inputs or len(x.inputs) != len(y.inputs):
-        names = [x.table.names[i] for i in inputs] or ["their number"]
-        text = f"{head}: the inputs differ: {_listed(names)}"
+    counts = [len(each.inputs) for each in (x, y)]
+    tensors = [sum(not each.startswith("number ") for each in s.table.names) for s in (x, y)]
+    if tensors[0] != tensors[1]:
+        listed = [_listed(each.table.names) or "none" for each in (x, y)]
+        text = f"{head}: the inputs differ: A has {listed[0]}; B has {listed[1]}"
+        return Difference(x.number, "input", text)
+    is_constant = counts[0] != counts[1]  # a Python number is a constant of one of the programs
+    inputs = [i for i in inputs if not is_constant or i < tensors[0]]
+    if inputs:
+        names = [x.table.names[i] for i in inputs]
+        text = f"{head}: the inputs differ: {_listed([_with_types(x, y, i) for i in inputs])}"
         found = _differing_input(left, right, x.number, inputs)
         return Difference(x.number, "input", text, names, elements=found)
     for step in (x, y):
@@ -195,6 +215,13 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     except UnknownFunction as error:
         text = f"{head}: the results differ, and this machine cannot compute the step: {error}"
         return Difference(x.number, "result", text, _results(x, y))
+
+
+def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:
+    """Return the name of an input, with its types in both runs if these differ."""
+    types = x.table.types[i], y.table.types[i]
+    name = x.table.names[i]
+    return name if types[0] == types[1] else f"{name} ({types[0]} in A, {types[1]} in B)"
 
 
 def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
@@ -269,13 +296,15 @@ class _Trace:
             self.digests[ref] = digest(self.execution.value(ref))
         return self.digests[ref]
 
-    def report(self, op: Executed, other: _Trace | None, twin: Executed | None) -> OpReport:
+    def report(self, op: Executed, twins: Sequence[bytes], *, correspond: bool) -> OpReport:
+        """Return the report of an op. `twins` are the digests of the other run's operands."""
         operands = []
         for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
-            is_equal = None
-            if other is not None and twin is not None:
-                is_equal = self.digest(ref) == other.digest(twin.operands[i])
-            operands.append(OperandOrigin(self.origin(ref), type, is_equal))
+            mine = self.digest(ref)
+            is_equal = mine == twins[i] if correspond else None
+            is_known = mine in twins and not is_equal and ref.kind != "scratch"
+            twin = twins.index(mine) if is_known else None
+            operands.append(OperandOrigin(self.origin(ref), type, is_equal, twin))
         text = op.line.text if op.line else ""
         if op.line is not None:
             lines = self.replay.run.source(op.line.file)
@@ -290,7 +319,9 @@ class _Trace:
             kind, number = table.operands[ref.number]
             if kind == CELL:
                 return f"state {self.replay.run.cells[number].name}"
-            return f"input {table.names[number]!r}"
+            value = shown(self.execution.value(ref))
+            is_number = table.names[number].startswith("number ")
+            return f"input {table.names[number]!r}" + (f" = {value.item()!r}" if is_number else "")
         if ref.kind == "result":
             op = self.ops[ref.number]
             what = "random draw" if op.name.startswith("random") else f"result of {op.name}"
@@ -306,29 +337,64 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     """Compute a step op by op in both runs, and return the first op whose result differs."""
     traces = _Trace(left, x), _Trace(right, y)
     same = x.table.content == y.table.content
-    pair = _lockstep(*traces) if same else _sources(*traces)
+    pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
     if pair == (None, None):
         names = _results(x, y)
         text = f"step {x.number}: the recordings differ ({_listed(names)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair
-    twins = a is not None and b is not None and a.name == b.name
-    if a is not None and b is not None and len(a.operands) != len(b.operands):
-        twins = False
+    operands = [
+        [] if op is None else [trace.digest(ref) for ref in op.operands]
+        for trace, op in zip(traces, pair, strict=True)
+    ]
+    correspond = a is not None and b is not None and _correspond(a, b, *operands)
     reports = [
-        None if op is None else trace.report(op, other if twins else None, twin)
-        for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))
+        None if op is None else trace.report(op, twins, correspond=correspond)
+        for trace, op, twins in ((traces[0], a, operands[1]), (traces[1], b, operands[0]))
     ]
     found = None
-    if twins and a is not None and b is not None and a.types == b.types:
+    if correspond and a is not None and b is not None:
         for p, q in zip(a.results, b.results, strict=True):
             found = found or elements(traces[0].execution.value(p), traces[1].execution.value(q))
     where = "the programs differ; " if not same else ""
-    named = a or b
-    assert named is not None  # one of them differs
-    text = f"step {x.number}: {where}the first op whose result differs is {named.name}"
-    return Difference(x.number, "op", text, (), (reports[0], reports[1]), found)
+    names = {op.name: None for op in pair if op is not None}
+    which = "whose result differs" if is_first else "that differs and reaches the results"
+    text = f"step {x.number}: {where}the first op {which} is {' in A, '.join(names)}"
+    text += " in B" if len(names) > 1 else ""
+    first = (None, None) if same else _first_in_programs(*traces)
+    if [op and op.line for op in first] == [op and op.line for op in pair]:
+        first = None, None
+    programs = [
+        None if op is None else trace.report(op, (), correspond=False)
+        for trace, op in zip(traces, first, strict=True)
+    ]
+    return Difference(
+        x.number, "op", text, (), (reports[0], reports[1]), found, (programs[0], programs[1])
+    )
+
+
+def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]) -> bool:
+    """Return whether two ops with these operands are the same op of two programs: of one kind and
+    type, at one position with the same operands, or with at most one that differs."""
+    if a.name != b.name or a.types != b.types or a.operand_types != b.operand_types:
+        return False
+    if (a.position, a.operands) == (b.position, b.operands):
+        return True
+    return sum(x == y for x, y in zip(p, q, strict=True)) >= max(1, len(p) - 1)
+
+
+def _first_in_programs(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+    """Return the first op of each execution that is another op in the other execution."""
+    for p, q in zip(a.ops, b.ops, strict=False):
+        alike = (p.name, p.attributes, p.types) == (q.name, q.attributes, q.types)
+        if not alike or p.operands != q.operands:
+            return p, q
+        outside = [ref for ref in p.operands if ref.kind not in ("result", "scratch")]
+        if any(a.digest(ref) != b.digest(ref) for ref in outside):
+            return p, q
+    n = min(len(a.ops), len(b.ops))
+    return next(iter(a.ops[n:]), None), next(iter(b.ops[n:]), None)
 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
@@ -351,9 +417,10 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
             return p, q
 
 
-def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
     """Return for each of two programs the first op from which the difference comes: its result is
-    not computed in the other run, but its operands are, and differing results depend on it."""
+    not computed in the other run, but its operands are, and differing results depend on it. Return
+    also whether these are the first ops whose results differ."""
     for trace in (a, b):
         while trace.advance() is not None:
             pass
@@ -361,11 +428,12 @@ def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
     if alike[0] == alike[1]:  # they differ by constants or attributes alone
         for p, q in zip(a.ops, b.ops, strict=True):
             if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
-                return p, q
-    return _source(a, b), _source(b, a)
+                return (p, q), True
+    (p, is_first), (q, is_other_first) = _source(a, b), _source(b, a)
+    return (p, q), is_first and is_other_first
 
 
-def _source(trace: _Trace, other: _Trace) -> Executed | None:
+def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
     known = {*other.digests.values()}
     for ref in _initial_refs(other.ops):
         known.add(other.digest(ref))
@@ -393,7 +461,8 @@ def _source(trace: _Trace, other: _Trace) -> Executed | None:
         left += unknown
         if not unknown and (found is None or op.position < found.position):
             found = op
-    return found
+    earlier = [] if found is None else trace.ops[: found.position]
+    return found, not any(trace.digest(ref) not in known for op in earlier for ref in op.results)
 
 
 def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:
@@ -411,18 +480,33 @@ def _listed(names: Sequence[str]) -> str:
 
 def _lines(difference: Difference) -> Iterator[str]:
     yield difference.text
-    for name, report in zip("AB", difference.ops, strict=True):
+    for name, other, report in zip("AB", "BA", difference.ops, strict=True):
         if report is None:
             continue
-        attributes = _attributes(report.op.attributes)
-        yield f"  {name}: {report.op}{attributes}"
+        yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
         for i, operand in enumerate(report.operands):
             equal = {True: ", equal in both", False: ", differs", None: ""}[operand.is_equal]
+            if operand.twin is not None:
+                equal = f", equal to operand {operand.twin} of {other}"
             yield f"       operand {i}: {operand.type}, {operand.origin}{equal}"
-        if report.line is not None:
-            yield f"       {report.line}: {report.text}"
+        yield from _place(report)
     if difference.elements is not None:
         yield f"  {difference.elements}"
+    if difference.programs != (None, None):
+        yield "  the first op in which the programs differ:"
+    for name, report in zip("AB", difference.programs, strict=True):
+        if report is not None:
+            yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
+            yield from _place(report)
+
+
+def _place(report: OpReport) -> Iterator[str]:
+    """Yield the line of an op, and the turns of the loops around it."""
+    if report.line is not None:
+        yield f"       {report.line}: {report.text}"
+    turns = [str(level) for level in report.op.path if level.kind == LOOP]
+    if turns:
+        yield f"       in {', '.join(turns)}"
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:
