@@ -18,7 +18,7 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.nesting import LOOP
-from mlvm.eager.runs.replay import Replay
+from mlvm.eager.runs.replay import Replay, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.steps import CELL
@@ -104,10 +104,10 @@ class Difference(NamedTuple):
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     """Return the first difference of two recordings, None for equal ones.
 
-    Raises `EncodingError` for a damaged recording, and what a replay raises.
+    Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is none, and
+    what a replay raises.
     """
-    left = a if isinstance(a, Replay) else Replay(a)
-    right = b if isinstance(b, Replay) else Replay(b)
+    left, right = replay_of(a, "diff"), replay_of(b, "diff")
     for x, y in zip(left.run.steps, right.run.steps, strict=False):
         if not _are_equal(left, right, x, y):
             return _difference(left, right, x, y)

@@ -163,7 +163,11 @@ class _Session:
         self._folder, self._every, self._limit = folder, every, limit
         for name in (CHECKPOINTS, PROGRAMS, SOURCES):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        self._log = LogWriter(folder / LOG)
+        try:
+            self._log = LogWriter(folder / LOG)
+        except FileExistsError:
+            text = f"record: {folder} contains a recording; choose another folder, or delete it"
+            raise FileExistsError(text) from None
         self._data: BinaryIO = open_to_append(folder / DATA)
         self._end = 0  # of the data
         self._process = os.getpid()

@@ -6,10 +6,11 @@ compares each with the digests in the log.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import ArgumentError, EncodingError, MachineError, brief
 from mlvm.core.types import Array
@@ -31,6 +32,8 @@ from mlvm.step.saved import LoadedStep
 
 Inputs: TypeAlias = Callable[[int], Sequence[Any]]
 """A function that returns the external inputs of a step that were not stored."""
+
+_NO_RUN: Final = "expected a run, got {}; write ml.runs.open(folder)"
 
 
 class Moment(NamedTuple):
@@ -94,9 +97,21 @@ class Replay:
     Steps in order need one checkpoint only; a step before the present one begins at an earlier
     checkpoint again. `inputs` returns the external inputs of a step that the recording has not
     stored.
+
+    Raises `ArgumentError` for anything but a run and a function.
+
+    Refuses:
+        ml.runs.Replay("folder")  # ArgumentError
     """
 
     def __init__(self, run: Run, *, inputs: Inputs | None = None) -> None:
+        if not isinstance(run, Run):
+            raise ArgumentError(f"Replay: {_NO_RUN.format(brief(run))}")
+        if inputs is not None and not callable(inputs):
+            raise ArgumentError(
+                f"Replay: expected inputs as a function that returns the inputs of a step, "
+                f"got {brief(inputs)}; write inputs=lambda n: batches[n]"
+            )
         self.run = run
         self._inputs = inputs
         self._next: int | None = None  # the step that `_cells` are before
@@ -269,15 +284,28 @@ class Replay:
             elif expected in self._values:
                 array = self._values[expected]
             elif self._inputs is not None:
-                given = self._inputs(step.number) if given is None else given
+                given = self._given(step) if given is None else given
                 array = asarray(given[i]).numpy()
             else:
                 raise ArgumentError(
                     f"replay: input {step.table.names[i]!r} of step {step.number} was not stored; "
-                    f'record with inputs="all", or give it: ml.runs.open(folder, inputs=batch_of)'
+                    f'record with inputs="all", or pass a function that returns the inputs of a '
+                    f"step: ml.runs.Replay(run, inputs=batch_of)"
                 )
             arrays.append(self.run.confirmed(step, i, array))
         return arrays
+
+    def _given(self, step: RecordedStep) -> Sequence[Any]:
+        """Return the inputs of a step from the caller, of which there may be more than tensors."""
+        assert self._inputs is not None  # the caller has tested this
+        given = self._inputs(step.number)
+        ntensors = sum(not name.startswith("number ") for name in step.table.names)
+        if not isinstance(given, list | tuple) or len(given) < ntensors:
+            raise ArgumentError(
+                f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
+                f"({_listed(step.table.names[:ntensors])}), got {brief(given)}"
+            )
+        return given
 
 
 def _machine() -> LocalVM:
@@ -301,8 +329,24 @@ def _unique(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def open_run(folder: str | Path) -> Run:
-    """Read a recording. Raises `EncodingError` for a damaged one, and `OSError`."""
+def replay_of(run: Run | Replay, what: str) -> Replay:
+    """Return the replay of a run. Raises `ArgumentError` with the function for another value."""
+    if not isinstance(run, Run | Replay):
+        raise ArgumentError(f"{what}: {_NO_RUN.format(brief(run))}")
+    return run if isinstance(run, Replay) else Replay(run)
+
+
+def open_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a recording.
+
+    Raises `EncodingError` for a damaged one, `FileNotFoundError` for a folder without a recording,
+    other `OSError`, and `ArgumentError` for anything but a path.
+
+    Refuses:
+        ml.runs.open(5)  # ArgumentError
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise ArgumentError(f"open: expected the folder of a recording, got {brief(folder)}")
     return Run(Path(folder))
 
 

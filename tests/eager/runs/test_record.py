@@ -302,9 +302,30 @@ def test_what_record_refuses(folder: Path) -> None:
     refuses(ArgumentError, "expected a folder", lambda: ml.runs.record(3))  # type: ignore[arg-type]
     with ml.runs.record(folder / "a"):
         refuses(CaptureError, "is on already", lambda: ml.runs.record(folder / "b").__enter__())
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match="choose another folder"):
         ml.runs.record(folder / "a").__enter__()
     ml.capture(lambda: ml.ones(2))()  # nothing is left on
+
+
+def test_wrong_arguments_are_typed_errors(folder: Path) -> None:
+    run: Any = train(folder / "a", options={"inputs": "none"})
+    wrong: Any
+    for wrong in ("a", None, 3):
+        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.diff(run, wrong))
+        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.Replay(wrong))
+        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.verify(wrong))
+    for options in ({"steps": "a"}, {"steps": -1}, {"steps": True}, {"seed": "a"}, {"seed": 0.5}):
+        refuses(ArgumentError, "as an int", lambda o=options: ml.runs.verify(run, **o))
+    refuses(ArgumentError, "expected the folder", lambda: ml.runs.open(5))  # type: ignore[arg-type]
+    refuses(ArgumentError, "inputs as a function", lambda: Replay(run, inputs=[]))  # type: ignore[arg-type]
+    for wrong in ([], None, 3, [1]):
+        replay = Replay(run, inputs=lambda n, wrong=wrong: wrong)  # type: ignore[misc]
+        refuses(
+            ArgumentError, r"a list of 2 arrays \(x, y\)", lambda replay=replay: replay.replay(1)
+        )
+    assert ml.runs.verify(run, steps=0).is_accepted
+    empty = train(folder / "b", order=[])
+    refuses(ArgumentError, "there are no steps", lambda: empty.at(0))
 
 
 def test_one_member_of_a_group_records(folder: Path) -> None:
