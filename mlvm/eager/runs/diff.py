@@ -358,10 +358,10 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         for p, q in zip(a.results, b.results, strict=True):
             found = found or elements(traces[0].execution.value(p), traces[1].execution.value(q))
     where = "the programs differ; " if not same else ""
-    names = {op.name: None for op in pair if op is not None}
+    kinds = dict.fromkeys(op.name for op in pair if op is not None)
     which = "whose result differs" if is_first else "that differs and reaches the results"
-    text = f"step {x.number}: {where}the first op {which} is {' in A, '.join(names)}"
-    text += " in B" if len(names) > 1 else ""
+    text = f"step {x.number}: {where}the first op {which} is {' in A, '.join(kinds)}"
+    text += " in B" if len(kinds) > 1 else ""
     first = (None, None) if same else _first_in_programs(*traces)
     if [op and op.line for op in first] == [op and op.line for op in pair]:
         first = None, None
@@ -429,8 +429,8 @@ def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | No
         for p, q in zip(a.ops, b.ops, strict=True):
             if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
                 return (p, q), True
-    (p, is_first), (q, is_other_first) = _source(a, b), _source(b, a)
-    return (p, q), is_first and is_other_first
+    (first, is_first), (other, is_other_first) = _source(a, b), _source(b, a)
+    return (first, other), is_first and is_other_first
 
 
 def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:

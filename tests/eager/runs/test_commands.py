@@ -145,8 +145,8 @@ def test_options_that_replay_refuses(folder: Path, capsys: Capsys) -> None:
 
 
 def test_printed_values_have_the_digits_of_their_type() -> None:
-    assert summary(np.float32([0.1])).endswith(": 0.1")
-    assert summary(np.float64([0.1, 1 / 3])).endswith(": 0.1, 0.3333333333333333")
+    assert summary(np.array([0.1], np.float32)).endswith(": 0.1")
+    assert summary(np.array([0.1, 1 / 3])).endswith(": 0.1, 0.3333333333333333")
 
 
 def test_a_step_is_debugged(folder: Path, capsys: Capsys) -> None:
