@@ -50,10 +50,11 @@ class Elements(NamedTuple):
 class OperandOrigin(NamedTuple):
     """Operand of an op.
 
-    origin, type: of the operand.
-    is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
-    twin: the number of the operand of the other run's op that is equal, at another position or of
-        an op that does not correspond; None if there is none.
+    Attributes:
+        origin, type: the origin and the type of the operand.
+        is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
+        twin: the number of an equal operand of the other run's op, if it has a different position
+            or the ops do not correspond; else None.
     """
 
     origin: str
@@ -66,7 +67,7 @@ class OpReport(NamedTuple):
     """The first differing op in one run.
 
     op: the op.
-    operands: of the op.
+    operands: the operands of the op.
     line: the line of Python that called it, and its text as recorded.
     """
 
@@ -79,14 +80,16 @@ class OpReport(NamedTuple):
 class Difference(NamedTuple):
     """First difference of two runs.
 
-    step: its number; steps before it are equal.
-    cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
-    text: a sentence that describes it.
-    names: of differing state, inputs or results.
-    ops: for an op, the first differing op of each run.
-    elements: differing elements of the result of corresponding ops, of an input or of state.
-    programs: the first op of each run in which the programs differ, if it has another line: an op
-        of the backward pass has the line of `value_and_grad`, and its cause is often a forward op.
+    Attributes:
+        step: the number of the step; all earlier steps are equal.
+        cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+        text: a sentence that describes the difference.
+        names: the names of differing state, inputs or results.
+        ops: for an op, the first differing op of each run.
+        elements: the differing elements of the result of corresponding ops, an input or a state.
+        programs: the first op of each run in which the programs differ, if its line is different:
+            ops of the backward pass have the line of `value_and_grad`, and the cause is often a
+            forward op.
     """
 
     step: int
@@ -104,8 +107,8 @@ class Difference(NamedTuple):
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     """Return the first difference of two recordings, None for equal ones.
 
-    Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is none, and
-    what a replay raises.
+    Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is not a run,
+    and the errors of a replay.
     """
     left, right = replay_of(a, "diff"), replay_of(b, "diff")
     for x, y in zip(left.run.steps, right.run.steps, strict=False):
@@ -146,9 +149,9 @@ def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
     """Return whether two steps are equal: their results, the inputs that they update, and the state
     after them.
 
-    A member of a group may update a part of a batch, or shard its state. So updated inputs count
-    only if they have the same types in both runs. Of state with different types, the tensors count
-    that both runs have under one name and with one type.
+    Updated inputs are compared only if they have the same types in both runs: a member of a group
+    may update a part of a batch. If the states have different types, as for a member that shards
+    its state, the tensors with equal names and types are compared.
     """
     nresults = [len(step.results) - len(step.table.updated) for step in (x, y)]
     results = [step.results[:n] for step, n in zip((x, y), nresults, strict=True)]
@@ -186,12 +189,12 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     """Return the cause of the difference of two steps, the first that differ."""
     head = f"step {x.number}"
     if x.before != y.before:
-        names, found = _differing_state(left, right, x, y)
+        names, differing = _differing_state(left, right, x, y)
         if names:
             previous = f"between step {x.number - 1} and step {x.number}"
             when = previous if x.number else "before the first step"
             text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
-            return Difference(x.number, "state", text, names, elements=found)
+            return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     counts = [len(each.inputs) for each in (x, y)]
     tensors = [sum(not each.startswith("number ") for each in s.table.names) for s in (x, y)]
@@ -204,8 +207,8 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     if inputs:
         names = [x.table.names[i] for i in inputs]
         text = f"{head}: the inputs differ: {_listed([_with_types(x, y, i) for i in inputs])}"
-        found = _differing_input(left, right, x.number, inputs)
-        return Difference(x.number, "input", text, names, elements=found)
+        differing = _differing_input(left, right, x.number, inputs)
+        return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
         if not step.table.file:
             text = f"{head}: the results differ, and {step.table.function} has no program: "
@@ -353,10 +356,12 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         None if op is None else trace.report(op, twins, correspond=correspond)
         for trace, op, twins in ((traces[0], a, operands[1]), (traces[1], b, operands[0]))
     ]
-    found = None
+    differing = None
     if correspond and a is not None and b is not None:
         for p, q in zip(a.results, b.results, strict=True):
-            found = found or elements(traces[0].execution.value(p), traces[1].execution.value(q))
+            differing = differing or elements(
+                traces[0].execution.value(p), traces[1].execution.value(q)
+            )
     where = "the programs differ; " if not same else ""
     kinds = dict.fromkeys(op.name for op in pair if op is not None)
     which = "whose result differs" if is_first else "that differs and reaches the results"
@@ -370,7 +375,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         for trace, op in zip(traces, first, strict=True)
     ]
     return Difference(
-        x.number, "op", text, (), (reports[0], reports[1]), found, (programs[0], programs[1])
+        x.number, "op", text, (), (reports[0], reports[1]), differing, (programs[0], programs[1])
     )
 
 
@@ -418,14 +423,17 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 
 
 def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
-    """Return for each of two programs the first op from which the difference comes: its result is
-    not computed in the other run, but its operands are, and differing results depend on it. Return
-    also whether these are the first ops whose results differ."""
+    """Return the op of each of two programs that causes the difference, and whether these are the
+    first ops whose results differ.
+
+    The operands of this op are also computed in the other run, but its result is not, and a
+    differing result depends on it.
+    """
     for trace in (a, b):
         while trace.advance() is not None:
             pass
     alike = [[(op.name, op.operands, op.types) for op in trace.ops] for trace in (a, b)]
-    if alike[0] == alike[1]:  # they differ by constants or attributes alone
+    if alike[0] == alike[1]:  # they differ only in constants or attributes
         for p, q in zip(a.ops, b.ops, strict=True):
             if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
                 return (p, q), True
@@ -434,35 +442,36 @@ def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | No
 
 
 def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
-    known = {*other.digests.values()}
+    computed = {*other.digests.values()}
     for ref in _initial_refs(other.ops):
-        known.add(other.digest(ref))
+        computed.add(other.digest(ref))
     results = trace.execution.results()
     expected = {digest(array) for array in other.execution.results()}
     locations = trace.execution.program.step.results
-    left = [
+    pending = [
         trace.execution.at(location)[0]
         for location, array in zip(locations, results, strict=True)
         if digest(array) not in expected
     ]
-    found: Executed | None = None
-    seen: set[Ref] = set()
-    while left:
-        ref = left.pop()
-        if ref in seen or ref.kind != "result" or trace.digest(ref) in known:
+    earliest: Executed | None = None
+    visited: set[Ref] = set()
+    while pending:
+        ref = pending.pop()
+        if ref in visited or ref.kind != "result" or trace.digest(ref) in computed:
             continue
-        seen.add(ref)
+        visited.add(ref)
         op = trace.ops[ref.number]
         unknown = [
             each
             for each in op.operands
-            if each.kind == "result" and trace.digest(each) not in known
+            if each.kind == "result" and trace.digest(each) not in computed
         ]
-        left += unknown
-        if not unknown and (found is None or op.position < found.position):
-            found = op
-    earlier = [] if found is None else trace.ops[: found.position]
-    return found, not any(trace.digest(ref) not in known for op in earlier for ref in op.results)
+        pending += unknown
+        if not unknown and (earliest is None or op.position < earliest.position):
+            earliest = op
+    before = [] if earliest is None else trace.ops[: earliest.position]
+    is_first = all(trace.digest(ref) in computed for op in before for ref in op.results)
+    return earliest, is_first
 
 
 def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:

@@ -1,4 +1,4 @@
-"""`ml.runs.record`: record the steps of a run, so that others can compare, replay and verify it.
+"""`ml.runs.record`: record the steps of a run, to compare, replay and verify it later.
 
 A folder has the `log`, a frame for each step with the digests of all that it reads and returns;
 `data`, contents that a replay cannot compute: inputs, and state that was written between steps;
@@ -48,19 +48,21 @@ _MOST_SOURCE: Final = 1 << 22
 
 
 class record(ContextDecorator):
-    """Record each step of the block in a new folder: each outermost call of a captured function,
-    and of a function marked with `ml.runs.step`.
+    """Record each step of the block in a new folder.
+
+    A step is an outermost call of a captured function or of a function marked with `ml.runs.step`.
 
     Arguments:
         folder: the folder to create; it must not contain a recording.
-        every: a checkpoint has all state before every so many steps.
-        inputs: how many bytes of inputs may be stored, such as "1 GiB", "all" or "none". Equal
-            arrays are stored once. A step whose inputs are not stored is replayed only after a
-            checkpoint before it, with inputs that the caller has.
+        every: the number of steps between checkpoints of the complete state.
+        inputs: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
+            "none". Equal arrays are stored once. A step whose inputs are not stored is replayed
+            only from an earlier checkpoint, with inputs from the caller.
 
-    The digests of a step are those of the state, inputs and results. Members of a group compute the
-    same, and the first one records. Steps of other threads wait for one another. Steps of a forked
-    child are not recorded. A killed process loses at most the step that it was in.
+    The recording has digests of the state, inputs and results of each step. All members of a group
+    compute the same steps, so only the first member records. Steps of different threads wait for
+    each other. Steps of a forked child are not recorded. A killed process loses at most the step
+    that was running.
 
     Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
     the folder, and `CaptureError` inside a captured function or another recording.
@@ -105,11 +107,11 @@ class record(ContextDecorator):
 def step(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that is not captured as a step of recordings. A decorator.
 
-    Inside `ml.runs.record`, its calls are recorded as those of a captured function: it is traced
-    once for its program, as `ml.capture` does, and then runs eagerly. The digests are those of a
-    captured run. Of a function that cannot be traced, such as one that reads a tensor's value, only
-    inputs and results are recorded, and no replay can compute it. Elsewhere, and inside another
-    step, it is the function.
+    Inside `ml.runs.record`, its calls are recorded like calls of a captured function. The function
+    is traced once for its program, as `ml.capture` does, and then runs eagerly. The results have
+    the same digests as in a captured run. If the function cannot be traced, for example because it
+    reads a tensor's value, only inputs and results are recorded, and no replay can compute it.
+    Outside of `ml.runs.record`, and inside another step, calls are not recorded.
 
     Raises `CaptureError` for anything but a function.
 
@@ -139,7 +141,7 @@ class _Recorded(NamedTuple):
 
     number: its number in the log.
     table: its operands and results.
-    numbers: how to compute the arrays of its Python numbers from those of a signature.
+    numbers: computes the arrays of its Python numbers from the numbers of a signature.
     """
 
     number: int
@@ -148,8 +150,11 @@ class _Recorded(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Values that a call gets: the program, the arrays of its external inputs, and their tensors
-    where they have one."""
+    """Values that a call receives.
+
+    `program` is the program, `arrays` are the arrays of its external inputs, and `tensors` are
+    their tensors, where they have any.
+    """
 
     program: _Recorded
     arrays: list[Array]
@@ -186,8 +191,8 @@ class _Session:
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a call, and record it unless it is inside of another one, of another member or of a
-        forked child, whose steps are not those of the recorded process."""
+        """Run a call, and record it unless it is nested, a different member records it, or this
+        process is a forked child, whose steps do not belong to the recorded run."""
         if self._process != os.getpid():
             return call(args, kwargs)
         vm = (scope.get() or default_arena()).vm
@@ -305,8 +310,10 @@ class _Session:
             write_file(self._folder / name, data)
 
     def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Store the contents of the cells of a step that no step has computed: in a checkpoint if
-        one is due or a cell is new, else in the data. Return the offsets in the data."""
+        """Store the cells of a step that no step has computed; return their offsets in the data.
+
+        The cells are stored in a checkpoint if one is due or a cell is new, otherwise in the data.
+        """
         is_new = any(number not in self._cells.digests for number in cells)
         if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
             changed = self._cells.changed(cells)
@@ -335,8 +342,10 @@ class _Session:
     def _store_inputs(
         self, arrays: Sequence[Array], digests: Sequence[bytes]
     ) -> list[tuple[int, int, int]]:
-        """Store the inputs of a step that no step since the last checkpoint has computed, as far as
-        the limit allows. Return their numbers with the offsets in the data."""
+        """Store the inputs of a step that no step since the last checkpoint has computed.
+
+        Store them only up to the limit. Return their numbers with the offsets in the data.
+        """
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
             if key in self._computed and key not in self._stored:
@@ -371,7 +380,8 @@ class _Session:
         self._end = end
 
     def close(self, *, finished: bool) -> None:
-        """End the recording: a later kill loses nothing. A forked child leaves it to its parent."""
+        """Close the recording: no data is lost if the process is killed later. A forked child does
+        nothing, because its parent closes the recording."""
         if self._process != os.getpid():
             return
         self._log.append(("end", self._steps, finished))
@@ -382,8 +392,10 @@ class _Session:
 
 
 def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
-    """Return the digests of the tensors and numbers that a call returns, and the values of those
-    without axes, each with its number."""
+    """Return the digests of the tensors and numbers that a call returns.
+
+    Return also the values of the scalars, each with its number.
+    """
     digests, values = [], []
     for i, (_, x) in enumerate(leaves_of(result)):
         array = array_of(x) if isinstance(x, Tensor) else number_array(x)
