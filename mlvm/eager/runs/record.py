@@ -373,15 +373,15 @@ class _Session:
         return place, len(data)
 
     def _drop_data(self, end: int) -> None:
-        """Remove what a step that has raised has stored: no frame refers to it."""
+        """Remove the data that a failed step has stored, because no frame refers to them."""
         if self._process == os.getpid():
             self._data.seek(end)
             self._data.truncate()
         self._end = end
 
     def close(self, *, finished: bool) -> None:
-        """Close the recording: no data is lost if the process is killed later. A forked child does
-        nothing, because its parent closes the recording."""
+        """Close the recording: no data is lost if the process is killed later. A forked child
+        returns immediately, because its parent closes the recording."""
         if self._process != os.getpid():
             return
         self._log.append(("end", self._steps, finished))

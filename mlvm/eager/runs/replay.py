@@ -56,7 +56,7 @@ class Moment(NamedTuple):
 
         Raises `ArgumentError` for an object without recorded state, and for a Module, dict or list
         with a tensor that the recording does not have; `DTypeError` or `ShapeError` for a tensor of
-        another type. Nothing is written then.
+        another type. It checks all objects before it writes.
         """
         for name in objects:
             if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
@@ -177,7 +177,7 @@ class Replay:
         return results
 
     def cells_after(self, number: int) -> dict[int, Array]:
-        """Return the contents of the cells after a step. Raises what `results` raises."""
+        """Return the contents of the cells after a step. Raises the errors of `results`."""
         cells, table = self.cells(number), self.run.step(number).table
         results = self.results(number)
         return {**cells, **{cell: results[i] for cell, i in table.writes}}

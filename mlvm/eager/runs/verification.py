@@ -39,7 +39,7 @@ class Verified(NamedTuple):
     @property
     def outcome(self) -> str:
         """`matches`; `does not match` if a file is damaged or bits differ; `is incomplete` if
-        nothing differs, but the recording was not closed or a selected step was not computed."""
+        no bit differs, but the recording was not closed or a selected step was not computed."""
         if self.mismatches or self.problems:
             return "does not match"
         return "matches" if self.is_closed and not self.skipped else "is incomplete"
