@@ -65,11 +65,12 @@ def run_diff(options: argparse.Namespace) -> int:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Print whether a recording matches the computation. Return 0 if it does, else 1."""
+    """Print whether a recording matches the computation. Return 0 if it does; 1 if it does not, or
+    if it is incomplete."""
     run = open_run(options.folder)
-    if options.steps < 0:
-        raise ArgumentError(f"verify: expected --steps as a number >= 0, got {options.steps}")
     verified = verify(Replay(run), steps=options.steps, seed=options.seed)
+    if not verified.is_closed:
+        print("the recording was not closed: steps may be missing at its end")
     for problem in verified.problems:
         print(f"problem: {problem}")
     for mismatch in verified.mismatches:
@@ -78,9 +79,8 @@ def run_verify(options: argparse.Namespace) -> int:
         print(f"step {number} was not computed: {reason}")
     if verified.unchecked:
         print(f"{verified.unchecked} steps have no program, and cannot be computed")
-    word = "matches" if verified.is_accepted else "does not match"
     steps = ", ".join(map(str, verified.steps)) or "none"
-    print(f"{run.folder} {word}: {len(run.steps)} steps, computed again: {steps}")
+    print(f"{run.folder} {verified.outcome}: {len(run.steps)} steps, computed again: {steps}")
     print(f"digest of the log: {run.chain.hex()}")
     return 0 if verified.is_accepted else 1
 
@@ -91,6 +91,8 @@ def run_replay(options: argparse.Namespace) -> int:
     count = len(replay.run.steps)
     if not count:
         raise ArgumentError(f"replay: {replay.run.folder} has no steps")
+    if options.nan and (options.at is not None or options.save is not None):
+        raise ArgumentError("replay: --nan accepts only --step, not --at or --save")
     if options.nan:
         return _show_nan(replay, range(count) if options.step is None else [options.step])
     number = count - 1 if options.step is None else options.step
@@ -157,7 +159,7 @@ def summary(array: Array) -> str:
     if values.size > 1 and values.dtype.kind in "fiu":
         wide = values.astype("f8")
         text += f", {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}"
-    listed = ", ".join(f"{x}" for x in values.reshape(-1)[:_MOST_PRINTED].tolist())
+    listed = ", ".join(map(str, values.reshape(-1)[:_MOST_PRINTED]))
     return f"{text}: {listed}" + (", ..." if values.size > _MOST_PRINTED else "")
 
 

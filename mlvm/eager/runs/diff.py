@@ -17,7 +17,8 @@ from mlvm.core.errors import MlvmError, UnknownFunction
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
-from mlvm.eager.runs.replay import Replay
+from mlvm.eager.runs.nesting import LOOP
+from mlvm.eager.runs.replay import Replay, replay_of
 from mlvm.eager.runs.run import RecordedStep, Run
 from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.steps import CELL
@@ -47,14 +48,19 @@ class Elements(NamedTuple):
 
 
 class OperandOrigin(NamedTuple):
-    """Operand of an op: its origin, its type, and whether it is equal in both runs.
+    """Operand of an op.
 
-    `is_equal` is None if the ops of the runs are different.
+    Attributes:
+        origin, type: the origin and the type of the operand.
+        is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
+        twin: the number of an equal operand of the other run's op, if it has a different position
+            or the ops do not correspond; else None.
     """
 
     origin: str
     type: TensorType
     is_equal: bool | None
+    twin: int | None = None
 
 
 class OpReport(NamedTuple):
@@ -80,7 +86,10 @@ class Difference(NamedTuple):
         text: a sentence that describes the difference.
         names: the names of differing state, inputs or results.
         ops: for an op, the first differing op of each run.
-        elements: the differing elements of the op's result, an input or a state.
+        elements: the differing elements of the result of corresponding ops, an input or a state.
+        programs: the first op of each run in which the programs differ, if its line is different:
+            ops of the backward pass have the line of `value_and_grad`, and the cause is often a
+            forward op.
     """
 
     step: int
@@ -89,6 +98,7 @@ class Difference(NamedTuple):
     names: Sequence[str] = ()
     ops: tuple[OpReport | None, OpReport | None] = (None, None)
     elements: Elements | None = None
+    programs: tuple[OpReport | None, OpReport | None] = (None, None)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -97,18 +107,19 @@ class Difference(NamedTuple):
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     """Return the first difference of two recordings, None for equal ones.
 
-    Raises `EncodingError` for a damaged recording, and the errors of a replay.
+    Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is not a run,
+    and the errors of a replay.
     """
-    left = a if isinstance(a, Replay) else Replay(a)
-    right = b if isinstance(b, Replay) else Replay(b)
+    left, right = replay_of(a, "diff"), replay_of(b, "diff")
     for x, y in zip(left.run.steps, right.run.steps, strict=False):
-        if not _are_equal(left.run, right.run, x, y):
+        if not _are_equal(left, right, x, y):
             return _difference(left, right, x, y)
     counts = len(left.run.steps), len(right.run.steps)
     shorter = left.run if counts[0] < counts[1] else right.run
     if counts[0] == counts[1] or not shorter.is_closed:
         return None
-    text = f"the first {min(counts)} steps are equal; A has {counts[0]} steps and B {counts[1]}"
+    equal = f"the first {min(counts)} steps are equal; " if min(counts) else ""
+    text = f"{equal}A has {counts[0]} steps, B has {counts[1]}"
     return Difference(min(counts), "length", text)
 
 
@@ -134,20 +145,44 @@ def _bits(x: Array) -> Array:
     return little.reshape(-1, 1).view(np.uint8)
 
 
-def _are_equal(a: Run, b: Run, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether the results of two steps are equal, and the state after them.
+def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
+    """Return whether two steps are equal: their results, the inputs that they update, and the state
+    after them.
 
-    The state is compared only if both runs have tensors of the same types: a member that shards its
-    state has different ones.
+    Updated inputs are compared only if they have the same types in both runs: a member of a group
+    may update a part of a batch. If the states have different types, as for a member that shards
+    its state, the tensors with equal names and types are compared.
     """
-    results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
-    if results[0] != results[1]:
+    nresults = [len(step.results) - len(step.table.updated) for step in (x, y)]
+    results = [step.results[:n] for step, n in zip((x, y), nresults, strict=True)]
+    if results[0] != results[1] or len(x.table.updated) != len(y.table.updated):
         return False
-    types = [
-        sorted(str(run.cells[cell].type) for cell in step.table.cells())
-        for run, step in ((a, x), (b, y))
+    types = [[step.table.types[i] for i, _ in step.table.updated] for step in (x, y)]
+    if types[0] == types[1] and x.results[nresults[0] :] != y.results[nresults[1] :]:
+        return False
+    states = [
+        sorted(str(replay.run.cells[cell].type) for cell in step.table.cells())
+        for replay, step in ((a, x), (b, y))
     ]
-    return types[0] != types[1] or x.after == y.after
+    if states[0] == states[1]:
+        return x.after == y.after
+    return _have_equal_state(a, b, x, y)
+
+
+def _have_equal_state(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
+    """Return whether the tensors of state that two steps share by name and type are equal after
+    them. Both steps are computed again. If that is not possible, equal results are sufficient."""
+    after: list[dict[tuple[str, str], bytes]] = []
+    for replay, step in ((a, x), (b, y)):
+        try:
+            contents = replay.cells_after(step.number)
+        except (MlvmError, OSError):
+            return len(x.results) > 0
+        rows = replay.run.cells
+        after.append(
+            {(rows[i].name, str(rows[i].type)): digest(contents[i]) for i in step.table.cells()}
+        )
+    return all(after[0][key] == after[1][key] for key in after[0].keys() & after[1].keys())
 
 
 def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -> Difference:
@@ -156,13 +191,22 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     if x.before != y.before:
         names, differing = _differing_state(left, right, x, y)
         if names:
-            when = "before the first step" if not x.number else f"between the steps before {head}"
+            previous = f"between step {x.number - 1} and step {x.number}"
+            when = previous if x.number else "before the first step"
             text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
             return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
-    if inputs or len(x.inputs) != len(y.inputs):
-        names = [x.table.names[i] for i in inputs] or ["their number"]
-        text = f"{head}: the inputs differ: {_listed(names)}"
+    counts = [len(each.inputs) for each in (x, y)]
+    tensors = [sum(not each.startswith("number ") for each in s.table.names) for s in (x, y)]
+    if tensors[0] != tensors[1]:
+        listed = [_listed(each.table.names) or "none" for each in (x, y)]
+        text = f"{head}: the inputs differ: A has {listed[0]}; B has {listed[1]}"
+        return Difference(x.number, "input", text)
+    is_constant = counts[0] != counts[1]  # a Python number is a constant of one of the programs
+    inputs = [i for i in inputs if not is_constant or i < tensors[0]]
+    if inputs:
+        names = [x.table.names[i] for i in inputs]
+        text = f"{head}: the inputs differ: {_listed([_with_types(x, y, i) for i in inputs])}"
         differing = _differing_input(left, right, x.number, inputs)
         return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
@@ -176,8 +220,16 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
         return Difference(x.number, "result", text, _results(x, y))
 
 
+def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:
+    """Return the name of an input, with its types in both runs if these differ."""
+    types = x.table.types[i], y.table.types[i]
+    name = x.table.names[i]
+    return name if types[0] == types[1] else f"{name} ({types[0]} in A, {types[1]} in B)"
+
+
 def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
-    pairs = zip(x.table.results, x.results, y.results, strict=False)
+    updated = [f"{x.table.names[i]} after the step" for i, _ in x.table.updated]
+    pairs = zip([*x.table.results, *updated], x.results, y.results, strict=False)
     return [name or "the result" for name, p, q in pairs if p != q] or ["the state after the step"]
 
 
@@ -247,13 +299,15 @@ class _Trace:
             self.digests[ref] = digest(self.execution.value(ref))
         return self.digests[ref]
 
-    def report(self, op: Executed, other: _Trace | None, twin: Executed | None) -> OpReport:
+    def report(self, op: Executed, twins: Sequence[bytes], *, correspond: bool) -> OpReport:
+        """Return the report of an op. `twins` are the digests of the other run's operands."""
         operands = []
         for i, (ref, type) in enumerate(zip(op.operands, op.operand_types, strict=True)):
-            is_equal = None
-            if other is not None and twin is not None:
-                is_equal = self.digest(ref) == other.digest(twin.operands[i])
-            operands.append(OperandOrigin(self.origin(ref), type, is_equal))
+            mine = self.digest(ref)
+            is_equal = mine == twins[i] if correspond else None
+            is_known = mine in twins and not is_equal and ref.kind != "scratch"
+            twin = twins.index(mine) if is_known else None
+            operands.append(OperandOrigin(self.origin(ref), type, is_equal, twin))
         text = op.line.text if op.line else ""
         if op.line is not None:
             lines = self.replay.run.source(op.line.file)
@@ -268,7 +322,9 @@ class _Trace:
             kind, number = table.operands[ref.number]
             if kind == CELL:
                 return f"state {self.replay.run.cells[number].name}"
-            return f"input {table.names[number]!r}"
+            value = shown(self.execution.value(ref))
+            is_number = table.names[number].startswith("number ")
+            return f"input {table.names[number]!r}" + (f" = {value.item()!r}" if is_number else "")
         if ref.kind == "result":
             op = self.ops[ref.number]
             what = "random draw" if op.name.startswith("random") else f"result of {op.name}"
@@ -284,31 +340,66 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
     """Compute a step op by op in both runs, and return the first op whose result differs."""
     traces = _Trace(left, x), _Trace(right, y)
     same = x.table.content == y.table.content
-    pair = _lockstep(*traces) if same else _sources(*traces)
+    pair, is_first = (_lockstep(*traces), True) if same else _sources(*traces)
     if pair == (None, None):
         names = _results(x, y)
         text = f"step {x.number}: the recordings differ ({_listed(names)}), and replays are equal"
         text += _culprit(left, right, x.number)
         return Difference(x.number, "result", text, names)
     a, b = pair
-    twins = a is not None and b is not None and a.name == b.name
-    if a is not None and b is not None and len(a.operands) != len(b.operands):
-        twins = False
+    operands = [
+        [] if op is None else [trace.digest(ref) for ref in op.operands]
+        for trace, op in zip(traces, pair, strict=True)
+    ]
+    correspond = a is not None and b is not None and _correspond(a, b, *operands)
     reports = [
-        None if op is None else trace.report(op, other if twins else None, twin)
-        for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))
+        None if op is None else trace.report(op, twins, correspond=correspond)
+        for trace, op, twins in ((traces[0], a, operands[1]), (traces[1], b, operands[0]))
     ]
     differing = None
-    if twins and a is not None and b is not None and a.types == b.types:
+    if correspond and a is not None and b is not None:
         for p, q in zip(a.results, b.results, strict=True):
             differing = differing or elements(
                 traces[0].execution.value(p), traces[1].execution.value(q)
             )
     where = "the programs differ; " if not same else ""
-    named = a or b
-    assert named is not None  # one of them differs
-    text = f"step {x.number}: {where}the first op whose result differs is {named.name}"
-    return Difference(x.number, "op", text, (), (reports[0], reports[1]), differing)
+    kinds = dict.fromkeys(op.name for op in pair if op is not None)
+    which = "whose result differs" if is_first else "that differs and reaches the results"
+    text = f"step {x.number}: {where}the first op {which} is {' in A, '.join(kinds)}"
+    text += " in B" if len(kinds) > 1 else ""
+    first = (None, None) if same else _first_in_programs(*traces)
+    if [op and op.line for op in first] == [op and op.line for op in pair]:
+        first = None, None
+    programs = [
+        None if op is None else trace.report(op, (), correspond=False)
+        for trace, op in zip(traces, first, strict=True)
+    ]
+    return Difference(
+        x.number, "op", text, (), (reports[0], reports[1]), differing, (programs[0], programs[1])
+    )
+
+
+def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]) -> bool:
+    """Return whether two ops with these operands are the same op of two programs: of one kind and
+    type, at one position with the same operands, or with at most one that differs."""
+    if a.name != b.name or a.types != b.types or a.operand_types != b.operand_types:
+        return False
+    if (a.position, a.operands) == (b.position, b.operands):
+        return True
+    return sum(x == y for x, y in zip(p, q, strict=True)) >= max(1, len(p) - 1)
+
+
+def _first_in_programs(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
+    """Return the first op of each execution that is another op in the other execution."""
+    for p, q in zip(a.ops, b.ops, strict=False):
+        alike = (p.name, p.attributes, p.types) == (q.name, q.attributes, q.types)
+        if not alike or p.operands != q.operands:
+            return p, q
+        outside = [ref for ref in p.operands if ref.kind not in ("result", "scratch")]
+        if any(a.digest(ref) != b.digest(ref) for ref in outside):
+            return p, q
+    n = min(len(a.ops), len(b.ops))
+    return next(iter(a.ops[n:]), None), next(iter(b.ops[n:]), None)
 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
@@ -331,8 +422,9 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
             return p, q
 
 
-def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
-    """Return the op of each of two programs that causes the difference.
+def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
+    """Return the op of each of two programs that causes the difference, and whether these are the
+    first ops whose results differ.
 
     The operands of this op are also computed in the other run, but its result is not, and a
     differing result depends on it.
@@ -344,11 +436,12 @@ def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
     if alike[0] == alike[1]:  # they differ only in constants or attributes
         for p, q in zip(a.ops, b.ops, strict=True):
             if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
-                return p, q
-    return _source(a, b), _source(b, a)
+                return (p, q), True
+    (first, is_first), (other, is_other_first) = _source(a, b), _source(b, a)
+    return (first, other), is_first and is_other_first
 
 
-def _source(trace: _Trace, other: _Trace) -> Executed | None:
+def _source(trace: _Trace, other: _Trace) -> tuple[Executed | None, bool]:
     computed = {*other.digests.values()}
     for ref in _initial_refs(other.ops):
         computed.add(other.digest(ref))
@@ -376,7 +469,9 @@ def _source(trace: _Trace, other: _Trace) -> Executed | None:
         pending += unknown
         if not unknown and (earliest is None or op.position < earliest.position):
             earliest = op
-    return earliest
+    before = [] if earliest is None else trace.ops[: earliest.position]
+    is_first = all(trace.digest(ref) in computed for op in before for ref in op.results)
+    return earliest, is_first
 
 
 def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:
@@ -394,18 +489,33 @@ def _listed(names: Sequence[str]) -> str:
 
 def _lines(difference: Difference) -> Iterator[str]:
     yield difference.text
-    for name, report in zip("AB", difference.ops, strict=True):
+    for name, other, report in zip("AB", "BA", difference.ops, strict=True):
         if report is None:
             continue
-        attributes = _attributes(report.op.attributes)
-        yield f"  {name}: {report.op}{attributes}"
+        yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
         for i, operand in enumerate(report.operands):
             equal = {True: ", equal in both", False: ", differs", None: ""}[operand.is_equal]
+            if operand.twin is not None:
+                equal = f", equal to operand {operand.twin} of {other}"
             yield f"       operand {i}: {operand.type}, {operand.origin}{equal}"
-        if report.line is not None:
-            yield f"       {report.line}: {report.text}"
+        yield from _place(report)
     if difference.elements is not None:
         yield f"  {difference.elements}"
+    if difference.programs != (None, None):
+        yield "  the first op in which the programs differ:"
+    for name, report in zip("AB", difference.programs, strict=True):
+        if report is not None:
+            yield f"  {name}: {report.op}{_attributes(report.op.attributes)}"
+            yield from _place(report)
+
+
+def _place(report: OpReport) -> Iterator[str]:
+    """Yield the line of an op, and the turns of the loops around it."""
+    if report.line is not None:
+        yield f"       {report.line}: {report.text}"
+    turns = [str(level) for level in report.op.path if level.kind == LOOP]
+    if turns:
+        yield f"       in {', '.join(turns)}"
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import replace
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -60,7 +61,8 @@ class record(ContextDecorator):
 
     The recording has digests of the state, inputs and results of each step. All members of a group
     compute the same steps, so only the first member records. Steps of different threads wait for
-    each other. A killed process loses at most the step that was running.
+    each other. Steps of a forked child are not recorded. A killed process loses at most the step
+    that was running.
 
     Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
     the folder, and `CaptureError` inside a captured function or another recording.
@@ -166,9 +168,14 @@ class _Session:
         self._folder, self._every, self._limit = folder, every, limit
         for name in (CHECKPOINTS, PROGRAMS, SOURCES):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        self._log = LogWriter(folder / LOG)
+        try:
+            self._log = LogWriter(folder / LOG)
+        except FileExistsError:
+            text = f"record: {folder} contains a recording; choose another folder, or delete it"
+            raise FileExistsError(text) from None
         self._data: BinaryIO = open_to_append(folder / DATA)
         self._end = 0  # of the data
+        self._process = os.getpid()
         self._steps = 0
         self._cells = Cells()
         self._ncells = self._ntables = self._ncheckpoints = 0  # in the log
@@ -184,7 +191,10 @@ class _Session:
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a call, and record it unless it is nested or a different member records it."""
+        """Run a call, and record it unless it is nested, a different member records it, or this
+        process is a forked child, whose steps do not belong to the recorded run."""
+        if self._process != os.getpid():
+            return call(args, kwargs)
         vm = (scope.get() or default_arena()).vm
         if getattr(self._running, "is_on", False) or place_of(vm)[0]:
             return call(args, kwargs)
@@ -203,21 +213,25 @@ class _Session:
         table = program.table
         cells = table.cells()
         digests = [*map(digest, arrays)]
+        end, spent, known = self._end, self._spent, len(self._stored)
         try:
             stored_cells = self._store_cells(cells)
             before = digest_of(*digest_of_cells(self._cells.digests, cells))
             stored = self._store_inputs(arrays, digests)
-            self._computed.update(digests)
             result = call(args, kwargs)
             self._cells.note([cell for cell, _ in table.writes])
         except BaseException:
             self._cells.forget(cells)
+            self._drop_data(end)
+            self._spent = spent
+            self._stored = dict(islice(self._stored.items(), known))
             raise
         after = digest_of(*digest_of_cells(self._cells.digests, cells))
         results, values = _results_of(result)
         updated = [tensors[i] for i, _ in table.updated]
         late = [digest(array_of(x)) for x in updated if x is not None]
-        self._computed.update(results, late)
+        if table.file:  # otherwise no replay computes them
+            self._computed.update(results, late)
         keys = [*map(number_of, digests)], [*map(number_of, results + late)]
         state = number_of(before), number_of(after)
         self._log.append(("step", program.number, *state, *keys, values, stored_cells, stored))
@@ -358,8 +372,18 @@ class _Session:
         place, self._end = self._end, self._end + len(data)
         return place, len(data)
 
+    def _drop_data(self, end: int) -> None:
+        """Remove the data that a failed step has stored, because no frame refers to them."""
+        if self._process == os.getpid():
+            self._data.seek(end)
+            self._data.truncate()
+        self._end = end
+
     def close(self, *, finished: bool) -> None:
-        """Close the recording: no data is lost if the process is killed later."""
+        """Close the recording: no data is lost if the process is killed later. A forked child
+        returns immediately, because its parent closes the recording."""
+        if self._process != os.getpid():
+            return
         self._log.append(("end", self._steps, finished))
         os.fsync(self._data.fileno())
         self._log.sync()

@@ -6,15 +6,17 @@ compares each with the digests in the log.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import ArgumentError, EncodingError, MachineError
+from mlvm.core.errors import ArgumentError, EncodingError, MachineError, brief
 from mlvm.core.types import Array
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
+from mlvm.eager.nn.module import Module
 from mlvm.eager.runs.cells import digest_of_cells
 from mlvm.eager.runs.execution import Execution
 from mlvm.eager.runs.log import digest_of, number_of
@@ -30,6 +32,8 @@ from mlvm.step.saved import LoadedStep
 
 Inputs: TypeAlias = Callable[[int], Sequence[Any]]
 """A function that returns the external inputs of a step that were not stored."""
+
+_NO_RUN: Final = "expected a run, got {}; write ml.runs.open(folder)"
 
 
 class Moment(NamedTuple):
@@ -50,8 +54,9 @@ class Moment(NamedTuple):
         An example is `run.at(7).load(model=model, optimizer=optimizer)`. The random keys are also
         restored.
 
-        Raises `ArgumentError` for an object without recorded state, and `DTypeError` or
-        `ShapeError` for a tensor of another type.
+        Raises `ArgumentError` for an object without recorded state, and for a Module, dict or list
+        with a tensor that the recording does not have; `DTypeError` or `ShapeError` for a tensor of
+        another type. It checks all objects before it writes.
         """
         for name in objects:
             if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
@@ -59,11 +64,20 @@ class Moment(NamedTuple):
                 raise ArgumentError(
                     f"load: there is no state of {name!r}; there is that of {names}"
                 )
-        tensors = {
-            path: x
-            for path, x in tensors_below(objects.items())
-            if path in self.state and isinstance(x, Tensor)
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, value in objects.items():
+            below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
+            found = {path: x for path, x in below.items() if path in self.state}
+            if not found:
+                expected = _listed([x for x in self.state if re.match(rf"{name}[.[]", x)])
+                raise ArgumentError(
+                    f"load: expected {name} as an object with {expected}, got {brief(value)}"
+                )
+            tensors |= found
+            loaded = {id(x.root) for x in tensors.values()}
+            missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
+            if missing and isinstance(value, Module | dict | list | tuple):
+                raise ArgumentError(f"load: the recording has no state of {_listed(missing)}")
         load_tree(tensors, {path: self.state[path] for path in tensors}, "state")
         if KEYS in self.state:
             random.set_state(self.state[KEYS])
@@ -85,9 +99,21 @@ class Replay:
     Steps in order need one checkpoint only; a step before the present one begins at an earlier
     checkpoint again. `inputs` returns the external inputs of a step that the recording has not
     stored.
+
+    Raises `ArgumentError` for anything but a run and a function.
+
+    Refuses:
+        ml.runs.Replay("folder")  # ArgumentError
     """
 
     def __init__(self, run: Run, *, inputs: Inputs | None = None) -> None:
+        if not isinstance(run, Run):
+            raise ArgumentError(f"Replay: {_NO_RUN.format(brief(run))}")
+        if inputs is not None and not callable(inputs):
+            raise ArgumentError(
+                f"Replay: expected inputs as a function that returns the inputs of a step, "
+                f"got {brief(inputs)}; write inputs=lambda n: batches[n]"
+            )
         self.run = run
         self._inputs = inputs
         self._next: int | None = None  # the step that `_cells` are before
@@ -150,6 +176,12 @@ class Replay:
         self._require(self._finish(step, results))
         return results
 
+    def cells_after(self, number: int) -> dict[int, Array]:
+        """Return the contents of the cells after a step. Raises the errors of `results`."""
+        cells, table = self.cells(number), self.run.step(number).table
+        results = self.results(number)
+        return {**cells, **{cell: results[i] for cell, i in table.writes}}
+
     def compute(self, step: RecordedStep, operands: Sequence[Array]) -> list[Array]:
         """Return the results of a step's program on these operands."""
         table = step.table
@@ -166,8 +198,9 @@ class Replay:
         start = self._checkpoint_before(step)
         if self._next is None or not start.step <= self._next <= step.number:
             self._values.clear()
-            self._cells, self._next = {}, start.step
+            self._cells, self._next = {}, None
             self._write(self.run.steps[start.step])
+            self._next = start.step
         while self._next < step.number:
             now = self.run.steps[self._next]
             if now.table.file and (now.table.writes or self._needed.intersection(now.results)):
@@ -238,9 +271,11 @@ class Replay:
 
     def _skip(self, step: RecordedStep) -> None:
         """Go to the next step; this step updates no state that a later step reads."""
-        self._next = step.number + 1
-        if self._next < len(self.run.steps):
-            self._write(self.run.steps[self._next])
+        self._next = None  # if the state cannot be written, a later step begins at a checkpoint
+        following = step.number + 1
+        if following < len(self.run.steps):
+            self._write(self.run.steps[following])
+        self._next = following
 
     def _external(self, step: RecordedStep) -> list[Array]:
         """Return the external inputs of a step."""
@@ -253,15 +288,28 @@ class Replay:
             elif expected in self._values:
                 array = self._values[expected]
             elif self._inputs is not None:
-                provided = self._inputs(step.number) if provided is None else provided
+                provided = self._given(step) if provided is None else provided
                 array = asarray(provided[i]).numpy()
             else:
                 raise ArgumentError(
                     f"replay: input {step.table.names[i]!r} of step {step.number} was not stored; "
-                    f'record with inputs="all", or give it: ml.runs.open(folder, inputs=batch_of)'
+                    f'record with inputs="all", or pass a function that returns the inputs of a '
+                    f"step: ml.runs.Replay(run, inputs=batch_of)"
                 )
             arrays.append(self.run.confirmed(step, i, array))
         return arrays
+
+    def _given(self, step: RecordedStep) -> Sequence[Any]:
+        """Return the inputs of a step from the caller, of which there may be more than tensors."""
+        assert self._inputs is not None  # the caller has tested this
+        given = self._inputs(step.number)
+        ntensors = sum(not name.startswith("number ") for name in step.table.names)
+        if not isinstance(given, list | tuple) or len(given) < ntensors:
+            raise ArgumentError(
+                f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
+                f"({_listed(step.table.names[:ntensors])}), got {brief(given)}"
+            )
+        return given
 
 
 def _machine() -> LocalVM:
@@ -269,6 +317,10 @@ def _machine() -> LocalVM:
     vm = LocalVM("replay")
     printing.register_silent(vm)
     return vm
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -281,8 +333,24 @@ def _unique(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def open_run(folder: str | Path) -> Run:
-    """Read a recording. Raises `EncodingError` for a damaged one, and `OSError`."""
+def replay_of(run: Run | Replay, what: str) -> Replay:
+    """Return the replay of a run. Raises `ArgumentError` with the function for another value."""
+    if not isinstance(run, Run | Replay):
+        raise ArgumentError(f"{what}: {_NO_RUN.format(brief(run))}")
+    return run if isinstance(run, Replay) else Replay(run)
+
+
+def open_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a recording.
+
+    Raises `EncodingError` for a damaged one, `FileNotFoundError` for a folder without a recording,
+    other `OSError`, and `ArgumentError` for anything but a path.
+
+    Refuses:
+        ml.runs.open(5)  # ArgumentError
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise ArgumentError(f"open: expected the folder of a recording, got {brief(folder)}")
     return Run(Path(folder))
 
 

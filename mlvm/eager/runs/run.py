@@ -107,6 +107,8 @@ class Run:
         self.steps: list[RecordedStep] = []
         self.checkpoints: list[Checkpoint] = []
         self.is_closed = self.has_failed = False
+        if not (folder / LOG).exists():
+            raise FileNotFoundError(f"{folder} is not a recording: it has no file {LOG!r}")
         log = read_log(folder / LOG)
         self.chain, self.torn = log.chain, log.torn
         for i, value in enumerate(log.values):
@@ -216,9 +218,9 @@ class Run:
     def step(self, number: int) -> RecordedStep:
         """Return a step. Raises `ArgumentError` if the step does not exist."""
         if type(number) is not int or not 0 <= number < len(self.steps):
-            raise ArgumentError(
-                f"run: expected a step from 0 to {len(self.steps) - 1}, got {brief(number)}"
-            )
+            last = len(self.steps) - 1
+            expected = f"expected a step from 0 to {last}" if self.steps else "there are no steps"
+            raise ArgumentError(f"run: {expected}, got {brief(number)}")
         return self.steps[number]
 
     # --- files ------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ class Run:
     def contents(self, checkpoint: Checkpoint) -> dict[int, Array]:
         """Return the contents of a checkpoint by cell."""
         name = f"{CHECKPOINTS}/{checkpoint.name}"
-        data = (self.folder / name).read_bytes()
+        data = self._bytes(name)
         if number_of(digest_of(data)) != checkpoint.content:
             raise EncodingError(f"{self.folder / name}: it is not the file that was recorded")
         file = self._decoded(name, lambda: WeightsFile(self.folder / name))
@@ -289,10 +291,16 @@ class Run:
         return array
 
     def _read(self, name: str, expected: str) -> bytes:
-        data = (self.folder / name).read_bytes()
+        data = self._bytes(name)
         if digest_of(data).hex() != expected:
             raise EncodingError(f"{self.folder / name}: it is not the file that was recorded")
         return data
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise EncodingError(f"{self.folder / name}: the file is missing") from None
 
     def _decoded(self, name: str, decode: Callable[[], T]) -> T:
         try:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import EncodingError
+from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -85,6 +86,7 @@ class StepTable:
                 and len(table.names) == len(table.types)
                 and len(table.results) == len(table.returns)
                 and all(n < len(table.names) for kind, n in table.operands if kind == INPUT)
+                and all(n < len(table.names) for n, _ in table.updated)
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             is_table = False
@@ -114,4 +116,4 @@ def scalar_of(x: Array) -> float | None:
     """Return the value of a real number without axes; None for any other array."""
     if x.ndim or TensorType.of(x).dtype.kind not in ("float", "signed", "unsigned"):
         return None
-    return float(x)
+    return float(shown(x).item())

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mlvm.core.errors import EncodingError, MlvmError
-from mlvm.eager.runs.replay import Mismatch, Replay
+from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFunction, brief
+from mlvm.eager.runs.replay import Mismatch, Replay, replay_of
 from mlvm.eager.runs.run import DATA, Run
 
 
@@ -17,9 +17,11 @@ class Verified(NamedTuple):
     Attributes:
         steps: the steps that were computed again.
         mismatches: the differences from the recording.
-        skipped: the reason why a step could not be computed, by step.
+        skipped: the reason why a step could not be computed, by step: its inputs were not stored,
+            or this machine does not have one of its functions.
         problems: missing or damaged files.
         unchecked: the number of steps without a program, which no replay computes.
+        is_closed: whether the recording was closed, so that no step is missing at its end.
     """
 
     steps: list[int]
@@ -27,31 +29,51 @@ class Verified(NamedTuple):
     skipped: dict[int, str]
     problems: list[str]
     unchecked: int = 0
+    is_closed: bool = True
 
     @property
     def is_accepted(self) -> bool:
         """True if the recording is complete and all selected steps have the recorded bits."""
-        return not (self.mismatches or self.skipped or self.problems)
+        return self.outcome == "matches"
+
+    @property
+    def outcome(self) -> str:
+        """`matches`; `does not match` if a file is damaged or bits differ; `is incomplete` if
+        no bit differs, but the recording was not closed or a selected step was not computed."""
+        if self.mismatches or self.problems:
+            return "does not match"
+        return "matches" if self.is_closed and not self.skipped else "is incomplete"
 
 
-def verify(replay: Replay, *, steps: int = 3, seed: int = 0) -> Verified:
+def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
     """Check all files of a recording, and compute steps again that the seed selects.
 
-    A recording is accepted only if it was closed, so that no step is missing at its end.
+    A recording is accepted only if it was closed, so that no step is missing at its end, and if all
+    selected steps were computed.
+
+    Raises `ArgumentError` for a value of another kind.
     """
+    replay = replay_of(replay, "verify")
+    for name, value in (("steps", steps), ("seed", seed)):
+        if type(value) is not int or (name == "steps" and value < 0):
+            limit = " of 0 or more" if name == "steps" else ""
+            raise ArgumentError(f"verify: expected {name} as an int{limit}, got {brief(value)}")
     run = replay.run
     problems = _problems(run)
-    if not run.is_closed:
-        problems.append("the recording was not closed: steps may be missing at its end")
     checked = [step.number for step in run.steps if step.table.file]
     chosen = sorted(random.Random(seed).sample(checked, min(steps, len(checked))))
-    verified = Verified([], [], {}, problems, len(run.steps) - len(checked))
+    verified = Verified([], [], {}, problems, len(run.steps) - len(checked), run.is_closed)
     for number in chosen:
         try:
             verified.mismatches.extend(replay.replay(number))
             verified.steps.append(number)
-        except MlvmError as error:
+        except (ArgumentError, UnknownFunction) as error:
             verified.skipped[number] = str(error)
+        except EncodingError as error:
+            if str(error) not in problems:
+                problems.append(str(error))
+        except MlvmError as error:
+            verified.mismatches.append(Mismatch(number, str(error)))
     return verified
 
 

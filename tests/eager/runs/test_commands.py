@@ -13,6 +13,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.__main__ import main
 from mlvm.eager import Tensor
+from mlvm.eager.runs.commands import summary
 from mlvm.eager.runs.replay import Replay, open_run
 from tests.brief import Capsys, line_with, run_python
 from tests.eager.runs.recorded import STEPS, train
@@ -110,6 +111,44 @@ def test_verify_names_what_is_wrong(folder: Path, capsys: Capsys) -> None:
     assert "input 'y' of step 9 is not the recorded one" in text
 
 
+def test_an_incomplete_recording_is_no_mismatch(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a", options={"inputs": "none"})
+    status, text = output(capsys, "verify", "a")
+    assert status == 1
+    assert f"a is incomplete: {STEPS} steps, computed again: none" in text
+    assert "ml.runs.Replay(run, inputs=batch_of)" in text
+    train(folder / "b")
+    log = folder / "b" / "log"
+    log.write_bytes(log.read_bytes()[:-1])  # the last frame is torn, as by a kill
+    status, text = output(capsys, "verify", "b")
+    assert status == 1
+    assert text.startswith("the recording was not closed")
+    assert f"b is incomplete: {STEPS} steps, computed again: " in text
+
+
+def test_a_missing_source_is_named(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    source = next((folder / "a" / "sources").iterdir())
+    source.unlink()
+    status, text = output(capsys, "verify", "a")
+    assert status == 1
+    assert f"problem: a/sources/{source.name}: the file is missing" in text
+    assert "a does not match" in text
+
+
+def test_options_that_replay_refuses(folder: Path, capsys: Capsys) -> None:
+    train(folder / "a")
+    for words in (["--at", "recorded.py:1"], ["--save", "out"]):
+        status, text = output(capsys, "replay", "a", "--nan", *words)
+        assert status == 1
+        assert "--nan accepts only --step" in text
+
+
+def test_printed_values_have_the_digits_of_their_type() -> None:
+    assert summary(np.array([0.1], np.float32)).endswith(": 0.1")
+    assert summary(np.array([0.1, 1 / 3])).endswith(": 0.1, 0.3333333333333333")
+
+
 def test_a_step_is_debugged(folder: Path, capsys: Capsys) -> None:
     train(folder / "a")
     words = ["debug", "a", "--step", 3, "--command", "b d", "--command", "c", "--command", "p d"]
@@ -124,6 +163,7 @@ def test_a_folder_without_a_recording_is_one_line(
 ) -> None:
     status, text = output(capsys, *words)
     assert (status, text.count("\n")) == (1, 1)
+    assert "a is not a recording" in text
     (folder / "a").mkdir()
     (folder / "a" / "log").write_bytes(b"not a log, but longer")
     status, text = output(capsys, *words)

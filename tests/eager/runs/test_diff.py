@@ -48,6 +48,90 @@ def test_a_changed_hyperparameter(folder: Path) -> None:
         assert any(each.origin.startswith(f"constant {rate}") for each in report.operands)
 
 
+def once(folder: Path, fn: Any, *inputs: Any) -> Run:
+    step = ml.capture(fn)
+    with ml.runs.record(folder):
+        step(*[ml.asarray(x, dtype=ml.float32) for x in inputs])
+    return ml.runs.open(folder)
+
+
+def test_operands_are_matched_by_value(folder: Path) -> None:
+    """Ops that do not correspond have no common elements."""
+    inputs = [1e8, 2.0], [-1e8, 3.0], [0.5, 4.0]
+    a = once(folder / "a", lambda a, b, c: (a + b) + c, *inputs)
+    found = first(a, once(folder / "b", lambda a, b, c: (b + c) + a, *inputs))
+    assert found.cause == "op"
+    assert found.elements is None
+    assert "input 'b', equal to operand 0 of B" in str(found)
+    assert "input 'b', equal to operand 1 of A" in str(found)
+    assert "differs\n" not in str(found)
+
+
+def test_the_turn_of_a_loop_is_named(folder: Path) -> None:
+    def run(folder: Path, last: float) -> Run:
+        def step(x: Tensor) -> Tensor:
+            return ml.fori_loop(  # type: ignore[no-any-return]
+                0, 5, lambda i, x: x + ml.where(i == 3, ml.asarray(last), 1.0), x
+            )
+
+        return once(folder, step, 0.0)
+
+    found = first(run(folder / "a", 2.0), run(folder / "b", 3.0))
+    assert str(found).count("in loop turn") >= 2
+
+
+def test_the_forward_op_of_a_gradient_is_named(folder: Path) -> None:
+    """The gradients of these differ at 0 only."""
+
+    def run(folder: Path, relu: Any) -> Run:
+        return once(folder, lambda x: ml.value_and_grad(lambda x: ml.sum(relu(x)))(x), [0.0, 1.0])
+
+    def by_maximum(x: Tensor) -> Tensor:
+        return ml.maximum(x, 0.0)
+
+    def by_where(x: Tensor) -> Tensor:
+        return ml.where(x >= 0.0, x, 0.0)
+
+    text = str(first(run(folder / "a", by_maximum), run(folder / "b", by_where)))
+    _, programs = text.split("the first op in which the programs differ:")
+    assert "return ml.maximum(x, 0.0)" in programs
+    assert "return ml.where(x >= 0.0, x, 0.0)" in programs
+
+
+@pytest.mark.parametrize("changed", ["a", "b"])
+def test_a_rate_that_becomes_another_is_named_with_both_values(folder: Path, changed: str) -> None:
+    def run(name: str) -> Run:
+        w = ml.ones(4)
+        optimizer = ml.optim.SGD({"w": w}, 0.5)
+
+        @ml.capture
+        def step(x: Tensor) -> None:
+            optimizer.update({"w": x * w})
+
+        with ml.runs.record(folder / name):
+            for n in range(4):
+                optimizer.learning_rate = 0.25 if n == 2 and name == changed else 0.5
+                step(ml.full(4, 0.5 + n))
+        return ml.runs.open(folder / name)
+
+    text = str(first(run("a"), run("b")))
+    assert text.startswith("step 2: the programs differ")
+    assert "constant 0.5" in text
+    assert "input 'number 0' = 0.25" in text
+    assert "optimizer.update" in text
+
+
+def test_inputs_of_other_types_and_numbers(folder: Path) -> None:
+    def total(x: Tensor, *more: Tensor) -> Tensor:
+        return ml.sum(x) + len(more)
+
+    a = once(folder / "a", total, np.ones((3, 2)))
+    other_batch = first(a, once(folder / "b", total, np.ones((4, 2))))
+    assert other_batch.text == "step 0: the inputs differ: x (f32[3,2] in A, f32[4,2] in B)"
+    more = first(a, once(folder / "c", total, np.ones((3, 2)), np.ones(1)))
+    assert more.text.startswith("step 0: the inputs differ: A has x; B has x, ")
+
+
 def test_a_rate_that_is_changed_later(folder: Path) -> None:
     def rates(folder: Path, later: float) -> Run:
         w = ml.ones(4)
@@ -90,8 +174,53 @@ def test_state_that_was_written_between_steps(folder: Path) -> None:
 
     found = first(train(folder / "a"), train(folder / "b", between=between))
     assert (found.step, found.cause, found.names) == (7, "state", ["model.bias"])
+    assert "was written between step 6 and step 7: model.bias" in found.text
     assert found.elements is not None
     assert found.elements.first == (1,)
+
+
+def test_updated_arguments_are_compared(folder: Path) -> None:
+    def run(folder: Path, factor: float) -> Run:
+        @ml.capture
+        def step(x: Tensor) -> None:
+            x[...] = x * factor
+
+        x = ml.ones(100)
+        with ml.runs.record(folder):
+            for _ in range(3):
+                step(x)
+        return ml.runs.open(folder)
+
+    a = run(folder / "a", 2.0)
+    assert diff(a, run(folder / "b", 2.0)) is None
+    found = first(a, run(folder / "c", 3.0))
+    assert (found.step, found.cause) == (0, "op")
+    assert found.elements is not None
+    assert found.elements.values == (2.0, 3.0)
+
+
+def test_state_of_other_optimizers_is_compared_by_name(folder: Path) -> None:
+    def run(folder: Path, kind: Any, *, counted: bool = False) -> Run:
+        model = ml.nn.Linear(3, 2, key=ml.random.key(1))
+        optimizer, count = kind(model, 0.1), ml.zeros(())
+
+        @ml.capture
+        def step(x: Tensor) -> None:
+            grads = ml.grad(lambda model: ml.mean(model(x) ** 2))(model)
+            optimizer.update(grads)
+            if counted:
+                nonlocal count
+                count += 1.0
+
+        with ml.runs.record(folder):
+            for i in range(3):
+                step(ml.full((4, 3), i + 1.0))
+        return ml.runs.open(folder)
+
+    a = run(folder / "a", ml.optim.SGD)
+    found = first(a, run(folder / "b", ml.optim.Adam))
+    assert (found.step, found.cause) == (0, "op")
+    assert diff(a, run(folder / "c", ml.optim.SGD, counted=True)) is None
 
 
 def test_another_seed_is_named_before_the_first_step(folder: Path) -> None:
@@ -111,6 +240,8 @@ def test_runs_of_other_lengths(folder: Path) -> None:
     a = train(folder / "a")
     found = first(a, train(folder / "b", order=range(7)))
     assert (found.step, found.cause) == (7, "length")
+    assert found.text == "the first 7 steps are equal; A has 10 steps, B has 7"
+    assert first(a, train(folder / "c", order=[])).text == "A has 10 steps, B has 0"
 
 
 def test_runs_in_other_machines_are_equal(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError
 from mlvm.eager import Tensor
 from mlvm.eager.runs.replay import Replay
-from tests.brief import Capsys, refuses
+from tests.brief import Capsys, refuses, run_python
 from tests.eager.runs.recorded import STEPS, batches, train
 from tests.wired import connect_to
 
@@ -59,6 +61,27 @@ def test_a_moment_has_state_and_inputs(folder: Path) -> None:
     np.testing.assert_array_equal(model.kernel.numpy(), seen[6])
     refuses(ArgumentError, "no state of", lambda: moment.load(other=model))
     refuses(ArgumentError, "from 0 to 9", lambda: run.at(10))
+
+
+def test_a_load_refuses_objects_without_recorded_state(folder: Path) -> None:
+    class Other(ml.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = ml.nn.Linear(3, 2)
+
+    moment = train(folder / "a").at(3)
+    for wrong in (5, "x", None, [], Other()):
+        refuses(ArgumentError, "model.kernel", lambda wrong=wrong: moment.load(model=wrong))
+    larger = ml.nn.Linear(3, 2)
+    larger.scale = ml.ones(2)
+    before = larger.kernel.numpy().copy()
+    refuses(ArgumentError, "no state of model.scale", lambda: moment.load(model=larger))
+    np.testing.assert_array_equal(larger.kernel.numpy(), before)
+    model = ml.nn.Linear(3, 2)
+    optimizer = ml.optim.AdamW(model, 0.1)
+    moment.load(optimizer=optimizer)
+    moment.load(model=model, optimizer=optimizer)
+    np.testing.assert_array_equal(model.bias.numpy(), moment.state["model.bias"])
 
 
 @pytest.mark.parametrize("captured", [True, False])
@@ -181,6 +204,85 @@ def test_a_step_that_raises_is_not_recorded(folder: Path) -> None:
     assert [Replay(run).replay(i) for i in range(2)] == [[]] * 2
 
 
+@pytest.mark.parametrize("stored", ["all", "1 KiB"])
+def test_what_a_failed_step_has_stored_is_removed(folder: Path, stored: str) -> None:
+    w = ml.zeros(50)
+
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        nonlocal w
+        ml.check(ml.all(x > 0), "positive")
+        w += x
+        return ml.sum(w)
+
+    with ml.runs.record(folder / "a", inputs=stored):
+        step(ml.ones(50))
+        for _ in range(3):
+            w += 1.0
+            with pytest.raises(ml.errors.CheckFailed):
+                step(-ml.ones(50))
+        for i in range(3):
+            step(ml.full(50, i + 2.0))
+    verified = ml.runs.verify(Replay(ml.runs.open(folder / "a")), steps=4)
+    assert (verified.problems, verified.steps) == ([], [0, 1, 2, 3])
+    assert verified.is_accepted
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "float64"])
+def test_scalars_of_all_types_are_values(folder: Path, dtype: str) -> None:
+    step = ml.capture(lambda x: ml.astype(ml.sum(x), getattr(ml, dtype)))
+    with ml.runs.record(folder / "a"):
+        step(ml.full(2, 1.5))
+    assert ml.runs.open(folder / "a").losses == [3.0]
+
+
+def test_results_of_a_step_without_a_program_are_stored(folder: Path) -> None:
+    @ml.runs.step
+    def load(x: Tensor) -> Tensor:
+        return x * float(x[0])
+
+    step = ml.capture(lambda x: ml.sum(x))
+    with ml.runs.record(folder / "a"):
+        for i in range(3):
+            step(load(ml.full(50, i + 1.0)))
+    replay = Replay(ml.runs.open(folder / "a"))
+    assert [replay.replay(i) for i in (1, 3, 5)] == [[]] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_record(folder: Path) -> None:
+    text = """
+        import os, sys, mlvm.eager as ml
+        step = ml.capture(lambda x: ml.sum(x))
+        with ml.runs.record("a"):
+            step(ml.ones(3))
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+            step(ml.full(3, 2.0))
+        if child:
+            print(ml.runs.open("a").losses)
+    """
+    done = run_python("-c", textwrap.dedent(text), cwd=folder)
+    assert (done.stdout, done.returncode) == ("[3.0, 6.0]\n", 0), done.stderr
+
+
+def test_a_damaged_checkpoint_is_a_typed_error(folder: Path) -> None:
+    w = ml.ones(3)
+    scale = ml.capture(lambda x: w * x)
+    double = ml.capture(lambda x: x + x)
+    with ml.runs.record(folder / "a"):
+        for i in range(4):
+            scale(ml.full(3, float(i)))
+            double(ml.full(3, float(i)))
+    [checkpoint] = (folder / "a" / "checkpoints").iterdir()
+    checkpoint.write_bytes(b"")
+    replay = Replay(ml.runs.open(folder / "a"))
+    for n in range(8):
+        with pytest.raises(ml.errors.EncodingError, match="not the file that was recorded"):
+            replay.replay(n)
+
+
 def test_a_function_that_cannot_be_traced_has_no_program(folder: Path) -> None:
     @ml.runs.step
     def step(x: Tensor) -> float:
@@ -200,9 +302,30 @@ def test_what_record_refuses(folder: Path) -> None:
     refuses(ArgumentError, "expected a folder", lambda: ml.runs.record(3))  # type: ignore[arg-type]
     with ml.runs.record(folder / "a"):
         refuses(CaptureError, "is on already", lambda: ml.runs.record(folder / "b").__enter__())
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match="choose another folder"):
         ml.runs.record(folder / "a").__enter__()
     ml.capture(lambda: ml.ones(2))()  # nothing is left on
+
+
+def test_wrong_arguments_are_typed_errors(folder: Path) -> None:
+    run: Any = train(folder / "a", options={"inputs": "none"})
+    wrong: Any
+    for wrong in ("a", None, 3):
+        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.diff(run, wrong))
+        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.Replay(wrong))
+        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.verify(wrong))
+    for options in ({"steps": "a"}, {"steps": -1}, {"steps": True}, {"seed": "a"}, {"seed": 0.5}):
+        refuses(ArgumentError, "as an int", lambda o=options: ml.runs.verify(run, **o))
+    refuses(ArgumentError, "expected the folder", lambda: ml.runs.open(5))  # type: ignore[arg-type]
+    refuses(ArgumentError, "inputs as a function", lambda: Replay(run, inputs=[]))  # type: ignore[arg-type]
+    for wrong in ([], None, 3, [1]):
+        replay = Replay(run, inputs=lambda n, wrong=wrong: wrong)  # type: ignore[misc]
+        refuses(
+            ArgumentError, r"a list of 2 arrays \(x, y\)", lambda replay=replay: replay.replay(1)
+        )
+    assert ml.runs.verify(run, steps=0).is_accepted
+    empty = train(folder / "b", order=[])
+    refuses(ArgumentError, "there are no steps", lambda: empty.at(0))
 
 
 def test_one_member_of_a_group_records(folder: Path) -> None:
