@@ -8,13 +8,13 @@ Nothing is launched: the function is traced once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, EncodingError
-from mlvm.core.machine.decode import decode
+from mlvm.core.machine.callee import OUT
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
@@ -23,7 +23,7 @@ from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.names import KEYS, names_of_tensors
-from mlvm.eager.runs.nesting import LOOP, Span, spans_of
+from mlvm.eager.runs.nesting import BRANCH, LOOP, Span, spans_of
 from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
@@ -200,26 +200,120 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     """Return the name of the result of each instruction that has one: of the calls in a row that
     one statement makes, the last one has the name that the statement assigns.
 
-    In a branch or loop of the statement, the last call of each side or of the body also has it. The
-    condition of a loop has no name.
+    For a statement that ends in a loop or branch, this is the value that it returns: each write to
+    its only variable has the name. If it has several, or ends in a function, there is no name. The
+    condition of a loop has none either.
     """
     names: dict[Place, tuple[str, ...]] = {}
     for function in program.functions.values():
-        spans = spans_of(function)
-        last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
-        latest: Place | None = None
-        for each in decode(program)[function.name].instructions():
-            pc = each.pc
-            place = function.name, pc
-            line = lines.get(place)
-            if each.kind != "cfunc" or line is None:
-                continue
-            around = [span for span in spans if span.start <= pc < span.end]
-            statement = statement_of(line)
-            if latest is not None and last == (statement, around):
-                names.pop(latest, None)
-            last, latest, assigned = (statement, around), place, statement[2]
-            is_test = any(span.kind == LOOP and pc < span.test for span in around)
-            if len(assigned) == 1 and not is_test:
-                names[place] = assigned
+        _Namer(function, lines, names).name(0, len(function.code), frozenset())
     return names
+
+
+_Statement: TypeAlias = tuple[str, int, tuple[str, ...]]
+
+
+class _Part(NamedTuple):
+    """Call, loop or branch of a statement, and the pcs that write the value that it returns."""
+
+    statement: _Statement
+    writes: Sequence[int]
+
+
+class _Namer:
+    """Namer of the values that a function computes."""
+
+    def __init__(
+        self, function: Function, lines: Mapping[Place, Line], names: dict[Place, tuple[str, ...]]
+    ) -> None:
+        self._function, self._lines, self._names = function, lines, names
+        self._spans = spans_of(function)
+
+    def name(self, start: int, end: int, around: frozenset[_Statement]) -> None:
+        """Name values of the code `start` .. `end - 1`, inside of loops and branches that these
+        statements make."""
+        parts = [*self._parts(start, end, around)]
+        for i, part in enumerate(parts):
+            assigned = part.statement[2]
+            is_last = all(after.statement != part.statement for after in parts[i + 1 : i + 2])
+            if is_last and len(assigned) == 1 and part.statement not in around:
+                self._names.update({(self._function.name, pc): assigned for pc in part.writes})
+
+    def _parts(self, start: int, end: int, around: frozenset[_Statement]) -> Iterator[_Part]:
+        """Yield the parts of the code, and name the values inside of them."""
+        pc = start
+        while pc < end:
+            found = [x for x in self._spans if x.end <= end and pc in (x.start, x.test)]
+            loop = next((x for x in found if x.kind == LOOP and x.start == pc), None)
+            sides = [x for x in found if x.kind == BRANCH and x.test == pc]
+            if loop is not None:
+                statement = self._statement(loop.test)
+                self.name(loop.test + 1, loop.end, around | {statement})
+                yield _Part(statement, self._of_loop(start, loop, statement))
+                pc = loop.end
+            elif sides:
+                statement = self._statement(pc)
+                for side in sides:
+                    self.name(side.start, side.end, around | {statement})
+                yield _Part(statement, self._of_branch(sides, statement))
+                pc = sides[-1].end
+            else:
+                opcode = self._function.code[pc].opcode
+                if opcode is Opcode.cfunc and (self._function.name, pc) in self._lines:
+                    yield _Part(self._statement(pc), [pc])
+                elif opcode is Opcode.call:
+                    yield _Part(self._statement(pc), [])
+                pc += 1
+
+    def _of_loop(self, start: int, loop: Span, statement: _Statement) -> list[int]:
+        """Return the pcs that write the variable of a loop, if it has one: beside the counter,
+        which the last call of the body increments."""
+        inside = self._written(range(loop.test + 1, loop.end))
+        if not inside or not self._is_update([*inside][-1], "add"):
+            return []
+        _, counter = inside.popitem()
+        before = self._copies(range(start, loop.start), statement)
+        stacks = {key for pc, key in inside.items() if self._is_update(pc, "dynamic_update")}
+        variables = {*before.values(), *stacks} - {counter}
+        if len(variables) != 1:
+            return []
+        return [pc for pc, key in [*before.items(), *inside.items()] if key in variables]
+
+    def _of_branch(self, sides: Sequence[Span], statement: _Statement) -> list[int]:
+        """Return the pcs that write the variable of a branch, if it has one, at its sides' ends."""
+        ends = [self._copies(range(x.start, x.end), statement) for x in sides]
+        variables = set.intersection(*[{*end.values()} for end in ends])
+        if len(variables) != 1:
+            return []
+        return [pc for end in ends for pc, key in end.items() if key in variables]
+
+    def _written(self, pcs: range) -> dict[int, Instruction]:
+        """Return what pushes the first operand of each call, which ops write to, by pc."""
+        code = self._function.code
+        return {
+            pc: code[pc - 1 - code[pc].immediates[0]]
+            for pc in pcs
+            if code[pc].opcode is Opcode.cfunc and code[pc].immediates[0] != STAR
+        }
+
+    def _copies(self, pcs: range, statement: _Statement) -> dict[int, Instruction]:
+        """Return the copies by the statement that these instructions end in, as `_written` does."""
+        copies: dict[int, Instruction] = {}
+        for pc, key in reversed(self._written(pcs).items()):
+            if self._callee(pc) != f"copy{OUT}" or self._statement(pc) != statement:
+                break
+            copies[pc] = key
+        return copies
+
+    def _is_update(self, pc: int, op: str) -> bool:
+        """Return whether a call of the op writes its first operand in place."""
+        code = self._function.code
+        first = pc - 1 - code[pc].immediates[0]
+        return self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1]
+
+    def _callee(self, pc: int) -> Any:
+        return self._function.code[pc - 1].immediates[0]
+
+    def _statement(self, pc: int) -> _Statement:
+        line = self._lines.get((self._function.name, pc))
+        return ("", 0, ()) if line is None else statement_of(line)

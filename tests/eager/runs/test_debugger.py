@@ -140,6 +140,67 @@ def test_a_condition_stops_after_the_op_that_makes_it_true(condition: str, name:
     assert condition in out.getvalue().rpartition("breakpoint")[2]
 
 
+def with_source(source: str, folder: Path) -> Any:
+    """Return the function `step` that the source defines, in a file of its own."""
+    file = folder / "source.py"
+    file.write_text(f"import mlvm.eager as ml\n{source}")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    return names["step"]
+
+
+def debugged(step: Any, *args: Any) -> tuple[Debugger, io.StringIO]:
+    """Return a debugger of a call, and what it prints."""
+    program, inputs = op_program(ml.capture(step), args, {})
+    out = io.StringIO()
+    return Debugger(Execution(program, inputs), stdin=io.StringIO(), stdout=out), out
+
+
+ASSIGNING = """
+@ml.function
+def doubled(x):
+    return x * 2.0
+def nested(i, s):
+    inner = ml.fori_loop(0, 2, lambda i, s: s + 1.0, s)
+    return inner * 1.5
+def step(x):
+    y = {}
+    return y
+"""
+
+
+@cases(
+    "value",
+    "ml.fori_loop(0, 3, lambda i, s: s * 2.0, x)",
+    "ml.fori_loop(0, 0, lambda i, s: s * 2.0, x)",
+    "ml.while_loop(lambda s: ml.max(s) < 99.0, lambda s: s * 2.0, x)",
+    "ml.map(lambda row: row * 2.0, x)",
+    "ml.cond(ml.sum(x) > 0.0, lambda r: r * 2.0, lambda r: r - 1.0, x)",
+    "ml.fori_loop(0, 3, nested, x)",
+    "ml.fori_loop(0, 3, lambda i, s: ml.cond(i > 1, ml.sin, lambda s: s * 3.0, s), x)",
+    "ml.cond(ml.max(x) > 0.0, lambda r: ml.fori_loop(0, 2, nested, r), lambda r: r, x)",
+    "ml.fori_loop(0, 3, lambda i, s: s * 2.0, x) * 5.0",
+)
+def test_a_loop_or_branch_gives_its_result_a_name(value: str, tmp_path: Path) -> None:
+    step = with_source(ASSIGNING.format(value), tmp_path)
+    pdb, out = debugged(step, X[0])
+    printed(pdb, out, "c")
+    assert np.array_equal(values_in(printed(pdb, out, "p y")), step(X[0]).numpy())
+
+
+@cases(
+    "value",
+    "ml.fori_loop(0, 3, lambda i, s: (s[0] * 2.0, s[1]), (x, x))",
+    "ml.scan(lambda c, row: (c + row, c), x[0], x)",
+    "ml.cond(ml.sum(x) > 0.0, lambda r: (r * 2.0, r), lambda r: (r, r - 1.0), x)",
+    "doubled(x * 3.0)",
+)
+def test_several_values_and_those_of_functions_have_no_name(value: str, tmp_path: Path) -> None:
+    step = with_source(ASSIGNING.format(value), tmp_path)
+    program, _ = op_program(ml.capture(step), (X[0],), {})
+    assert ("y",) not in program.values.values()
+
+
 def test_next_passes_loops_and_return_leaves_them() -> None:
     pdb, out = debugger()
     printed(pdb, out, "b b")
