@@ -201,12 +201,13 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     one statement makes, the last one has the name that the statement assigns.
 
     For a statement that ends in a loop or branch, this is the value that it returns: each write to
-    its only variable has the name. If it has several, or ends in a function, there is no name. The
-    condition of a loop has none either.
+    its only variable has the name. If it has several, there is no name. The condition of a loop has
+    none either. For a call of a function with one result, the call itself has the name.
     """
     names: dict[Place, tuple[str, ...]] = {}
-    for function in program.functions.values():
-        _Namer(function, lines, names).name(0, len(function.code), frozenset())
+    namers = {each.name: _Namer(each, lines, names) for each in program.functions.values()}
+    for each in namers.values():
+        each.name(0, len(each.function.code), frozenset(), namers)
     return names
 
 
@@ -221,25 +222,35 @@ class _Part(NamedTuple):
 
 
 class _Namer:
-    """Namer of the values that a function computes."""
+    """Namer of the values that a function computes.
+
+    results: the copies that it ends in, to its results, by pc.
+    """
 
     def __init__(
         self, function: Function, lines: Mapping[Place, Line], names: dict[Place, tuple[str, ...]]
     ) -> None:
-        self._function, self._lines, self._names = function, lines, names
+        self.function, self._lines, self._names = function, lines, names
         self._spans = spans_of(function)
+        last = len(function.code) - 2  # before the return
+        is_last = last >= 0 and (function.name, last) in lines and function.name != "main"
+        self.results = self._copies(range(last + 1), self._statement(last)) if is_last else {}
 
-    def name(self, start: int, end: int, around: frozenset[_Statement]) -> None:
+    def name(
+        self, start: int, end: int, around: frozenset[_Statement], namers: Mapping[str, _Namer]
+    ) -> None:
         """Name values of the code `start` .. `end - 1`, inside of loops and branches that these
-        statements make."""
-        parts = [*self._parts(start, end, around)]
+        statements make. `namers` has those of all functions."""
+        parts = [*self._parts(start, end, around, namers)]
         for i, part in enumerate(parts):
             assigned = part.statement[2]
             is_last = all(after.statement != part.statement for after in parts[i + 1 : i + 2])
             if is_last and len(assigned) == 1 and part.statement not in around:
-                self._names.update({(self._function.name, pc): assigned for pc in part.writes})
+                self._names.update({(self.function.name, pc): assigned for pc in part.writes})
 
-    def _parts(self, start: int, end: int, around: frozenset[_Statement]) -> Iterator[_Part]:
+    def _parts(
+        self, start: int, end: int, around: frozenset[_Statement], namers: Mapping[str, _Namer]
+    ) -> Iterator[_Part]:
         """Yield the parts of the code, and name the values inside of them."""
         pc = start
         while pc < end:
@@ -248,21 +259,22 @@ class _Namer:
             sides = [x for x in found if x.kind == BRANCH and x.test == pc]
             if loop is not None:
                 statement = self._statement(loop.test)
-                self.name(loop.test + 1, loop.end, around | {statement})
+                self.name(loop.test + 1, loop.end, around | {statement}, namers)
                 yield _Part(statement, self._of_loop(start, loop, statement))
                 pc = loop.end
             elif sides:
                 statement = self._statement(pc)
                 for side in sides:
-                    self.name(side.start, side.end, around | {statement})
+                    self.name(side.start, side.end, around | {statement}, namers)
                 yield _Part(statement, self._of_branch(sides, statement))
                 pc = sides[-1].end
             else:
-                opcode = self._function.code[pc].opcode
-                if opcode is Opcode.cfunc and (self._function.name, pc) in self._lines:
-                    yield _Part(self._statement(pc), [pc])
+                opcode, immediates = self.function.code[pc]
+                if opcode is Opcode.cfunc and (self.function.name, pc) in self._lines:
+                    yield _Part(self._statement(pc), [] if pc in self.results else [pc])
                 elif opcode is Opcode.call:
-                    yield _Part(self._statement(pc), [])
+                    has_one = len(namers[immediates[0]].results) == 1
+                    yield _Part(self._statement(pc), [pc] if has_one else [])
                 pc += 1
 
     def _of_loop(self, start: int, loop: Span, statement: _Statement) -> list[int]:
@@ -289,7 +301,7 @@ class _Namer:
 
     def _written(self, pcs: range) -> dict[int, Instruction]:
         """Return what pushes the first operand of each call, which ops write to, by pc."""
-        code = self._function.code
+        code = self.function.code
         return {
             pc: code[pc - 1 - code[pc].immediates[0]]
             for pc in pcs
@@ -307,13 +319,13 @@ class _Namer:
 
     def _is_update(self, pc: int, op: str) -> bool:
         """Return whether a call of the op writes its first operand in place."""
-        code = self._function.code
+        code = self.function.code
         first = pc - 1 - code[pc].immediates[0]
         return self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1]
 
     def _callee(self, pc: int) -> Any:
-        return self._function.code[pc - 1].immediates[0]
+        return self.function.code[pc - 1].immediates[0]
 
     def _statement(self, pc: int) -> _Statement:
-        line = self._lines.get((self._function.name, pc))
+        line = self._lines.get((self.function.name, pc))
         return ("", 0, ()) if line is None else statement_of(line)
