@@ -9,6 +9,7 @@ import cmd
 import linecache
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -18,7 +19,7 @@ from mlvm.core.errors import ArgumentError, MlvmError
 from mlvm.core.ops.half import shown
 from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint
+from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint, require_known
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
 from mlvm.eager.runs.nesting import LOOP
@@ -128,6 +129,7 @@ class Debugger(cmd.Cmd):
         target = parse_breakpoint(argument, self._file())
         if target.kind != "line":
             raise ArgumentError(f"until: expected a line, got {argument!r}")
+        require_known(target, self.execution.program)
         self._forward(lambda at: target.stops(self.execution, self.values, at))
 
     def do_c(self, _: str) -> None:
@@ -151,7 +153,14 @@ class Debugger(cmd.Cmd):
         """goto POSITION: go to a position, forwards or backwards."""
         if not argument.isdecimal() or len(argument) > 18:
             raise ArgumentError(f"goto: expected a position, got {argument!r}")
-        self._move(int(argument))
+        position = int(argument)
+        is_outside = False
+        with suppress(MlvmError):  # an op fails: `_move` goes there and raises that
+            is_outside = position > 0 and self.execution.op_at(position - 1) is None
+        if is_outside:
+            last = self.execution.length
+            raise ArgumentError(f"goto: expected a position from 0 to {last}, got {argument}")
+        self._move(position)
 
     # --- breakpoints ------------------------------------------------------------------------
 
@@ -165,6 +174,7 @@ class Debugger(cmd.Cmd):
                 self._say(f"{number}: {each}")
             return
         point = parse_breakpoint(argument, self._file())
+        require_known(point, self.execution.program)
         self._numbers += 1
         self._breakpoints[self._numbers] = point
         self._say(f"breakpoint {self._numbers}: {point}")

@@ -61,6 +61,14 @@ class OpProgram(NamedTuple):
         blank = [("",) * len(each) for each in (step.inputs, step.states, step.results)]
         return OpProgram(step, lines, values, *blank)
 
+    def op_names(self) -> set[str]:
+        """Return the names of the ops and functions that the program calls."""
+        codes = [each.code for each in self.step.planned.program.functions.values()]
+        calls = [
+            (code, pc) for code in codes for pc, x in enumerate(code) if x.opcode is Opcode.cfunc
+        ]
+        return {str(code[pc - 1].immediates[0]).removesuffix(OUT) for code, pc in calls}
+
     def with_states(self, states: Sequence[Array]) -> OpProgram:
         """Return the program with other values of its states, of the same types."""
         return self._replace(step=self.step._replace(states=tuple(states)))

@@ -135,7 +135,7 @@ def test_a_condition_stops_after_the_op_that_makes_it_true(condition: str, name:
     position = pdb.execution.position
     op = pdb.execution.executed[position - 1]
     assert name in op.names
-    printed(pdb, out, "goto 9999")
+    printed(pdb, out, f"goto {pdb.execution.length}")
     printed(pdb, out, "rc")
     assert condition in out.getvalue().rpartition("breakpoint")[2]
 
@@ -247,7 +247,9 @@ def test_summary_names_place_writer_and_reader() -> None:
     text = printed(pdb, out, "summary k")
     for part in ("f32[2,3]", "min ", "nans 0", "scratch at byte", "written by %", "next read by %"):
         assert part in text
-    assert "nans 3" in printed(pdb, out, "goto 9999") + printed(pdb, out, "summary u")
+    assert "nans 3" in printed(pdb, out, f"goto {pdb.execution.length}") + printed(
+        pdb, out, "summary u"
+    )
 
 
 def test_the_arena_is_drawn(tmp_path: Path) -> None:
@@ -287,7 +289,16 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("summary nothing+1", "expected a name or reference"),
     ("until q", "expected a line"),
     ("until", "expected"),
+    ("until nothing.py:3", "no op has the line nothing.py:3"),
     ("goto -1", "expected a position"),
+    ("goto 9999", "expected a position from 0 to 46, got 9999"),
+    ("b tahn", "no value or op is named tahn; did you mean tanh?"),
+    ("b nothing", "no value or op is named nothing; info and l show names"),
+    ("b arcsin", "no value or op is named arcsin"),
+    ("b any(isnan(nothing))", "no value is named nothing"),
+    ("b x[0] > nothing[0]", "no value is named nothing"),
+    ("b 4711", "no op has the line"),
+    ("b nothing.py:3", "no op has the line nothing.py:3; l shows lines"),
     ("goto 99999999999999999999999999", "expected a position"),
     ("cl 7", "expected the number of a breakpoint"),
     ("b open('x')", "no function open"),
@@ -419,6 +430,36 @@ def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -
     ran = run_python("-m", "mlvm", "debug", repro)  # stdin is at its end
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("[0]")
+
+
+PRINTING = """
+import sys
+import mlvm.eager as ml
+@ml.capture
+def step(x):
+    y = x * 2.0
+    ml.debug.print("y {}", y)
+    ml.debug.watch(y, "y")
+    return y
+step.save_repro(sys.argv[1], ml.ones(2))
+print("saved", len(ml.debug.watched("y")))
+step(ml.ones(2))
+step.save(sys.argv[2])
+"""
+
+
+def test_commands_take_files_with_prints(tmp_path: Path) -> None:
+    script, repro, saved = (tmp_path / name for name in ("script.py", "bug.mlvm", "step.mlvm"))
+    script.write_text(PRINTING)
+    ran = run_python(script, repro, saved)
+    assert ran.returncode == 0, ran.stderr
+    for file in (repro, saved):
+        for command in (("check",), ("memory", "--out", tmp_path), ("show",)):
+            ran = run_python("-m", "mlvm", *command, file)
+            assert (ran.returncode, ran.stderr) == (0, ""), command
+        ran = run_python("-m", "mlvm", "build", file, "-o", tmp_path / "built")
+        assert ran.returncode == 1
+        assert "expected a step without ml.debug.print and ml.debug.watch" in ran.stderr
 
 
 def test_a_repro_names_a_path() -> None:
