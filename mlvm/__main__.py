@@ -445,7 +445,15 @@ def debug(options: argparse.Namespace) -> int:
         replay = Replay(open_run(options.file))
         failed = Debugger(replay.execution(options.step)).run(options.commands or None)
         return int(failed > 0 and bool(options.commands))
-    loaded = read_any(options.file)
+    try:
+        loaded = read_any(options.file)
+    except BadInput as error:
+        if read_bytes(options.file).startswith(MAGIC):
+            raise
+        raise BadInput(
+            f"{options.file}: expected what Captured.save_repro or Captured.save wrote, or the "
+            f"folder of a recording"
+        ) from error
     if isinstance(loaded, Program):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
     if isinstance(loaded, Repro):

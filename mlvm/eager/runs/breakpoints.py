@@ -111,4 +111,5 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
 
             close = get_close_matches(name, known - {""}, n=1)
             hint = f"; did you mean {close[0]}?" if close else "; info and l show names"
+            hint += "; parameters of inner functions have none" if point.condition else ""
             raise ArgumentError(f"no {what} is named {name}{hint}")

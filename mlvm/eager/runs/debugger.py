@@ -20,11 +20,11 @@ from mlvm.core.ops.half import shown
 from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint, require_known
-from mlvm.eager.runs.execution import Executed, Execution
+from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.expressions import Expression
 from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.values import Values
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.terminal import one_line
 from mlvm.show.picture import timeline
 
@@ -261,7 +261,7 @@ class Debugger(cmd.Cmd):
         at = f"position {self.execution.position}"
         self._say(f"{at}, {'the end' if self.execution.is_finished else 'before the end'}")
         rows = [
-            [f"{kind} {i}", str(type), name]
+            [f"{kind} {i}", str(type), self._described(kind, i, name)]
             for kind, types, names in (
                 ("input", step.inputs, program.inputs),
                 ("state", [*map(TensorType.of, step.states)], program.states),
@@ -271,12 +271,18 @@ class Debugger(cmd.Cmd):
         ]
         self._say("\n".join(table(rows, right=0)))
 
+    def _described(self, kind: str, i: int, name: str) -> str:
+        """Return the name of an input, state or result; of a number without a name its value."""
+        text = self.values.name(Ref(kind, i)) if kind == "state" and not name else name
+        return f"the number {text}" if text != name and text != str(Ref(kind, i)) else name
+
     def do_arena(self, argument: str) -> None:
         """arena [FILE.svg]: print the tensors that the plan holds in scratch memory now, or draw
         the plan over time."""
         planned = self.execution.program.step.planned
         moment = self.values.moment()
         if argument:
+            require_suffix(argument, ".svg", "arena")
             title = f"scratch memory; moment {moment} is now"
             write_file(Path(argument), timeline(planned.recording(), title=title))
             self._say(f"picture  {argument}")
@@ -284,7 +290,8 @@ class Debugger(cmd.Cmd):
         live = [each for each in planned.lifetimes if each.start <= moment < each.end]
         used = sum(each.nbytes for each in live)
         total = planned.plan.nbytes
-        self._say(f"moment {moment}: {len(live)} tensors, {used:,} of {total:,} bytes of scratch")
+        tensors = "1 tensor" if len(live) == 1 else f"{len(live)} tensors"
+        self._say(f"moment {moment}: {tensors}, {used:,} of {total:,} bytes of scratch")
         live.sort(key=lambda each: each.offset)
         rows = [
             [_bar(x.offset, x.nbytes, total), f"{x.offset:,}", f"{x.nbytes:,}", str(x.type), x.op]

@@ -139,7 +139,7 @@ def op_program(
     Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
-    call, signature = _traced(fn, args, kwargs, free)
+    call, signature, args, kwargs = _traced(fn, args, kwargs, free)
     if takes_from_queue(call):
         raise CaptureError(f"{captured!r} takes from a queue, which no file can hold")
     inputs = [values_of(x.root) for x in signature.inputs]
@@ -187,13 +187,14 @@ def program_of_call(call: TracedCall, signature: Signature, names: Mapping[int, 
 
 def _traced(
     fn: Callable[..., Any], args: Any, kwargs: Any, free: Sequence[int]
-) -> tuple[TracedCall, Signature]:
+) -> tuple[TracedCall, Signature, Any, Any]:
+    """Return a traced call, its signature, and its arguments with tensors in place of arrays."""
     signatures, arena = Signatures(fn), current_arena()
     args, kwargs = as_tensors(signatures, arena.vm, args, kwargs)
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:
-            return trace(fn, args, kwargs, arena, signature, free), signature
+            return trace(fn, args, kwargs, arena, signature, free), signature, args, kwargs
         except RetryAfterCopy as error:
             make_exclusive(error.x)
 

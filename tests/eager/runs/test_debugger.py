@@ -306,6 +306,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("h nothing", "no command 'nothing'"),
     ("result", "no op with a result was executed"),
     ("arena /nothing/there.svg", "No such file"),
+    ("arena /nothing/there.txt", "expected a name that ends in .svg"),
 )
 def test_wrong_commands_print_one_error(command: str, error: str) -> None:
     pdb, out = debugger()
@@ -453,6 +454,7 @@ def test_commands_take_files_with_prints(tmp_path: Path) -> None:
     script.write_text(PRINTING)
     ran = run_python(script, repro, saved)
     assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("saved 0\n")  # save_repro shows nothing
     for file in (repro, saved):
         for command in (("check",), ("memory", "--out", tmp_path), ("show",)):
             ran = run_python("-m", "mlvm", *command, file)
@@ -460,6 +462,41 @@ def test_commands_take_files_with_prints(tmp_path: Path) -> None:
         ran = run_python("-m", "mlvm", "build", file, "-o", tmp_path / "built")
         assert ran.returncode == 1
         assert "expected a step without ml.debug.print and ml.debug.watch" in ran.stderr
+
+
+def test_the_path_of_a_repro_is_checked_before_the_call() -> None:
+    calls: list[None] = []
+    step = ml.capture(lambda x: (calls.append(None), x)[1])
+    refuses(OSError, "No such file", step.save_repro, "/nothing/bug.mlvm", X)
+    assert not calls
+
+
+def test_a_script_is_no_repro(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ran = run_python("-m", "mlvm", "debug", script)
+    assert ran.returncode == 1
+    assert "expected what Captured.save_repro or Captured.save wrote, or the folder" in ran.stderr
+
+
+def test_inputs_states_and_numbers_have_names_in_info(tmp_path: Path) -> None:
+    source = """
+inner = ml.ones(2)
+def step(x):
+    def body(i, s):
+        h = s * inner
+        return h
+    y = ml.fori_loop(0, 3, body, x)
+    return y * 7.0
+"""
+    pdb, out = debugged(with_source(source, tmp_path), np.ones(2, np.float32))
+    text = printed(pdb, out, "info")
+    assert re.search(r"input 0 +f32\[2\] +x\n", text)
+    assert re.search(r"state \d +f32\[2\] +inner\n", text)
+    assert re.search(r"state \d +f32\[\] +the number 7.0\n", text)
+    assert "parameters of inner functions have none" in printed(pdb, out, "b i > 2")
+    printed(pdb, out, f"goto {pdb.execution.length}")
+    assert printed(pdb, out, "summary h").endswith("read by no later op\n")
 
 
 def test_a_repro_names_a_path() -> None:
