@@ -330,7 +330,7 @@ class _Namer:
         """Return whether a call of the op writes its first operand in place."""
         code = self.function.code
         first = pc - 1 - code[pc].immediates[0]
-        return self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1]
+        return bool(self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1])
 
     def _callee(self, pc: int) -> Any:
         return self.function.code[pc - 1].immediates[0]
