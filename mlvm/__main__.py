@@ -286,8 +286,7 @@ _MESSAGES: Final[Mapping[bytes, Callable[[bytes], Program | SavedStep | OpProgra
 
 
 def read_file(file: str) -> Program | SavedStep:
-    """Read a file: a program, or a captured step, that of a repro too. Raises what `read_any`
-    raises."""
+    """Read a program, or the captured step of a file or repro. Raises the errors of `read_any`."""
     loaded = read_any(file)
     if isinstance(loaded, Repro):
         loaded = loaded.program
@@ -295,8 +294,10 @@ def read_file(file: str) -> Program | SavedStep:
 
 
 def read_any(file: str) -> Program | SavedStep | OpProgram | Repro:
-    """Read a file: a program as assembly or as `Program.to_bytes` gives it, a captured step as
-    `Captured.save` writes it, a program op by op, or a repro as `Captured.save_repro` writes it.
+    """Read a program, a captured step or a repro from a file.
+
+    A program is a file of assembly, the bytes of `Program.to_bytes`, or a program op by op.
+    `Captured.save` writes a captured step, `Captured.save_repro` a repro.
 
     Raises `BadInput` for any other file, with line and column for text; and `OSError`.
     """
@@ -394,8 +395,10 @@ def _check_count(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Launch the program on the arguments, then print and write what it leaves. Verify the results
-    of a repro."""
+    """Launch the program on the arguments, then print and write its results.
+
+    For a repro, verify the digests of the results.
+    """
     loaded = read_any(options.file)
     repro = loaded if isinstance(loaded, Repro) else None
     if isinstance(loaded, Repro):

@@ -55,7 +55,7 @@ def fixed_step() -> str:
 
 def about_fixed_step() -> str:
     """Return the digest, and for native kernels whether it is the expected one, for people."""
-    found = fixed_step()
+    value = fixed_step()
     if not is_native(None):
-        return f"{found} (numpy: the native kernels give {EXPECTED})"
-    return found if found == EXPECTED else f"{found} (WRONG: expected {EXPECTED})"
+        return f"{value} (numpy: the native kernels give {EXPECTED})"
+    return value if value == EXPECTED else f"{value} (WRONG: expected {EXPECTED})"

@@ -264,8 +264,10 @@ def _values_at(opened: OpenStep, sizes: Sequence[int]) -> list[Any] | None:
 
 
 def axes_of(opened: OpenStep) -> dict[tuple[int, int], int]:
-    """Return the number of the length that an axis of an input has. Raises `CannotBuild` for an
-    axis of two lengths."""
+    """Return the number of the length of each axis of an input, by input and axis.
+
+    Raises `CannotBuild` for an axis of two lengths.
+    """
     names = [each.name for each in opened.lengths]
     axes: dict[tuple[int, int], int] = {}
     for k, each in enumerate(opened.lengths):

@@ -1,6 +1,6 @@
 """Lowering of ops that Python runs as several kernels to these kernels in sequence.
 
-Operands and results are converted where no kernel takes their types
+Operands and results are converted where no kernel supports their types
 (`mlvm.machines.native.fallbacks`). A chain runs in parts where a link has no row function
 (`mlvm.machines.native.kernels`). Converted operands are in temporaries outside of the plan.
 """

@@ -102,12 +102,12 @@ def noting_flattened(flattened: set[int] | None) -> AbstractContextManager[None]
 
 
 @contextmanager
-def put_back() -> Iterator[None]:
-    """Restore fields of Nodes that are assigned inside the block after it."""
+def put_back() -> Iterator[list[tuple[Node, dict[str, Any]]]]:
+    """Restore fields of Nodes that are assigned inside the block after it. Yield these Nodes."""
     assigned: list[tuple[Node, dict[str, Any]]] = []
     try:
         with bound(_assigned, assigned):
-            yield
+            yield assigned
     finally:
         for node, fields in reversed(assigned):
             vars(node).clear()

@@ -1,4 +1,4 @@
-"""What a launch reads and writes: for each of its arguments, the calls that may do so first.
+"""Analysis of the calls of a launch that may be the first to read or write each argument.
 
 A value on the stack may be one of several arguments: where paths meet, and as the result of a call
 on them. `None` in a set of arguments is any tensor that a program names by its handle.
@@ -27,8 +27,10 @@ Reads: TypeAlias = Callable[[str, Attributes], slice | None]
 
 
 class Access(NamedTuple):
-    """Arguments that no call before `call` may have read or written. `pc` is its place in main, or
-    that of the call of a function which leads there."""
+    """Arguments that no call before `call` may have read or written.
+
+    `pc` is the instruction in main: the call itself, or the call of a function that leads to it.
+    """
 
     pc: int
     call: Decoded
@@ -53,8 +55,10 @@ def reads_by_name(name: str, attributes: Attributes) -> slice | None:
 
 
 def accesses(program: Program, reads: Reads = reads_by_name) -> list[Access]:
-    """Return the first accesses of a launch to its arguments, in the order of main's code. An
-    unknown access counts as a write."""
+    """Return the first accesses of a launch to its arguments, in the order of main's code.
+
+    An unknown access counts as a write.
+    """
     return _Analysis(program, reads).summary("main")[0]
 
 
@@ -70,19 +74,19 @@ def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
     everything = frozenset(range(nargs))
     try:
         verify(program, functions)
-        found = accesses(program, reads)
+        entries = accesses(program, reads)
     except MlvmError:
         return Uses(frozenset(), everything)
     makes: dict[int | None, bool] = {}
-    for each in found:
+    for each in entries:
         for numbers, is_write in ((each.reads, False), (each.writes, True)):
             for number in numbers:
                 makes.setdefault(number, is_write)
-    read, made = (
+    read, written = (
         frozenset(i for i in makes if i is not None and makes[i] is is_write)
         for is_write in (False, True)
     )
-    return Uses(read, everything - read if any(None in x.writes for x in found) else made)
+    return Uses(read, everything - read if any(None in x.writes for x in entries) else written)
 
 
 class _Analysis:
@@ -95,36 +99,39 @@ class _Analysis:
         self._summaries: dict[str, tuple[list[Access], Arguments] | None] = {}
 
     def summary(self, name: str) -> tuple[list[Access], Arguments]:
-        """Return the accesses of a function, and the arguments that it may return. Its code is read
-        again until its slots hold no more."""
+        """Return the accesses of a function, and the arguments that it may return.
+
+        The code is read repeatedly until the contents of its slots no longer change.
+        """
         self._summaries[name] = None  # it may call itself
-        held, size = frozenset[int | None](), -1  # what a slot may hold where a block begins
-        while size < len(held):
-            size, found, returned = len(held), list[Access](), set[int | None]()
-            known: set[tuple[bool, int | None]] = set()
+        # the possible values of slots at the start of a block
+        contents, size = frozenset[int | None](), -1
+        while size < len(contents):
+            size, entries, returned = len(contents), list[Access](), set[int | None]()
+            recorded: set[tuple[bool, int | None]] = set()
             for block in self._codes[name]:
                 results: dict[int, Arguments] = {}
-                kept = [*block.left, *[ref for _, ref in block.changed]]
+                remaining = [*block.pushed, *[ref for _, ref in block.changed]]
                 for each in block.code:
                     row = _values(
-                        kept if each.kind == "halt" else each.operands or (), held, results
+                        remaining if each.kind == "halt" else each.operands or (), contents, results
                     )
                     if each.kind == "halt":
-                        row.append(held)
+                        row.append(contents)
                     elif each.operands is None:
                         row = [self._loaded.union(range(-self._codes[name].function.nparams, 0))]
                     inner, results[each.pc] = self._step(each, row)
                     returned |= set().union(*row) if each.kind == "return_" else set()
                     for call, reads, writes in inner:
-                        reads = frozenset(i for i in reads if (False, i) not in known)
-                        writes = frozenset(i for i in writes if (True, i) not in known)
+                        reads = frozenset(i for i in reads if (False, i) not in recorded)
+                        writes = frozenset(i for i in writes if (True, i) not in recorded)
                         if reads or writes:
-                            known |= {(False, i) for i in reads} | {(True, i) for i in writes}
-                            found.append(Access(each.pc, call, reads, writes))
+                            recorded |= {(False, i) for i in reads} | {(True, i) for i in writes}
+                            entries.append(Access(each.pc, call, reads, writes))
                 many = results.values() if block.many or block.is_open else ()
-                held = held.union(*_values(kept, held, results), *many)
-        self._summaries[name] = found, frozenset(returned)
-        return found, frozenset(returned)
+                contents = contents.union(*_values(remaining, contents, results), *many)
+        self._summaries[name] = entries, frozenset(returned)
+        return entries, frozenset(returned)
 
     def _step(
         self, each: Decoded, row: Sequence[Arguments]
@@ -145,12 +152,12 @@ class _Analysis:
         if each.kind == "call":
             if each.callee in self._summaries and self._summaries[each.callee] is None:
                 return [(each, union, union)], union | self._loaded
-            found, returned = self._summaries.get(each.callee) or self.summary(each.callee)
+            entries, returned = self._summaries.get(each.callee) or self.summary(each.callee)
 
             def outer(numbers: Iterable[int | None]) -> Arguments:
                 return nothing.union(*[[i] if i is None or i >= 0 else row[i] for i in numbers])
 
-            return [(call, outer(x), outer(y)) for _, call, x, y in found], outer(returned)
+            return [(call, outer(x), outer(y)) for _, call, x, y in entries], outer(returned)
         if each.kind == "load_global":
             return [], nothing.union([None])
         if each.kind == "store_global":
@@ -158,10 +165,12 @@ class _Analysis:
         return [(each, nothing if each.kind == "set" else union, nothing)], nothing
 
 
-def _values(refs: Sequence[Ref], held: Arguments, results: dict[int, Arguments]) -> list[Arguments]:
+def _values(
+    refs: Sequence[Ref], contents: Arguments, results: dict[int, Arguments]
+) -> list[Arguments]:
     """Return the arguments that each operand may be."""
     return [
-        held.union([ref] if ref < 0 else ())
+        contents.union([ref] if ref < 0 else ())
         if isinstance(ref, int)
         else results[ref.pc]
         if isinstance(ref, Result)

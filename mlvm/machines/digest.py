@@ -1,11 +1,11 @@
-"""Digest of a tensor: 16 bytes that equal tensors share, and in practice no others.
+"""Digest of a tensor: 16 bytes that are equal for equal tensors, and in practice only for these.
 
-The bytes are read as 64-bit words, in blocks of 512 words. Word i of a block is combined with the
-fixed key i: with v = word ^ key, the sum i % 8 grows by the neighboring word and by the product of
-the two halves of v, modulo 2**64. After each block the sums are scrambled. BLAKE2b of the type and
-of the eight sums is the digest. This is the scheme of XXH3 (https://xxhash.com): it reads memory
-at full speed, and its order is fixed. It is made for accidents, not for adversaries: what must
-resist these, such as files and logs, has BLAKE2b of its bytes.
+The bytes are read as 64-bit words, in blocks of 512 words. Word i of a block is combined with
+the fixed key i. With v = word ^ key, the neighboring word and the product of the two halves of v
+are added to the sum i % 8, modulo 2**64. After each block the sums are scrambled. The digest is
+BLAKE2b of the type and the eight sums. This is the scheme of XXH3 (https://xxhash.com): it
+reads memory at full speed, and its order is fixed. It detects accidental changes, but does not
+resist adversaries. Files and logs have the BLAKE2b digest of their bytes, which does.
 """
 
 from __future__ import annotations

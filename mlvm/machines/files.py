@@ -49,8 +49,11 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
 
 
 def open_to_append(file: Path) -> BinaryIO:
-    """Create a file to which a process appends; each write reaches the system immediately, so a
-    kill loses nothing of it. Raises `FileExistsError`, and other `OSError`."""
+    """Create a file to which a process appends without buffering.
+
+    Each write reaches the system immediately, so a killed process loses no data that it wrote.
+    Raises `FileExistsError`, and other `OSError`.
+    """
     return file.open("xb", buffering=0)
 
 

@@ -1,9 +1,9 @@
 """Host functions that show values while a program runs: they print them, or keep them as a series.
 
-debug.print {"format": f, "names": n, "line": l}    ( x.. -- )    prints `l: f` with the values
-debug.watch {"name": n}                             ( x -- )      adds a copy to the series n
+    debug.print {"format": f, "names": n, "line": l}  ( x.. -- )    prints `l: f` with the values
+    debug.watch {"name": n}                           ( x -- )      adds a copy to the series n
 
-A VM has them once `register` was called: a server does not print what a client sends.
+A VM has them after a call of `register`: a server does not print for its clients.
 """
 
 from __future__ import annotations
@@ -67,15 +67,18 @@ def register_silent(vm: VM) -> None:
 
 
 def take_series(name: str, *, clear: bool) -> list[Array]:
-    """Return the series of a name, oldest first; with `clear` it begins anew."""
+    """Return the series of a name, oldest first; with `clear`, empty it."""
     with _lock:
         series = _series.pop(name, deque()) if clear else _series.get(name, deque())
         return [*series]
 
 
 def formatted(text: str, names: Sequence[str], values: Sequence[Array]) -> str:
-    """Format the values, of which the last ones have these names, as `str.format` does. A format
-    specification is that of each element. Raises `HostFunctionError` for a wrong format."""
+    """Format the values as `str.format` does; the last values have these names.
+
+    A format specification applies to each element. Raises `HostFunctionError` for an invalid
+    format.
+    """
     shown_values = [_Shown(x) for x in values]
     count = len(values) - len(names)
     try:

@@ -275,7 +275,7 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], width: int, 
 def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
     """Write an SVG picture: address against time, a rectangle for each tensor.
 
-    It shows the arena's recording, finished or running, and what lives now if there is none.
+    It shows the arena's recording, finished or running; without a recording, the live tensors.
     Raises `ArgumentError` for a name that does not end in .svg, and `OSError`.
     """
     require_suffix(path, ".svg", "plot")

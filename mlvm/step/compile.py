@@ -242,8 +242,10 @@ def curve_of(
 
 
 def as_recorded(flow: Flow) -> Planned:
-    """Compile the calls of the step as they were recorded: in their order, each once, and none is
-    left out, fused or moved. A debugger runs such a program."""
+    """Compile the calls of the step in their recorded order, each exactly once.
+
+    No call is omitted, fused or moved. A debugger runs such a program.
+    """
     options = _Options(fuse=False, recompute=False, policy=REFERENCE, effort=1, ordered=False)
     return _written(_planned(flow, options))
 
@@ -769,7 +771,9 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
-        windowed = with_windows(sloped, live_out) if policy.windows else sloped
+        # Beside collectives, whose order is fixed, slices stay: without them products would move.
+        has_order = any(call.fixed for call in calls)
+        windowed = with_windows(sloped, live_out) if policy.windows and not has_order else sloped
         if windowed is not sloped:
             chains = fused(windowed, most, policy.of_formulas, units)
             schedules.append(in_order(chains, most, policy.of_formulas))

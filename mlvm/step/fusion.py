@@ -40,7 +40,7 @@ class FusionPolicy(NamedTuple):
     longest: the most links of a chain.
     panels: whether products take weights in panels that were packed before.
     halves: whether row functions widen halves as they read them (`mlvm.step.halves`).
-    transposes: whether products take transposed factors, with the same bits.
+    transposes: whether products accept transposed factors, with the same bits.
     windows: whether chains read and write slices in place.
     near: the most units between a call and a chain that it joins.
     """
@@ -65,7 +65,7 @@ class FusionPolicy(NamedTuple):
         return self._replace(longest=math.inf, near=64)
 
     def is_cut(self, units: Iterable[Unit]) -> bool:
-        """Return whether a chain may have ended only because no longer one is allowed."""
+        """Return whether the maximum length of a chain may have limited one of these chains."""
         return any(len(unit.calls) > 0.75 * self.longest for unit in units)
 
 
@@ -415,14 +415,20 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
 
 def chain_of(run: Run) -> Chain:
     """Return the chain that runs the unit. It stores the values that the run writes; the others
-    pass in scratch."""
+    pass in scratch. A write into a window of a tensor that is not read again is left out."""
     unit, outs, ins = run.unit, run.outs, run.ins
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}
     scratch = _Scratch()
-    last_read = {use: i for i, call in enumerate(unit.calls) for use in call.ins}
+    read = {use for call in unit.calls for use in call.ins}
+    calls = [
+        call
+        for call in unit.calls
+        if written_shape(call) is None or call.outs[0] in numbers or call.outs[0] in read
+    ]
+    last_read = {use: i for i, call in enumerate(calls) for use in call.ins}
     links = []
-    windows = {call.outs[0] for call in unit.calls if call.window}
-    for i, call in enumerate(unit.calls):
+    windows = {call.outs[0] for call in calls if call.window}
+    for i, call in enumerate(calls):
         assert call.op is not None  # or it would be in no chain
         [out] = call.outs
         sources = tuple([numbers[use] for use in call.ins])

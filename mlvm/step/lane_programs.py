@@ -641,8 +641,8 @@ class _Writer:
     def part(self, name: str, count: int, key: Any, make_calls: Callable[[], list[Call]]) -> None:
         """Write the part of a segment for `count` rows. `key` is equal for segments that have the
         same parts."""
-        made = partial(Part, partial(_compiled, make_calls, self.scope[0]))
-        self.segments[name].parts[count] = _parts.get((self.scope, count, key), made)
+        part = partial(Part, partial(_compiled, make_calls, self.scope[0]))
+        self.segments[name].parts[count] = _parts.get((self.scope, count, key), part)
 
     def program(self, family: object) -> LaneProgram:
         """Return the program of all functions."""

@@ -142,8 +142,11 @@ class OpenStep(NamedTuple):
         return values
 
     def symbols(self, values: Sequence[Any], placeholders: Sequence[Any]) -> list[Any]:
-        """Return the values of all formulas with placeholders for the lengths, and with what is
-        computed of these. Guards are read, so that the placeholders record these, too."""
+        """Return the values of all formulas with placeholders for the lengths.
+
+        Values that are derived from lengths are derived from the placeholders. Guards are also
+        evaluated, so that the placeholders record them.
+        """
         symbols = [*values]
         for length, placeholder in zip(self.lengths, placeholders, strict=True):
             symbols[length.place] = placeholder

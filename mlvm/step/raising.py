@@ -2,9 +2,9 @@
 
 A captured step that raises leaves arguments and states as they were. So each update runs after all
 calls that may raise, in whatever order the function made them. The exception is an update whose new
-value such a call needs: it runs before the call, as in eager code.
-A call cannot raise if an earlier call checked the same indices against the same limit. So the
-backward pass of `take` and of `softmax_cross_entropy` delays no update.
+value such a call needs: it runs before the call, as in eager code. A call cannot raise if an
+earlier call checked the same indices against the same limit. So the backward passes of `take` and
+`softmax_cross_entropy` do not delay updates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _marked(calls: Sequence[Call], checked: set[Any]) -> list[Call]:
 
 
 def _checks(call: Call) -> Any:
-    """Return what a call checks: indices, and the number below which they must be."""
+    """Return the values that a call checks: indices, and the number below which they must be."""
     assert call.op is not None
     types = [use.type for use in call.ins]
     values = [use.value for use in call.ins]
@@ -77,25 +77,25 @@ def _key(limit: Any) -> Any:
 
 
 def updates_last(flow: Flow) -> Flow:
-    """Return the flow with each update behind the calls that may raise and do not need it."""
+    """Return the flow with each update after the calls that may raise and do not need it."""
     units = [Unit([call]) for call in flow.calls]
     end = max((i + 1 for i, unit in enumerate(units) if unit.may_raise), default=0)
     stays = _needed(units[:end])
     later: list[int] = []
-    made: set[Value] = set()
+    computed: set[Value] = set()
     written: set[Home] = set()
     read: set[Home] = set()
     fixed = False
     for i, unit in enumerate(units[:end]):
         depends = (
-            not made.isdisjoint(unit.reads)
+            not computed.isdisjoint(unit.reads)
             or not written.isdisjoint(unit.writes_to)
             or not read.isdisjoint(unit.writes_to)
             or (fixed and unit.fixed)
         )
         if not stays[i] and (unit.updates or depends):
             later.append(i)
-            made |= unit.makes
+            computed |= unit.makes
             written |= unit.writes_to
             read |= unit.reads_from
             fixed = fixed or unit.fixed
@@ -107,7 +107,7 @@ def updates_last(flow: Flow) -> Flow:
 
 
 def _needed(units: Sequence[Unit]) -> list[bool]:
-    """Return which units may raise, or have to run before one that may."""
+    """Return which units may raise, or must run before a unit that may raise."""
     stays = [False] * len(units)
     values: set[Value] = set()
     written: set[Home] = set()

@@ -179,16 +179,18 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
 def _is_free(
     value: Value, windows: Sequence[tuple[Attributes, int]], calls: Sequence[Call], at: int
 ) -> bool:
-    """Return whether call `at` of a chain may write its result in the place of a value although
-    windows of that are read: it must write a window of it that is apart from these, or the same as
-    one that no later call reads."""
+    """Return whether call `at` of a chain may overwrite a value whose windows are read.
+
+    It must write a window of the value. Each window that is read must be disjoint from it, or the
+    same window if no later call reads it.
+    """
     if not windows:
         return True
     writer = calls[at]
     if writer.op is None or writer.op.name != WRITES_WINDOW or writer.ins[0].value is not value:
         return False
     for attributes, moment in windows:
-        apart = is_apart(attributes, writer.attributes)
-        if apart is False or (apart is None and moment > at):
+        is_disjoint = is_apart(attributes, writer.attributes)
+        if is_disjoint is False or (is_disjoint is None and moment > at):
             return False
     return True

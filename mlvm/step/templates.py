@@ -393,7 +393,7 @@ class PlannedTemplate:
                     steps.append(Jump("JUMP", each.at))
                 elif each.kind != "halt" or block.end < len(main.function.code):
                     return None
-            if block.left or block.changed:
+            if block.pushed or block.changed:
                 return None
         jumps = {i: x for i, x in enumerate(steps) if isinstance(x, Jump) and x.code != "LOAD_ARG"}
         if any(x.number not in numbers for x in jumps.values()):

@@ -1,17 +1,17 @@
 """Windows: slices that a chain reads where they are, and slices that it writes into.
 
-Each reader of a slice gets a slice of its own, which can then join the reader's chain. There it is
+Each reader of a slice gets a separate slice, which can then join the reader's chain. There it is
 a window (`mlvm.core.machine.fused`): it is not copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from mlvm.core.machine.fused import READS_WINDOW, WRITES_WINDOW, is_apart
 from mlvm.core.types import Shape
-from mlvm.step.flow import Call, Use, Value
+from mlvm.step.flow import Call, Home, Use, Value
 
 
 def written_shape(call: Call) -> Shape | None:
@@ -25,8 +25,11 @@ def written_shape(call: Call) -> Shape | None:
 
 
 def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[Call]:
-    """Return the calls, where each reader of a slice reads a slice of its own, if all of them can
-    be in a chain with it; the same calls if there is no such slice."""
+    """Return the calls with a separate slice for each reader of a slice.
+
+    This is done only if all readers can be in a chain with the slice. Without such a slice, the
+    calls are returned unchanged.
+    """
     readers: dict[Value, list[Call]] = {}
     for call in calls:
         for use in call.ins:
@@ -37,6 +40,8 @@ def with_windows(calls: Sequence[Call], live_out: Container[Value]) -> Sequence[
         if _may_be_window(call, live_out)
         and all(_can_read(each, call.outs[0]) for each in readers.get(call.outs[0].value, ()))
     }
+    for value in _read_late(calls, slices):
+        del slices[value]
     if not slices:
         return calls
     result: list[Call] = []
@@ -65,8 +70,25 @@ def _may_be_window(call: Call, live_out: Container[Value]) -> bool:
     )
 
 
+def _read_late(calls: Sequence[Call], slices: Mapping[Value, Call]) -> set[Value]:
+    """Return the slices that a call reads after a write to the memory of their source, which must
+    therefore be copied before."""
+    late, sliced_at, written_at = set[Value](), dict[Value, int](), dict[Home, int]()
+    for number, call in enumerate(calls):
+        for value in {use.value for use in call.ins} & slices.keys():
+            home = slices[value].ins[0].value.home
+            if home is not None and written_at.get(home, -1) > sliced_at[value]:
+                late.add(value)
+        for use in call.outs:
+            if use.value in slices:
+                sliced_at[use.value] = number
+            if use.value.home is not None:
+                written_at[use.value.home] = number
+    return late
+
+
 def _can_read(call: Call, use: Use) -> bool:
-    """Return whether the call can be in a chain with the slice, and reads it as such alone."""
+    """Return whether the call can be in a chain with the slice, and reads it only as a slice."""
     if call.op is None or any(x.value is use.value and x.type is not use.type for x in call.ins):
         return False
     if call.op.name == WRITES_WINDOW:
@@ -75,10 +97,12 @@ def _can_read(call: Call, use: Use) -> bool:
 
 
 def may_write(call: Call, calls: Sequence[Call]) -> bool:
-    """Return whether a call may be in a chain of calls, as far as these read windows of the memory
-    that it writes to: they must be apart from the one that it writes, or the same.
+    """Return whether a call that writes to a window may join a chain of calls.
 
-    So it is not if the chain would have to copy the tensor of the window that it writes."""
+    Each window of this memory that the calls read must be the written window or disjoint from it.
+
+    So it is not if the chain would have to copy the tensor of the window that it writes.
+    """
     shape, home = written_shape(call), call.outs[0].value.home
     x = call.ins[0].value if shape is not None else None
     for each in calls:

@@ -118,8 +118,10 @@ class Replica:
             return float(self.improve(samples, labels))
 
     def record(self, folder: Path | None) -> None:
-        """Record steps in a new folder from now on; with None, end the recording. Only the first
-        member records."""
+        """Record steps in a new folder from now on; with None, stop recording.
+
+        Only the first member records.
+        """
         if folder is not None and not ml.parallel.rank():
             self._recording.enter_context(ml.runs.record(folder))
         elif folder is None:

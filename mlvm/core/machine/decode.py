@@ -40,14 +40,15 @@ Count: TypeAlias = Callable[[str | None], int | None]
 class Decoded(NamedTuple):
     """An instruction that does more than push or drop a value.
 
-    kind: the opcode's name.
-    pc, start: the place of the instruction, and of the first one after the previous decoded one.
-    operands: the values that it takes, in order. None: too many to know, as for a `halt`.
-    results: number of results that it leaves. None: known only at run time.
-    callee: of a `call` the function's name. Of a `cfunc` the reference to its name.
-    attributes: of a `cfunc`.
-    at: of a `set` the slot; of a jump the pc of its target; of a `cfunc` its announced results.
-    fault: what is wrong with the use of the stack, or with immediates. Then the block ends here.
+    Attributes:
+        kind: the opcode's name.
+        pc, start: the pc of the instruction, and the first pc after the previous decoded one.
+        operands: the values that it pops, in order. None: their number is unknown, as for a `halt`.
+        results: number of results that it pushes. None: known only at run time.
+        callee: the function's name for a `call`; the reference to its name for a `cfunc`.
+        attributes: the attributes of a `cfunc`.
+        at: the slot of a `set`, the target pc of a jump, or the announced results of a `cfunc`.
+        fault: the error in the use of the stack or in immediates, which terminates the block.
     """
 
     kind: str
@@ -75,9 +76,9 @@ class Decoded(NamedTuple):
 class Block(NamedTuple):
     """A basic block: the instructions from pc `start` to before `end`.
 
-    What it changes in the frame: slots from `low` on are dropped, those of `changed` are set,
-    and `left` are on top. Then follow the last instruction's results if there are `many`, and any
-    number of unknown values if the block `is_open`. `goes_on`: whether the next block follows.
+    Effect on the frame: slots from `low` on are dropped, the slots in `changed` are set, and
+    `pushed` are on top. Then follow `many` results of the last instruction, and any number of
+    unknown values if the block `is_open`. `goes_on`: whether the next block follows.
     """
 
     start: int
@@ -85,7 +86,7 @@ class Block(NamedTuple):
     code: tuple[Decoded, ...]
     low: int
     changed: tuple[tuple[int, Ref], ...]
-    left: tuple[Ref, ...]
+    pushed: tuple[Ref, ...]
     many: int
     is_open: bool
     goes_on: bool
@@ -93,7 +94,7 @@ class Block(NamedTuple):
     @property
     def height(self) -> int:
         """The number of known values above base at the end."""
-        return self.low + len(self.left) + self.many
+        return self.low + len(self.pushed) + self.many
 
 
 def argument_of(ref: Ref | None) -> int | None:
@@ -149,8 +150,7 @@ class Code:
 
 
 def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
-    """Return the functions of a program, to be decoded. `count` returns the number of results of a
-    host function, by its name."""
+    """Return the functions of a program; `count` returns how many results a host function has."""
     functions = program.functions
     return {name: Code(function, functions, count) for name, function in functions.items()}
 
@@ -159,7 +159,7 @@ class _Decoder:
     """Follower of the stack through one block.
 
     Slots of the frame below `low` are as the block found them, but for `changed`. `stack` is above
-    these; if the stack `is_open`, any number of unknown values lie between.
+    these; if the stack `is_open`, any number of unknown values are between.
     """
 
     def __init__(self, code: Code, start: int, height: int) -> None:
@@ -195,8 +195,8 @@ class _Decoder:
             if pc + 1 in targets:
                 break
         end = min(pc + 1, len(code))
-        changed, left = tuple(self.changed.items()), tuple(stack)
-        state = self.low, changed, left, self.many, self.is_open
+        changed, pushed = tuple(self.changed.items()), tuple(stack)
+        state = self.low, changed, pushed, self.many, self.is_open
         return Block(self.start, end, tuple(self.decoded), *state, goes_on)
 
     def step(self, pc: int, opcode: Opcode, immediates: tuple[Any, ...]) -> bool:
@@ -265,12 +265,12 @@ class _Decoder:
             self.many = results
 
     def pop(self, n: int) -> Sequence[Ref]:
-        """Take n values off the top."""
+        """Pop n values."""
         at = len(self.stack) - n
         if at < 0:
-            known = len(self.stack) + (0 if self.is_open else self.low)
-            if n > known:
-                there = f"there are {known}" + " known" * self.is_open
+            height = len(self.stack) + (0 if self.is_open else self.low)
+            if n > height:
+                there = f"there are {height}" + " known" * self.is_open
                 raise ValueError(f"needs {n} values above base; {there}")
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
@@ -284,7 +284,7 @@ class _Decoder:
         return values
 
     def everything(self) -> Sequence[Ref] | None:
-        """Take all values above base; None if their number is not known."""
+        """Pop all values above base; None if their number is not known."""
         if self.is_open:
             self.low, self.is_open = 0, False
             self.changed = {i: x for i, x in self.changed.items() if i < 0}

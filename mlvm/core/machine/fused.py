@@ -59,8 +59,10 @@ WRITES_WINDOW: Final = "slice_set"
 
 
 def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
-    """Return True if two windows of one tensor have no element in common as far as their bounds
-    show, None if they are the same window, and False otherwise."""
+    """Return whether two windows of one tensor are disjoint; None for the same window.
+
+    The result is False if their bounds do not show it.
+    """
     if all(reads[name] == writes[name] for name in ("start", "length", "step")):
         return None
     bounds = []
@@ -85,8 +87,8 @@ class _Step(NamedTuple):
 class _Layout(NamedTuple):
     """Blocks and temporaries of a chain for parameters of certain types.
 
-    Windows stand behind the parameters, each with the number of its parameter, and temporaries
-    behind these. `sliced` are the parameters and windows that differ from block to block. `copies`
+    Windows follow the parameters, each with the number of its parameter, and temporaries follow the
+    windows. `sliced` are the parameters and windows that differ from block to block. `copies`
     are the results that are written in part, with the operands that have their other elements."""
 
     steps: tuple[_Step, ...]
@@ -190,7 +192,7 @@ class Chain:
         """Return whether parameter `out` may share the memory of `operand`.
 
         No link may read `operand` after `out` is written, and the op that writes it must work in
-        place. Windows of `operand` must be apart from the one that is written, or the same."""
+        place. Windows of `operand` must be disjoint from the written window, or the same."""
         written = False
         writer = next(link for link in self.links if link.target == out)
         if self.links[0].op.heads and operand in self.links[0].sources:
@@ -198,8 +200,10 @@ class Chain:
         sets = writer.op.name == WRITES_WINDOW and writer.sources[0] == operand
         for op, target, sources, attributes in self.links:
             if op.name == READS_WINDOW and operand in sources:
-                apart = is_apart(attributes, writer.attributes) if sets else False
-                if apart is False or (apart is None and self._is_read_after(target, writer)):
+                is_disjoint = is_apart(attributes, writer.attributes) if sets else False
+                if is_disjoint is False or (
+                    is_disjoint is None and self._is_read_after(target, writer)
+                ):
                     return False
                 continue
             if written and operand in sources:
@@ -266,7 +270,7 @@ class Chain:
         )
 
     def _shape(self, link: Link, inferred: Mapping[int, TensorType]) -> Shape:
-        """The shape that a link works on which is no window."""
+        """The shape of a link that is not a window."""
         op, target, sources, _ = link
         if op.name == WRITES_WINDOW:
             return inferred[sources[1]].shape

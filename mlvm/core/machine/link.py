@@ -196,9 +196,11 @@ class _Linker:
         return PUSH, immediates[0], 0, None
 
     def call(self, each: Decoded, name: str) -> None:
-        """Make one step of the call, of the push of its name right before it and, in main, of the
-        pushes of its operands before these: if all are arguments of the launch, and a kernel that
-        leaves nothing takes them."""
+        """Combine a call with the push of its name right before it into one step.
+
+        In main, the step includes the pushes of operands if all are arguments of the launch and the
+        callee is a kernel without results.
+        """
         pc, code, nresults = each.pc, self.code.function.code, each.at
         if pc - 1 < each.start or code[pc - 1] is not each.callee:
             return

@@ -92,7 +92,7 @@ def _height(state: State) -> int:
 
 
 class Verdict(NamedTuple):
-    """Facts about a verified program, by places (function, pc).
+    """Facts about a verified program, by position (function, pc).
 
     `decoded`: its functions. `ends`: by function and the first pc of a block the pc before which
     its reached instructions end. `unproven`: calls whose operands the machine checks as
@@ -109,7 +109,7 @@ class Verdict(NamedTuple):
 
     @property
     def reached(self) -> frozenset[tuple[str, int]]:
-        """The places that can be reached."""
+        """The positions that can be reached."""
         ranges = self.ends.items()
         return frozenset((name, pc) for (name, start), end in ranges for pc in range(start, end))
 
@@ -134,12 +134,12 @@ def verify(
 
 @dataclass(eq=False)
 class _Context:
-    """A function with parameters of certain kinds: what is known of it so far.
+    """A function with parameters of certain kinds: the facts known so far.
 
     `states`: the slots where paths meet, by pc. `returns`: whether a `return` is reached, which the
     walks in `waiting` need, and `result` then the results; None if their number is not known.
-    `callers`: the places from which calls of it are reached. `calls`: the contexts that it calls,
-    by pc. `costs`: those of its ops, by pc."""
+    `callers`: the positions of its calls. `calls`: the contexts that it calls, by pc. `costs`: the
+    costs of its ops, by pc."""
 
     function: Function
     states: dict[int, State]
@@ -152,8 +152,7 @@ class _Context:
 
 
 class _Walk(NamedTuple):
-    """A way through a function that is to be followed: from a place where paths meet, or from a
-    call on that waited for its results, in a block that began with a state."""
+    """Path to verify, which starts at a join or after a call that waited for its results."""
 
     context: _Context
     since: int
@@ -216,7 +215,7 @@ class _Verifier:
         return Verdict(self.decoded, self.ends, *facts)
 
     def follow(self, walk: _Walk) -> None:
-        """Walk on to where paths meet, or this one ends. Only there a copy of the slots is kept."""
+        """Walk up to a join of paths or the end of this path. Only there the slots are copied."""
         self.context, self.since, start, state, first, results = walk
         function = self.context.function
         code, nparams = self.decoded[function.name], function.nparams
@@ -239,7 +238,7 @@ class _Verifier:
                     return
             self.reach(start, block.end)
             last = block.code[-1].kind if block.code else ""
-            values = [*map(self.value, block.left)]
+            values = [*map(self.value, block.pushed)]
             if block.many:
                 values += self.results[block.end - 1]
             changed = [(nparams + i, self.value(x)) for i, x in block.changed]
@@ -316,7 +315,7 @@ class _Verifier:
     # --- values ---
 
     def value(self, ref: Ref) -> Abstract:
-        """What is known of an operand."""
+        """Return the facts about an operand."""
         if ref.__class__ is int:
             return self.slots[self.context.function.nparams + ref]
         if ref.__class__ is Result:
@@ -329,17 +328,17 @@ class _Verifier:
 
     def push(self, instruction: Instruction) -> Abstract:
         [immediate] = instruction.immediates
-        known = INT
+        abstract = INT
         if instruction.opcode is Opcode.load_arg:
             types = self.arg_types or ()
-            known = Abstract("Tensor", types[immediate] if immediate < len(types) else None)
+            abstract = Abstract("Tensor", types[immediate] if immediate < len(types) else None)
         elif instruction.opcode is Opcode.push_str:
-            known = Abstract("Str", text=immediate)
+            abstract = Abstract("Str", text=immediate)
         elif instruction.opcode is Opcode.push_const:
             type = TensorType.of(self.program.constants[immediate])
-            known = Abstract("Tensor", type, constant=True)
-        self.pushed[instruction] = known
-        return known
+            abstract = Abstract("Tensor", type, constant=True)
+        self.pushed[instruction] = abstract
+        return abstract
 
     def take(self, ref: Ref, kind: str) -> Abstract:
         value = self.value(ref)
@@ -353,7 +352,7 @@ class _Verifier:
     # --- what each instruction does ---
 
     def halt(self, each: Decoded) -> None:
-        """Do nothing: the end of the block does it."""
+        """Do nothing here: the end of the block handles it."""
 
     set = jump = halt
 

@@ -107,11 +107,12 @@ class _Miss(NamedTuple):
 class Match(NamedTuple):
     """Program of a call.
 
-    entry, scalars: the program, and the numbers of the call as it takes them.
-    signature: the call's signature.
-    args, kwargs: its arguments, with tensors in place of arrays.
-    is_known: whether the program was there before the call.
-    named: the open lengths that the call names.
+    Attributes:
+        entry, scalars: the program, and the numbers that the call passes to it.
+        signature: the call's signature.
+        args, kwargs: its arguments, with tensors instead of arrays.
+        is_known: whether the program existed before the call.
+        named: the open lengths that the call names.
     """
 
     entry: CacheEntry
@@ -247,8 +248,10 @@ class Captured(Generic[P, R]):
         return result
 
     def match(self, args: Any, kwargs: Any) -> Match:
-        """Return the program that a call with these arguments would launch, and compile it if there
-        is none. Nothing is launched. Raises what a call raises before its launch."""
+        """Return the program that a call with these arguments would launch; compile a missing one.
+
+        No program is launched. Raises the errors that a call raises before its launch.
+        """
         arena = scope.get() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 

@@ -53,13 +53,13 @@ class CurvePoint(NamedTuple):
 
 
 class Measured:
-    """The memory that one call of a function needs.
+    """Memory requirement of a function call.
 
-    `arena` is the high-water mark of an arena that it runs in eagerly: the most bytes of tensors
-    that are alive at once. It is exact except in `cond`, `scan` and other control flow, of which
-    one iteration and all branches count. `capacity` is enough for an arena of fixed capacity,
-    where gaps between tensors count, too. `plan` is the plan of the captured function. `curve`
-    returns the memory and time of other programs of it.
+    `arena` is the high-water mark of an arena in which it runs eagerly: the largest total size of
+    tensors that are alive simultaneously. It is exact except in `cond`, `scan` and other control
+    flow, where one iteration and all branches count. `capacity` is sufficient for an arena of fixed
+    capacity; it includes the gaps between tensors. `plan` is the plan of the captured function.
+    `curve` returns the memory and time of alternative programs.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
         >>> measured

@@ -36,7 +36,7 @@ from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive, overwrite
 from mlvm.eager.tree import Tree, put_back
-from mlvm.step.flow import Block
+from mlvm.step.flow import VISIBLE, Block
 
 Tensors: TypeAlias = list[Tensor]
 
@@ -84,6 +84,24 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
                 return fn()
         except RetryAfterCopy as error:
             make_exclusive(error.x)
+
+
+def has_effects(fn: Callable[[], object]) -> bool:
+    """Return whether a function updates tensors from outside or assigns fields, found by recording
+    it without running it; True if it cannot be recorded."""
+    try:
+        with (
+            recording_of(current_arena().vm) as record,
+            record.tapes_kept(),
+            taped(None),
+            random.keys_from(None),
+            put_back() as assigned,
+        ):
+            fn()
+            homes = [use.value.home for call in record.calls for use in call.outs]
+            return bool(assigned) or any(home and home.role in VISIBLE for home in homes)
+    except Exception:  # the function may raise anything, also what it raises only in a recording
+        return True
 
 
 def retry_blocks(record_blocks: Callable[P, R]) -> Callable[P, R]:

@@ -21,6 +21,7 @@ import numpy as np
 from mlvm.core.errors import (
     CaptureError,
     DTypeError,
+    MlvmError,
     OperandValueError,
     PositionRefused,
     ShapeError,
@@ -76,7 +77,8 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     only the state, and the backward pass runs the body again.
 
     The state: a tree of tensors of any shapes; structure and types stay fixed. A Python number in
-    it has the dtype that the body gives it, if that is wider, for which the body is traced first.
+    it has the dtype that the body gives it, if that is wider; eagerly, the first iteration is then
+    computed again.
     Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
     condition of more elements than one.
 
@@ -87,9 +89,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError
         ml.while_loop(lambda x: x > 0.0, lambda x: x, v)  # ShapeError
     """
-    state = _first_state(init_val, body_fun)
+    numbers = _Numbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
+        state = numbers.recorded(body_fun)
 
         def more(_: Tensor, xs: Tensors) -> Tensor:
             return _condition(cond_fun(with_leaves(state, iter(xs))))
@@ -99,17 +102,15 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
 
         final, _ = _record([], [], _Loop(more, iterate, constant(0, i64)), tensors(state), [])
         return with_leaves(state, iter(final))
-    state = copied(state)
+    loop = _EagerLoop(numbers)
 
     def goes_on() -> bool:
         with taped(None):
-            return bool(_condition(cond_fun(aliased(state))))
+            return bool(_condition(cond_fun(aliased(loop.state))))
 
-    state_before = state
     while goes_on():
-        state_before = _isolate_state(state, state_before)
-        state = next_state(state, body_fun(state_before))
-    return copied(state)
+        loop.iterate(body_fun)
+    return copied(loop.state)
 
 
 @hinted
@@ -137,9 +138,10 @@ def fori_loop(
     """
     require_integer("lower", lower)
     require_integer("upper", upper)
-    state = _first_state(init_val, lambda x: body_fun(constant(0, i64), x))
+    numbers = _Numbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
+        state = numbers.recorded(lambda x: body_fun(constant(0, i64), x))
         first = None if type(lower) is int and lower == 0 else as_index(lower)
         trip_count: Tensor | int
         if any(isinstance(x, Tensor) or (is_free(x) and not is_length(x)) for x in (lower, upper)):
@@ -155,11 +157,10 @@ def fori_loop(
         total = trip_count if isinstance(trip_count, int) else None
         final, _ = _scan(iterate, tensors(state), [], trip_count, total, stacked=False)
         return with_leaves(state, iter(final))
-    state_before = state = copied(state)
+    loop = _EagerLoop(numbers)
     for i in range(integer("lower", lower), integer("upper", upper)):
-        state_before = _isolate_state(state, state_before)
-        state = next_state(state, body_fun(asarray(i), state_before))
-    return copied(state)
+        loop.iterate(partial(body_fun, asarray(i)))
+    return copied(loop.state)
 
 
 @hinted
@@ -199,10 +200,11 @@ def scan(
         ml.scan(lambda s, x: (s, x), v, v, length=3)  # ShapeError
     """
     rows = as_tree(xs)
-    state = _first_state(init, lambda x: f(x, _zero_row(rows))[0])
+    numbers = _Numbers(init)
     f = checkpointed(f) if checkpoint else f
     total = _rows(rows, length)
     if blocks.is_recorded():
+        state = numbers.recorded(lambda x: _pair(f(x, _zero_row(rows)))[0])
         return _recorded_scan(f, state, rows, length, total, reverse)
     trip_count = total or 0
     if isinstance(length, Tensor):
@@ -212,19 +214,18 @@ def scan(
                 f"scan: expected a length of 0 to {total}, the number of rows, got {trip_count}"
             )
     rows = aliased(rows)  # whose gradient is added up by itself, as it is in a captured function
-    state_before = state = copied(state)
+    loop = _EagerLoop(numbers)
     ys: list[Tree] = []
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
-        state_before = _isolate_state(state, state_before)
-        state, y = _scan_step(f, state_before, row)
+        y = as_tree(loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])[1])
         ys.append(copied(as_like(ys[0], y, "an iteration returns another row") if ys else y))
     if reverse:
         ys.reverse()
 
     def of_zeros() -> Tree:
         try:
-            return _scan_step(f, aliased(state), _zero_row(rows))[1]
+            return _scan_step(f, aliased(loop.state), _zero_row(rows))[1]
         except CaptureError as error:
             message = "a scan of no rows records its body to find the types of its results"
             raise CaptureError(f"{message}, as capture does: {error}") from None
@@ -239,7 +240,7 @@ def scan(
 
     columns = [tensors(y) for y in ys]
     results = [stacked(x.type, [each[k] for each in columns]) for k, x in enumerate(tensors(like))]
-    return copied(state), with_leaves(like, iter(results))
+    return copied(loop.state), with_leaves(like, iter(results))
 
 
 @hinted
@@ -289,50 +290,92 @@ def _zero_row(rows: Tree) -> Tree:
     return with_leaves(rows, iter([zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]))
 
 
-def _first_state(init: Tree, body: Callable[[Tree], Any]) -> Tree:
-    """Return the state that a loop begins with.
+class _Numbers:
+    """Python numbers of the state that a loop begins with.
 
-    A Python number of the state has the dtype that the body gives it, if its own kind promotes to
-    that: `0.0` becomes f64 where the body adds f64. To find the dtype, the body is traced without
-    running it, if there are such numbers. They keep the default dtype if that fails.
+    Each has the dtype that the body gives it, if its own kind promotes to that, like a weak type of
+    JAX: `0.0` becomes f64 where the body adds f64. A captured loop traces its body to find the
+    dtype. An eager one computes its first iteration again if a number becomes wider; it does not
+    if the body has effects.
     """
-    numbers: dict[int, Any] = {}
 
-    def convert(value: Any) -> Tensor:
+    def __init__(self, init: Tree) -> None:
+        self._values: dict[int, Any] = {}
+        self.state = replace(self._converted, init, (bool, int, float, np.ndarray, np.generic))
+
+    def _converted(self, value: Any) -> Tensor:
         x: Tensor = as_tree(value)
         if type(value) in (int, float):
-            numbers[id(x)] = value
+            self._values[id(x)] = value
         return x
 
-    state = replace(convert, init, (bool, int, float, np.ndarray, np.generic))
-    for _ in range(len(numbers)):  # one number may depend on another
+    def recorded(self, body: Callable[[Tree], Any]) -> Tree:
+        """Return the state that a captured loop begins with."""
+        state = self.state
+        for _ in range(len(self._values)):  # one number may depend on another
+            try:
+                wider = self.wider(state, blocks.abstract_eval(lambda: body(aliased(self.state))))
+            except Exception:  # the body may raise anything; it will again where it is recorded
+                break
+            if wider is None:
+                break
+            self.state = state = wider
+        return state
+
+    def wider(self, state: Tree, after: Any) -> Tree | None:
+        """Return the state with numbers in the dtypes that the body gives them; None if they have
+        them already, or the body returns another structure."""
+        if not self._values:
+            return None
         try:
-            traced = blocks.abstract_eval(partial(_made_of, state, body))
-        except Exception:  # a body that cannot be traced, or that raises when it runs, too
-            break
-        pairs = zip(tensors(state), tensors(traced), strict=True)
-        promoted = with_leaves(state, iter([_as_promoted(x, y.type, numbers) for x, y in pairs]))
-        if all(x is y for x, y in zip(tensors(state), tensors(promoted), strict=True)):
-            break
-        state = promoted
-    return state
+            made = as_like(state, as_tree(after), "a body", lambda *_: True)
+        except MlvmError:
+            return None
+        pairs = list(zip(tensors(state), tensors(made), strict=True))
+        promoted = [self._promoted(x, y.type) for x, y in pairs]
+        if all(x is y for (x, _), y in zip(pairs, promoted, strict=True)):
+            return None
+        return with_leaves(state, iter(promoted))
+
+    def _promoted(self, x: Tensor, target: TensorType) -> Tensor:
+        """Return a number in the dtype that the body makes; x itself if it is none, or of a higher
+        kind."""
+        if id(x) not in self._values or target.ndim or target.dtype is x.dtype:
+            return x
+        if _RANKS[x.dtype.kind] > _RANKS[target.dtype.kind]:
+            return x
+        number = full((), self._values[id(x)], dtype=target.dtype)
+        self._values[id(number)] = self._values[id(x)]
+        return number
 
 
-def _made_of(state: Tree, body: Callable[[Tree], Any]) -> Tree:
-    """Return the state that a body makes of another one; types may differ."""
-    return as_like(state, as_tree(body(aliased(state))), "a body", lambda *_: True)
+class _EagerLoop:
+    """State of a loop that runs eagerly.
 
+    state: the state after the last iteration; no other object has its tensors.
+    """
 
-def _as_promoted(x: Tensor, target: TensorType, numbers: dict[int, Any]) -> Tensor:
-    """Return a number of the state in the dtype that the body makes; x itself if it is none, or of
-    a higher kind."""
-    if id(x) not in numbers or target.ndim or target.dtype is x.dtype:
-        return x
-    if _RANKS[x.dtype.kind] > _RANKS[target.dtype.kind]:
-        return x
-    number = full((), numbers[id(x)], dtype=target.dtype)
-    numbers[id(number)] = numbers[id(x)]
-    return number
+    def __init__(self, numbers: _Numbers) -> None:
+        self._numbers: _Numbers | None = numbers
+        self.state = self._before = copied(numbers.state)
+
+    def iterate(
+        self, body: Callable[[Tree], Any], state_of: Callable[[Any], Any] = lambda result: result
+    ) -> Any:
+        """Run an iteration; return what the body returns."""
+        self._before = _isolate_state(self.state, self._before)
+        result = body(self._before)
+        numbers, self._numbers = self._numbers, None
+        while numbers is not None:
+            wider = numbers.wider(numbers.state, state_of(result))
+            if wider is None or blocks.has_effects(lambda: body(aliased(self.state))):
+                break
+            numbers.state = wider
+            self.state = self._before = copied(wider)
+            self._before = _isolate_state(self.state, self._before)
+            result = body(self._before)
+        self.state = next_state(self.state, state_of(result))
+        return result
 
 
 def next_state(before: Tree, after: Any) -> Tree:
@@ -362,10 +405,18 @@ def _isolate_state(state: Tree, previous: Tree) -> Tree:
 
 
 def _scan_step(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
-    result = f(state, x)
+    result = _call_with_row(f, x, state)
+    return next_state(state, result[0]), as_tree(result[1])
+
+
+def _call_with_row(f: Body, x: Tree, state: Tree) -> tuple[Any, Any]:
+    return _pair(f(state, x))
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise DTypeError(f"scan: expected a pair (state, y) from the body, got {brief(result)}")
-    return next_state(state, result[0]), as_tree(result[1])
+    return result
 
 
 def _rows(xs: Tree, length: Tensor | int | None) -> int | None:

@@ -93,20 +93,20 @@ def interpolate(
 
 
 def _floors(n: int, count: int, divisor: float | None) -> Array:
-    """Return the place in x at or before each place in the result."""
+    """Return the index in x at or before each index in the result."""
     place = np.arange(count)
     places = place * n // count if divisor is None else place // divisor
     return np.minimum(places, n - 1).astype(np.int64)
 
 
 def _nearest(n: int, count: int, ratio: float) -> Array:
-    """Return the place in x whose middle is nearest to that of each place in the result."""
+    """Return the index in x of the nearest pixel for each index in the result."""
     places: Array = np.minimum((np.arange(count) + 0.5) * ratio, n - 1).astype(np.int64)
     return places
 
 
 def _tap_indices(n: int, count: int, ratio: float, mode: Mode, align_corners: bool) -> Array:
-    """Return the places in x that each place in the result weighs: [1, count, taps]."""
+    """Return the indices in x that contribute to each index of the result: [1, count, taps]."""
     taps = _taps_of(n, count, ratio, mode, align_corners)
     return np.stack([np.clip(each, 0, n - 1) for each, _ in taps], -1).astype(np.int64)[None]
 

@@ -383,8 +383,10 @@ def _set_taken(x: Tensor, key: Any, items: list[Item | EllipsisType], updates: T
 
 
 def _is_part(items: list[Item | EllipsisType], per_axis: list[Item]) -> bool:
-    """Return whether the items select a window of one part of a tensor: single indices next to each
-    other select the part, slices the window."""
+    """Return whether the items select a window of one part of a tensor.
+
+    Adjacent single indices select the part, slices select the window.
+    """
     rest = [item for item in per_axis if not isinstance(item, (int, Tensor))]
     tensors = [item for item in per_axis if isinstance(item, Tensor)]
     is_window = None not in rest and any(item != slice(None) for item in rest)
@@ -392,8 +394,11 @@ def _is_part(items: list[Item | EllipsisType], per_axis: list[Item]) -> bool:
 
 
 def _set_in_part(x: Tensor, items: list[int | slice | Tensor], updates: Tensor) -> None:
-    """Assign to a window of the part that single indices select: it is read, changed and written
-    back. So the cost depends on the size of the part, not of x."""
+    """Assign to a window of the part that single indices select.
+
+    The part is read, changed and written back, so the cost depends on the size of the part, not of
+    x.
+    """
     whole = [item if isinstance(item, (int, Tensor)) else slice(None) for item in items]
     window: list[Item] = [item for item in items if isinstance(item, slice)]
     lengths = [n for item, n in zip(items, x.shape, strict=True) if isinstance(item, slice)]

@@ -1,7 +1,7 @@
 """Sorting, searching and sets, as in the Python Array API standard.
 
 All functions are composed of `sort`, `argsort` and `searchsorted`. Sorting is stable, and nan is
-last. Bools are ordered, too (False first); complex numbers only inside of sets.
+last. Bools are ordered (False first). Complex numbers are ordered only in sets.
 """
 
 from __future__ import annotations

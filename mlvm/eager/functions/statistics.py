@@ -574,7 +574,7 @@ def histogram(
     if edges.ndim != 1 or edges.size < 2:
         raise ShapeError(f"expected edges as a vector of 2 or more, got {edges.type}")
     count = edges.size - 1
-    # Place i is that of bin i - 1. The last bin has its right edge, too.
+    # Index i belongs to bin i - 1. The last bin includes its right edge.
     place = searchsorted(edges, flat, side="right")
     place = place - astype(op.equal(flat, _run(edges, count, count + 1)), i64)
     amounts = full(flat.shape, 1, dtype=i64) if weights is None else reshape(weights, -1)

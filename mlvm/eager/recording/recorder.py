@@ -290,7 +290,7 @@ class Recorder:
     storages: memory that the function allocates.
     stack: the identity of the stack that it pushes residuals to.
     recomputing: whether calls recompute values of the forward pass.
-    high_water: once it is closed, the most bytes of tensors that were alive at once.
+    high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
     what = "a captured function"
@@ -1037,9 +1037,9 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
     """Return the call of a one-call program: function, op, numbers of its arguments, and
     attributes. Raises `CaptureError` for another program, or one with outputs."""
     if not hasattr(program, "single"):
-        found = [each for code in decode(program).values() for each in code.instructions()]
-        loads = found[0].arguments if [x.kind for x in found] == ["cfunc", "halt"] else None
-        only = found[0] if found else None
+        decoded = [each for code in decode(program).values() for each in code.instructions()]
+        loads = decoded[0].arguments if [x.kind for x in decoded] == ["cfunc", "halt"] else None
+        only = decoded[0] if decoded else None
         if only is None or only.name is None or loads is None or only.pc != len(loads) + 1:
             raise _refused("a program of several calls is launched")
         name = only.name

@@ -63,7 +63,10 @@ class Breakpoint(NamedTuple):
             return False
         try:
             value = self.condition.value(values.after(before).lookup)
-        except (LookupError, ArgumentError):  # a name without a value yet, or of another type
+        except (
+            LookupError,
+            ArgumentError,
+        ):  # a name without a value or type so far
             return False
         return bool(value.all())
 
@@ -78,8 +81,11 @@ def _is_file(file: str, text: str) -> bool:
 
 
 def parse_breakpoint(text: str, file: str) -> Breakpoint:
-    """Parse a breakpoint; a line without a file is of the given one. A name is that of an op if
-    there is such an op. Raises `ArgumentError`."""
+    """Parse a breakpoint.
+
+    A line without a file is a line of `file`. A name is the name of an op if such an op exists.
+    Raises `ArgumentError`.
+    """
     if (match := _LINE.fullmatch(text)) is not None:
         return Breakpoint("line", match[1] or file, int(match[2]))
     if text in OPS or text == "fused":

@@ -16,14 +16,16 @@ __all__ = ["Captured", "capture"]
 def save_repro(
     step: Captured[..., Any], path: str | os.PathLike[str], /, *args: Any, **kwargs: Any
 ) -> None:
-    """Write a call with these arguments to a file: its program op by op, the present state, the
-    inputs, and digests of the results.
+    """Write a call with these arguments to a file that runs without the Python source.
+
+    The file contains the program op by op, the present state, the inputs, and digests of the
+    results.
 
     `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
     results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
-    stays as it is, and `ml.debug.print` and `watch` show nothing here.
+    does not change, and `ml.debug.print` and `watch` show nothing here.
 
-    Raises what a call raises, `CaptureError` for a function that reads a queue,
+    Raises the errors of a call, `CaptureError` for a function that reads a queue,
     `ArgumentError` for any value but a path, and `OSError`.
 
     Refuses:
@@ -43,14 +45,16 @@ def save_repro(
 def debug(
     step: Captured[..., Any], /, *args: Any, commands: Sequence[str] | None = None, **kwargs: Any
 ) -> None:
-    """Debug a call with these arguments: step over its ops, forwards and backwards, and print
-    tensors. The commands are pdb's; `h` lists them. See docs/runs.md.
+    """Debug a call with these arguments: step over its ops and print tensors.
 
-    The call runs on the current VM's functions with the present state, which stays as it is.
+    The debugger steps forwards and backwards. Its commands are similar to pdb's; `h` lists them.
+    See docs/runs.md.
+
+    The call runs on the current VM's functions with the current state, which does not change.
     `commands` replace the commands that a user types.
 
-    Raises what a call raises before its launch, and `CaptureError` for a function that reads a
-    queue.
+    Raises the errors that a call raises before its launch, and `CaptureError` for a function that
+    reads a queue.
 
     Refuses:
         ml.capture(lambda x: float(x)).debug(ml.ones(()))  # CaptureError

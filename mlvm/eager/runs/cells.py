@@ -46,7 +46,7 @@ class Cells:
         self._sources: list[Callable[[], Allocation]] = []
         self._keys: dict[object, int] = {}
         self._names: set[str] = set()
-        self._kept: list[object] = []  # as cells are known by the ids of these
+        self._owners: list[object] = []  # as cells are known by the ids of these
         self._watch: tuple[Watch, int] | None = None
         self._watches: dict[int, Watch] = {}  # by the id of the VM, which a watch keeps alive
         self._watched: list[Allocation | None] = []  # by cell
@@ -81,7 +81,7 @@ class Cells:
                 tries += 1
                 name = f"{base} ({tries})"
             self._names.add(name)
-            self._kept.append(owner)
+            self._owners.append(owner)
             self._sources.append(source)
             self.rows.append(Cell(number, name, type))
         return self._keys[key]
@@ -95,7 +95,7 @@ class Cells:
         return array_of(self._sources[number]())
 
     def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
-        """Return the contents of those of these cells that no step has computed, and note them."""
+        """Return the contents of the cells that no step has computed, and note them."""
         if self._watch is not None and self._watch[0].changes == self._watch[1]:
             numbers = [each for each in numbers if not self._is_watched(each)]
         changed = {}
@@ -143,12 +143,13 @@ class Cells:
 
 
 def storable(array: Array) -> Array:
-    """Return the array as one that a checkpoint can have: c128, which the format of the file lacks,
-    as pairs of f64."""
+    """Return the array in a dtype that a checkpoint supports: c128 as pairs of f64."""
     return array.reshape(-1).view("f8") if array.dtype == "c16" else array
 
 
 def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> list[bytes]:
-    """Return the digests of these cells in an order that depends on contents only, so that neither
-    names nor the order of first use count."""
+    """Return the digests of these cells in an order that depends only on their contents.
+
+    So names and the order of first use do not change the result.
+    """
     return sorted(digests[number] for number in numbers)

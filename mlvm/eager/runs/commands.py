@@ -86,7 +86,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Compute a step again and print what was asked for. Return 0, or 1 if bits differ."""
+    """Compute a step again and print the requested tensors. Return 0, or 1 if bits differ."""
     replay = Replay(open_run(options.folder))
     count = len(replay.run.steps)
     if not count:
@@ -130,11 +130,11 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
     if not line.isdecimal():
         raise ArgumentError(f"replay: expected --at as FILE:LINE, got {place!r}")
     execution = replay.execution(number)
-    found: list[Executed] = []
+    ops: list[Executed] = []
     while (op := execution.step()) is not None:
         if op.line is None or op.line.number != int(line) or not op.line.file.endswith(file):
             continue
-        found.append(op)
+        ops.append(op)
         for i, ref in enumerate(op.results):
             array = execution.value(ref)
             name = op.names[0] if op.names else ""
@@ -145,7 +145,7 @@ def _show_line(replay: Replay, number: int, place: str, folder: Path | None) -> 
                 write_array(
                     folder / f"{op.position:05}-{_file_name(name or op.name)}{suffix}.npy", array
                 )
-    if not found:
+    if not ops:
         raise ArgumentError(f"replay: no op of step {number} was recorded at {place}")
     return 0
 
@@ -168,9 +168,9 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
         step = replay.run.step(number)
         if not is_one and not _may_have_nan(replay, step):
             continue
-        found = _first_nan(replay.execution(number))
-        if found is not None:
-            op, operands, index, value = found
+        first = _first_nan(replay.execution(number))
+        if first is not None:
+            op, operands, index, value = first
             print(f"step {number}: the result of {op.name} is {value} at {[*index]}; {operands}")
             print(f"  {op}")
             if op.line is not None:
@@ -198,11 +198,14 @@ def _is_finite(array: Array) -> bool:
 def _first_nan(
     execution: Execution,
 ) -> tuple[Executed, str, tuple[int, ...], Any] | None:
-    """Return the first op that computes a nan or an infinity of finite operands, or of operands
-    that were not finite from the beginning; a text about these; index and value."""
+    """Return the first op that computes a nan or an infinity.
+
+    Its operands are finite, or were not finite from the beginning. Return also a text about the
+    operands, the index and the value of the element.
+    """
     for op in _ops(execution):
-        known = OPS.get(op.name)
-        if known is not None and known.copies_only:
+        definition = OPS.get(op.name)
+        if definition is not None and definition.copies_only:
             continue
         for ref in op.results:
             array = execution.value(ref)

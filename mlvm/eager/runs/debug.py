@@ -82,8 +82,9 @@ def watch(x: Tensor, name: str) -> None:
 
 
 def watched(name: str, *, clear: bool = False) -> list[Array]:
-    """Return the series of values that `watch` has collected under a name, oldest first; an empty
-    list if there are none. With `clear` the series begins anew.
+    """Return the values that `watch` has collected under a name, oldest first.
+
+    The list is empty if there are none. With `clear` the series is then emptied.
 
         >>> ml.debug.watched("nothing")
         []
@@ -105,7 +106,7 @@ def _operands(what: str, values: Sequence[Any]) -> list[Tensor]:
 
 
 def _sample(x: Tensor) -> Any:
-    """Return a numpy dtype whose elements are formatted as those of x."""
+    """Return a numpy dtype whose elements are formatted like the elements of x."""
     return {"bool": bool, "float": float, "complex": complex}.get(x.dtype.kind, int)
 
 

@@ -33,8 +33,10 @@ _MOST_ROWS: Final = 40  # tensors in `arena`
 
 
 class Debugger(cmd.Cmd):
-    """Debugger of an execution. Output goes to `stdout`, and commands come from `stdin`, by default
-    those of the process."""
+    """Debugger of an execution.
+
+    It writes to `stdout` and reads commands from `stdin`, by default the streams of the process.
+    """
 
     prompt = "(mlvm) "
 
@@ -50,8 +52,7 @@ class Debugger(cmd.Cmd):
         self._numbers = 0
 
     def run(self, commands: Sequence[str] | None = None) -> int:
-        """Run these commands, or else those of stdin up to its end. Return the number of commands
-        that failed."""
+        """Run these commands, or else all commands of stdin; return how many failed."""
         self._show_place()
         if commands is None:
             if not sys.stdin.isatty():
@@ -82,10 +83,10 @@ class Debugger(cmd.Cmd):
 
     def default(self, line: str) -> None:
         command, _, rest = line.strip().partition(" ")
-        known = getattr(self, f"do_{_ALIASES.get(command, '')}", None)
-        if known is None:
+        method = getattr(self, f"do_{_ALIASES.get(command, '')}", None)
+        if method is None:
             raise ArgumentError(f"no command {command!r}; h lists the commands")
-        known(rest.strip())
+        method(rest.strip())
 
     def do_EOF(self, _: str) -> bool:
         return True
@@ -375,7 +376,7 @@ class Debugger(cmd.Cmd):
 
 
 def text_of(array: Array) -> str:
-    """Return the elements of a tensor, each with the digits that tell it from others."""
+    """Return the elements of a tensor, each with the digits that make it unique."""
     return np.array2string(shown(array), floatmode="unique", separator=", ")
 
 

@@ -47,8 +47,10 @@ class Elements(NamedTuple):
 
 
 class OperandOrigin(NamedTuple):
-    """Operand of an op: its origin, its type, and whether it is equal in both runs; None if the ops
-    of the runs are different ones."""
+    """Operand of an op: its origin, its type, and whether it is equal in both runs.
+
+    `is_equal` is None if the ops of the runs are different.
+    """
 
     origin: str
     type: TensorType
@@ -59,7 +61,7 @@ class OpReport(NamedTuple):
     """The first differing op in one run.
 
     op: the op.
-    operands: of the op.
+    operands: the operands of the op.
     line: the line of Python that called it, and its text as recorded.
     """
 
@@ -72,12 +74,13 @@ class OpReport(NamedTuple):
 class Difference(NamedTuple):
     """First difference of two runs.
 
-    step: its number; steps before it are equal.
-    cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
-    text: a sentence that describes it.
-    names: of differing state, inputs or results.
-    ops: for an op, the first differing op of each run.
-    elements: differing elements of the op's result, an input or state.
+    Attributes:
+        step: the number of the step; all earlier steps are equal.
+        cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+        text: a sentence that describes the difference.
+        names: the names of differing state, inputs or results.
+        ops: for an op, the first differing op of each run.
+        elements: the differing elements of the op's result, an input or a state.
     """
 
     step: int
@@ -94,7 +97,7 @@ class Difference(NamedTuple):
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
     """Return the first difference of two recordings, None for equal ones.
 
-    Raises `EncodingError` for a damaged recording, and what a replay raises.
+    Raises `EncodingError` for a damaged recording, and the errors of a replay.
     """
     left = a if isinstance(a, Replay) else Replay(a)
     right = b if isinstance(b, Replay) else Replay(b)
@@ -132,8 +135,11 @@ def _bits(x: Array) -> Array:
 
 
 def _are_equal(a: Run, b: Run, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether two steps are equal: their results, and the state after them if both have
-    tensors of the same types. A member that shards its state has others."""
+    """Return whether the results of two steps are equal, and the state after them.
+
+    The state is compared only if both runs have tensors of the same types: a member that shards its
+    state has different ones.
+    """
     results = [step.results[: len(step.results) - len(step.table.updated)] for step in (x, y)]
     if results[0] != results[1]:
         return False
@@ -148,17 +154,17 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
     """Return the cause of the difference of two steps, the first that differ."""
     head = f"step {x.number}"
     if x.before != y.before:
-        names, found = _differing_state(left, right, x, y)
+        names, differing = _differing_state(left, right, x, y)
         if names:
             when = "before the first step" if not x.number else f"between the steps before {head}"
             text = f"{head}: the state differs, and was written {when}: {_listed(names)}"
-            return Difference(x.number, "state", text, names, elements=found)
+            return Difference(x.number, "state", text, names, elements=differing)
     inputs = [i for i, (p, q) in enumerate(zip(x.inputs, y.inputs, strict=False)) if p != q]
     if inputs or len(x.inputs) != len(y.inputs):
         names = [x.table.names[i] for i in inputs] or ["their number"]
         text = f"{head}: the inputs differ: {_listed(names)}"
-        found = _differing_input(left, right, x.number, inputs)
-        return Difference(x.number, "input", text, names, elements=found)
+        differing = _differing_input(left, right, x.number, inputs)
+        return Difference(x.number, "input", text, names, elements=differing)
     for step in (x, y):
         if not step.table.file:
             text = f"{head}: the results differ, and {step.table.function} has no program: "
@@ -292,15 +298,17 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
         None if op is None else trace.report(op, other if twins else None, twin)
         for trace, op, other, twin in ((traces[0], a, traces[1], b), (traces[1], b, traces[0], a))
     ]
-    found = None
+    differing = None
     if twins and a is not None and b is not None and a.types == b.types:
         for p, q in zip(a.results, b.results, strict=True):
-            found = found or elements(traces[0].execution.value(p), traces[1].execution.value(q))
+            differing = differing or elements(
+                traces[0].execution.value(p), traces[1].execution.value(q)
+            )
     where = "the programs differ; " if not same else ""
     named = a or b
     assert named is not None  # one of them differs
     text = f"step {x.number}: {where}the first op whose result differs is {named.name}"
-    return Difference(x.number, "op", text, (), (reports[0], reports[1]), found)
+    return Difference(x.number, "op", text, (), (reports[0], reports[1]), differing)
 
 
 def _culprit(left: Replay, right: Replay, number: int) -> str:
@@ -324,13 +332,16 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 
 
 def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
-    """Return for each of two programs the first op from which the difference comes: its result is
-    not computed in the other run, but its operands are, and differing results depend on it."""
+    """Return the op of each of two programs that causes the difference.
+
+    The operands of this op are also computed in the other run, but its result is not, and a
+    differing result depends on it.
+    """
     for trace in (a, b):
         while trace.advance() is not None:
             pass
     alike = [[(op.name, op.operands, op.types) for op in trace.ops] for trace in (a, b)]
-    if alike[0] == alike[1]:  # they differ by constants or attributes alone
+    if alike[0] == alike[1]:  # they differ only in constants or attributes
         for p, q in zip(a.ops, b.ops, strict=True):
             if [a.digests[ref] for ref in p.results] != [b.digests[ref] for ref in q.results]:
                 return p, q
@@ -338,34 +349,34 @@ def _sources(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 
 
 def _source(trace: _Trace, other: _Trace) -> Executed | None:
-    known = {*other.digests.values()}
+    computed = {*other.digests.values()}
     for ref in _initial_refs(other.ops):
-        known.add(other.digest(ref))
+        computed.add(other.digest(ref))
     results = trace.execution.results()
     expected = {digest(array) for array in other.execution.results()}
     locations = trace.execution.program.step.results
-    left = [
+    pending = [
         trace.execution.at(location)[0]
         for location, array in zip(locations, results, strict=True)
         if digest(array) not in expected
     ]
-    found: Executed | None = None
-    seen: set[Ref] = set()
-    while left:
-        ref = left.pop()
-        if ref in seen or ref.kind != "result" or trace.digest(ref) in known:
+    earliest: Executed | None = None
+    visited: set[Ref] = set()
+    while pending:
+        ref = pending.pop()
+        if ref in visited or ref.kind != "result" or trace.digest(ref) in computed:
             continue
-        seen.add(ref)
+        visited.add(ref)
         op = trace.ops[ref.number]
         unknown = [
             each
             for each in op.operands
-            if each.kind == "result" and trace.digest(each) not in known
+            if each.kind == "result" and trace.digest(each) not in computed
         ]
-        left += unknown
-        if not unknown and (found is None or op.position < found.position):
-            found = op
-    return found
+        pending += unknown
+        if not unknown and (earliest is None or op.position < earliest.position):
+            earliest = op
+    return earliest
 
 
 def _initial_refs(ops: Sequence[Executed]) -> Iterator[Ref]:

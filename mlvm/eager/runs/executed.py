@@ -57,16 +57,18 @@ class Level(NamedTuple):
 class Executed(NamedTuple):
     """An op of an execution.
 
-    position: the number of ops executed before it.
-    place: the function and pc of its instruction.
-    name, attributes: of the op.
-    operands: the values that it reads, in order.
-    results: the values that it writes.
-    operand_types, types: their types.
-    line: the user's line.
-    path: the functions, loops and branches around it, outermost first.
-    names: the names that the user's line assigns to the results.
-    locations: the locations of the results in the plan; None for the tensors of a function's frame.
+    Attributes:
+        position: the number of ops executed before it.
+        place: the function and pc of its instruction.
+        name, attributes: the name and the attributes of the op.
+        operands: the values that it reads, in order.
+        results: the values that it writes.
+        operand_types, types: the types of the operands and results.
+        line: the line in the user's source.
+        path: the functions, loops and branches around it, outermost first.
+        names: the names that the user's line assigns to the results.
+        locations: the locations of the results in the plan; None for the tensors of a function's
+            frame.
     """
 
     position: int

@@ -4,8 +4,9 @@
     while (op := execution.step()) is not None:
         print(op, execution.value(op.results[0]))
 
-A step back continues from the latest snapshot before. Positions count the ops executed so far, so
-each turn of a loop has positions of its own. Two executions to one position have equal bits.
+A step back continues from the latest earlier snapshot. A position is the number of ops executed so
+far, so each iteration of a loop has different positions. Two executions to the same position have
+equal bits.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from mlvm.step.flow import Location
 __all__ = ["Executed", "Execution", "Level", "Ref", "vm_like"]
 
 _SNAPSHOTS: Final = 32
-"""The number of snapshots of an execution; of more, every second one is dropped."""
+"""The maximum number of snapshots of an execution; beyond it, every second one is dropped."""
 
 
 class Execution:
-    """Execution of a program on a VM of this process, a new one unless it is given.
+    """Execution of a program on a VM of this process, by default on a new VM.
 
-    The VM must be for the execution alone if the program saves residuals. `inputs` are arrays of
+    If the program saves residuals, no other program may use the VM. `inputs` are arrays of
     the step's input types; f64, numpy's default, becomes narrower. `states` replace
-    those of the program.
+    the states of the program.
 
-    Raises `ProgramError` for another number of inputs, and `ShapeError` for inputs of other types.
+    Raises `ProgramError` for a wrong number of inputs, and `ShapeError` for inputs of wrong types.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Execution:
                 raise ProgramError(f"execution: expected {len(types)} {kind}s, got {len(arrays)}")
             for i, (array, type) in enumerate(zip(arrays, types, strict=True)):
                 ref = Ref(kind, i)
-                held = self._machine.stored(ref, array, type)
-                self._machine.state.memory[kind, i, type.nbytes] = Content(held, ref)
+                value = self._machine.stored(ref, array, type)
+                self._machine.state.memory[kind, i, type.nbytes] = Content(value, ref)
                 self._types[ref] = type
         self._snapshots: dict[int, Snapshot] = {}
         self._spacing = 16
@@ -99,7 +100,7 @@ class Execution:
     def step(self) -> Executed | None:
         """Execute the next op and return it; None after the last one.
 
-        Raises what the op raises; the position is then that before the op.
+        Raises the errors of the op; the position is then before the op.
         """
         if not self._machine.advance():
             return None
@@ -111,8 +112,9 @@ class Execution:
         return op
 
     def run(self, to: int | None = None) -> int:
-        """Go to a position, forwards or backwards; by default to the end. Return the position,
-        which is that of the end for a later one.
+        """Go to a position, forwards or backwards, by default to the end; return the position.
+
+        A position after the end means the end.
 
         Raises `ArgumentError` for a position below 0.
         """
@@ -126,10 +128,12 @@ class Execution:
         return self.position
 
     def op_at(self, position: int) -> Executed | None:
-        """Return the op that is executed at a position; None at the end and after it. Ops before
-        one that was not reached yet are executed, and the position stays.
+        """Return the op that is executed at a position; None at the end and after it.
 
-        Raises `ArgumentError` for a position below 0, and what the ops before it raise.
+        If the execution has not reached the position, the ops before it are executed. The current
+        position does not change.
+
+        Raises `ArgumentError` for a position below 0, and the errors of the ops before it.
         """
         if position < 0:
             raise ArgumentError(f"op_at: expected a position of 0 or more, got {position}")
@@ -141,23 +145,26 @@ class Execution:
             return self.next_op() if self.run(position) == position else None
 
     def next_op(self) -> Executed | None:
-        """Return the op that `step` will execute, without executing it; None at the end. Its
-        results have no content yet."""
+        """Return the op that `step` will execute, without executing it; None at the end.
+
+        Its results have no content yet.
+        """
         return self._machine.described() if self._machine.advance() else None
 
     @property
     def executed(self) -> Sequence[Executed]:
-        """The ops up to the latest position that was reached, also where it is later than the
-        present one."""
+        """The ops up to the latest position reached, even if the current position is earlier."""
         return self._ops
 
     # --- values -----------------------------------------------------------------------------
 
     def value(self, ref: Ref, type: TensorType | None = None) -> Array:
-        """Return a copy of a value, as a type of its size. A result that was overwritten, or that
-        is computed later, is computed again; the position stays.
+        """Return a copy of a value, as a type of the same size.
 
-        Raises `ArgumentError` for a reference to nothing.
+        A result that was overwritten, or that is computed later, is computed again. The position
+        does not change.
+
+        Raises `ArgumentError` for a reference without a value.
         """
         if ref.kind == "result" and ref.number >= len(self._ops) and self._end is None:
             with self._restored():
@@ -170,13 +177,13 @@ class Execution:
                 self.run(ref.number + 1 if ref.kind == "result" else 0)
                 content = self._find(ref)
         assert content is not None  # it was just computed
-        return content.held.read(self._types[ref] if type is None else type)
+        return content.value.read(self._types[ref] if type is None else type)
 
     def _find(self, ref: Ref) -> Content | None:
         """Return the content of memory that is the value, if it is there now."""
         state = self._machine.state
-        held = (*state.latest, *state.memory.values())
-        return next((each for each in held if each.ref == ref), None)
+        contents = (*state.latest, *state.memory.values())
+        return next((each for each in contents if each.ref == ref), None)
 
     def is_held(self, ref: Ref) -> bool:
         """Return whether the value is in memory now."""
@@ -185,10 +192,10 @@ class Execution:
     def at(self, location: Location) -> tuple[Ref, Array]:
         """Return the present value at a location of the plan, and where it comes from."""
         content = self._machine.content(address_of(location))
-        return content.ref, content.held.read(location.type)
+        return content.ref, content.value.read(location.type)
 
     def results(self) -> list[Array]:
-        """Return the present values of the step's results; those of the call at the end."""
+        """Return the current values of the step's results; at the end, the results of the call."""
         return [self.at(each)[1] for each in self.program.step.results]
 
     def states(self) -> list[Array]:
@@ -209,8 +216,10 @@ class Execution:
             self._machine.state = state
 
     def _arrive(self) -> None:
-        """Go on to the next op, and keep a snapshot at some positions. Drop every second snapshot
-        if there are more than `_SNAPSHOTS`."""
+        """Move to the next op and keep a snapshot at some positions.
+
+        Drop every second snapshot if there are more than `_SNAPSHOTS`.
+        """
         position = self.position
         if not self._machine.advance():
             self._end = position

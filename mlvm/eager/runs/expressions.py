@@ -1,6 +1,6 @@
 """Expressions of a debugger on tensors: `any(isnan(q))`, `max(abs(g)) > 1e3`, `q[0, :3] - %12`.
 
-They are parsed by `ast`, and evaluated here over a list of functions: Python evaluates nothing.
+They are parsed by `ast`, and evaluated here over a list of functions: Python's `eval` is not used.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class Expression:
         self.names = tuple(dict.fromkeys(self._names(self._tree, 0)))
 
     def value(self, lookup: Lookup) -> Array:
-        """Return the value with the arrays that `lookup` finds. Raises `ArgumentError` for operands
-        that do not fit, and what `lookup` raises."""
+        """Return the value for the arrays that `lookup` returns.
+
+        Raises `ArgumentError` for invalid operands, and the errors of `lookup`.
+        """
         try:
             with np.errstate(all="ignore"):
                 return np.asarray(self._value(self._tree, lookup))
@@ -157,7 +159,7 @@ def _is_found(name: str, lookup: Lookup) -> bool:
 
 
 def _index_of(node: ast.expr) -> Any:
-    """Return an index of integers and slices. Raises `ArgumentError` for another one."""
+    """Return an index of integers and slices. Raises `ArgumentError` for a different index."""
     match node:
         case ast.Tuple(parts):
             return tuple([_index_of(part) for part in parts])

@@ -1,8 +1,8 @@
 """Interpreter of a program op by op: the instructions between ops, and the launch of each op.
 
 It follows jumps, frames and the stack of the machine (`mlvm.core.program`). Each op is launched on
-the VM as a one-op program. Each result gets memory of its own, so a value never changes, and a
-snapshot of the state is a copy of references.
+the VM as a one-op program. Each result gets separate memory, so a value never changes. A
+snapshot of the state therefore only copies references.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.EN
 _LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
 
 
-class Held:
+class StoredValue:
     """Memory of one value on the VM, freed with the last reference."""
 
     __slots__ = ("_handles", "_storage", "nbytes", "vm")
@@ -69,7 +69,7 @@ class Held:
 class Content(NamedTuple):
     """Content of an address: a value, and its origin."""
 
-    held: Held
+    value: StoredValue
     ref: Ref
 
 
@@ -94,10 +94,11 @@ class Address(NamedTuple):
 class Snapshot:
     """State of an execution between two instructions.
 
-    memory: the contents of addresses.
-    turns: the turn of each loop that runs, by depth of frames and pc of its head.
-    created: the number of frames' tensors so far.
-    latest: the results of the op that was executed last.
+    Attributes:
+        memory: the contents of addresses.
+        turns: the iteration of each running loop, by depth of frames and pc of its head.
+        created: the number of frames' tensors so far.
+        latest: the results of the op that was executed last.
     """
 
     memory: dict[Key, Content]
@@ -133,22 +134,22 @@ class Interpreter:
         self._functions: Mapping[str, Function] = self._planned.program.functions
         self._spans = {name: spans_of(each) for name, each in self._functions.items()}
         self._one_op: dict[tuple[str, int], Program] = {}
-        self._launched: dict[int, tuple[list[Held], list[Array]]] = {}  # those launched once
+        self._launched: dict[int, tuple[list[StoredValue], list[Array]]] = {}  # those launched once
         vm.launch(_BEGIN)  # of residuals, whether or not it saves some
 
-    def stored(self, what: Ref, array: Array, type: TensorType) -> Held:
+    def stored(self, what: Ref, array: Array, type: TensorType) -> StoredValue:
         if array.dtype == np.float64 and type.dtype.is_float and type.dtype is not f64:
             array = cast(array, type.dtype)
         if TensorType.of(array) is not type:
             raise ShapeError(f"execution: expected {what} as {type}, got {TensorType.of(array)}")
-        held = Held(self.vm, type.nbytes)
-        self.vm.write(held.handle(type), array)
-        return held
+        value = StoredValue(self.vm, type.nbytes)
+        self.vm.write(value.handle(type), array)
+        return value
 
     def content(self, x: Address) -> Content:
         content = self.state.memory.get(x.key)
-        if content is None:  # scratch memory that nothing has written to
-            content = Content(Held(self.vm, x.type.nbytes), Ref("scratch", x.key[1]))
+        if content is None:  # scratch memory that was never written
+            content = Content(StoredValue(self.vm, x.type.nbytes), Ref("scratch", x.key[1]))
             self.state.memory[x.key] = content
         return content
 
@@ -211,9 +212,9 @@ class Interpreter:
     def _return(self, nresults: int) -> None:
         state = self.state
         depth, results = len(state.frames), state.stack[len(state.stack) - nresults :]
-        kept = {x.key for x in results if isinstance(x, Address)}
+        returned = {x.key for x in results if isinstance(x, Address)}
         for x in state.stack[state.base :]:
-            if isinstance(x, Address) and x.key[0] == "frame" and x.key not in kept:
+            if isinstance(x, Address) and x.key[0] == "frame" and x.key not in returned:
                 state.memory.pop(x.key, None)
         state.stack[state.base - state.nparams :] = results
         state.turns = {key: turn for key, turn in state.turns.items() if key[0] != depth}
@@ -222,7 +223,7 @@ class Interpreter:
     def _is_true(self, x: Any) -> bool:
         if not isinstance(x, Address):
             return bool(x)
-        return bool(are_true(self.content(x).held.read(x.type)).all())
+        return bool(are_true(self.content(x).value.read(x.type)).all())
 
     def _jump(self, target: int) -> None:
         state = self.state
@@ -232,7 +233,7 @@ class Interpreter:
         state.pc = target
 
     def _enter_loops(self) -> None:
-        """Begin the loops that the present instruction is in, and end the others of the frame."""
+        """Start the loops around the current instruction; finish the frame's other loops."""
         state = self.state
         depth, around = len(state.frames), self._around(state.function, state.pc)
         heads = {each.start for each in around if each.kind == LOOP}
@@ -283,8 +284,7 @@ class Interpreter:
     def _written(
         self, name: str, nparams: int, attributes: Attributes
     ) -> tuple[tuple[int, ...], bool]:
-        """Return the numbers of the parameters that a call writes to, and whether it may read them,
-        too."""
+        """Return the parameters that a call writes to, by number, and whether it may read them."""
         reads, callee = reads_of(name, attributes), self.vm.functions.binding(name).callee
         if reads is None and isinstance(callee, UserFunction):
             reads = callee.reads
@@ -346,12 +346,12 @@ class Interpreter:
         return tuple(levels)
 
     def execute(self) -> Executed:
-        """Execute the present op and move behind it."""
+        """Execute the current op and move past it."""
         state, call = self.state, self._call()
         op = self.described(call)
-        held = {i: self.content(x).held for i, x in enumerate(call.params)}
+        values = {i: self.content(x).value for i, x in enumerate(call.params)}
         try:
-            outs, results = self._launch(op, call, held)
+            outs, results = self._launch(op, call, values)
         except MlvmError as error:
             if op.line is not None:
                 error.add_note(f"recorded at {op.line}")
@@ -372,21 +372,24 @@ class Interpreter:
         return op._replace(types=types, locations=tuple([each.location for each in written]))
 
     def _launch(
-        self, op: Executed, call: _Call, held: Mapping[int, Held]
-    ) -> tuple[list[Held], list[Array]]:
-        """Launch a call. Return its results in new memory: those that it writes into operands, and
-        those that it pushes. What saves residuals is launched once at each position, since a stack
-        only grows. So is a user's function, which may have effects."""
+        self, op: Executed, call: _Call, values: Mapping[int, StoredValue]
+    ) -> tuple[list[StoredValue], list[Array]]:
+        """Launch a call; return the results written into operands and the pushed results.
+
+        All results are in new memory. An op that saves residuals is launched once per position,
+        since its stack only grows. A function of the user, which may have effects, is also launched
+        once.
+        """
         is_once = call.name in _LAUNCHED_ONCE or call.nresults != 0
         if is_once and op.position in self._launched:
             return self._launched[op.position]
-        outs: list[Held] = []
-        handles = {i: each.handle(call.params[i].type) for i, each in held.items()}
+        outs: list[StoredValue] = []
+        handles = {i: each.handle(call.params[i].type) for i, each in values.items()}
         for i in call.written:
             type = call.params[i].type
-            outs.append(Held(self.vm, type.nbytes))
+            outs.append(StoredValue(self.vm, type.nbytes))
             if call.is_update:
-                self.vm.write(outs[-1].handle(type), held[i].read(type))
+                self.vm.write(outs[-1].handle(type), values[i].read(type))
             handles[i] = outs[-1].handle(type)
         if op.place not in self._one_op:
             arity = call.name, len(call.params), call.attributes, call.nresults

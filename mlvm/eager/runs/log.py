@@ -2,7 +2,7 @@
 
 A frame is its length and a check sum of the length, a payload, and a digest. The digest is BLAKE2b
 of the previous frame's digest and the payload, so changing a frame invalidates all later ones. A
-process that is killed leaves at most a part of one frame at the end, which readers drop.
+process that is killed leaves at most a partial frame at the end, which readers drop.
 """
 
 from __future__ import annotations
@@ -90,11 +90,12 @@ def _framed(payload: bytes, chain: bytes) -> bytes:
 class LogReader:
     """A log as read from a file.
 
-    values: the values of its whole frames, in order.
-    chain: the digest of the last one.
-    torn: the bytes of a torn frame at the end, which a killed process has left.
+    Attributes:
+        values: the values of all complete frames, in order.
+        chain: the digest of the last complete frame.
+        torn: the bytes of a torn frame at the end, which a killed process wrote.
 
-    Raises `EncodingError` for a file that is no log, has another version, or was changed.
+    Raises `EncodingError` for a file that is not a log, has an unsupported version, or was changed.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -20,8 +20,11 @@ _ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
 def names_of_tensors(
     fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> dict[int, str]:
-    """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches from
-    its arguments, variables and globals, by the id of its root. The shortest path counts."""
+    """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches.
+
+    The function reaches tensors from its arguments, variables and globals. The keys are the ids of
+    their roots. The shortest path counts.
+    """
     names: dict[int, str] = {}
     for path, x in tensors_below(_roots(fn, args, kwargs)):
         names.setdefault(id(x.root), path)
@@ -30,14 +33,14 @@ def names_of_tensors(
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
     """Yield the tensors that these objects reach with their paths, the shortest ones first."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     queue = deque(roots)
-    while queue and len(seen) < _MOST:
+    while queue and len(visited) < _MOST:
         path, value = queue.popleft()
         if isinstance(value, Allocation):
             yield path, value
-        elif not isinstance(value, _ENDS) and id(value) not in seen:
-            seen.add(id(value))
+        elif not isinstance(value, _ENDS) and id(value) not in visited:
+            visited.add(id(value))
             queue.extend(_parts(path, value))
 
 

@@ -3,7 +3,7 @@
 In: a captured function and the arguments of a call. Out: an `OpProgram`, whose step has one
 instruction for each recorded call, before fusion, reordering, recomputation and layouts; and the
 arrays that are the inputs of the call's program. The results have the bits of the captured call.
-Nothing is launched: the function is traced once more.
+No program is launched: the function is traced once more.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ Place: TypeAlias = tuple[str, int]
 class OpProgram(NamedTuple):
     """Program of a captured call, op by op.
 
-    step: the program as any saved step, with the state before the call.
-    lines: the user's line of each instruction that has one.
-    values: the names that the user's line assigns to the results of an instruction.
-    inputs, states, results: names of the step's inputs, states and results, "" without a name.
+    Attributes:
+        step: the program as a saved step, with the state before the call.
+        lines: the user's line of each instruction with a known line.
+        values: the names that the user's line assigns to the results of an instruction.
+        inputs, states, results: names of the step's inputs, states and results, "" without a name.
     """
 
     step: SavedStep
@@ -54,8 +55,10 @@ class OpProgram(NamedTuple):
 
     @staticmethod
     def of_step(step: SavedStep) -> OpProgram:
-        """Return the program of a saved step, whose instructions may be chains of ops. Lines are
-        read from the files that it names, where these exist."""
+        """Return the program of a saved step, whose instructions may be chains of ops.
+
+        Lines are read from the files that the step names, if these exist.
+        """
         lines = {place: line_at(str(line)) for place, line in step.planned.lines.items()}
         values = names_of_values(step.planned.program, lines)
         blank = [("",) * len(each) for each in (step.inputs, step.states, step.results)]
@@ -132,11 +135,12 @@ def op_program(
     kwargs: Mapping[str, Any],
     free: Sequence[int] = (),
 ) -> tuple[OpProgram, list[Array]]:
-    """Trace a call of a captured function. Return its program, with the present state, and the
-    arrays of its inputs. Python numbers at the places `free` of the signature become states; the
-    others are constants of the program.
+    """Trace a call of a captured function; return its program and the arrays of its inputs.
 
-    Raises what `capture` raises, and `CaptureError` for a function that reads a queue.
+    The program has the present state. Python numbers at the positions `free` of the signature
+    become states; all other numbers are constants of the program.
+
+    Raises the errors of `capture`, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
     call, signature, args, kwargs = _traced(fn, args, kwargs, free)
@@ -200,14 +204,16 @@ def _traced(
 
 
 def takes_from_queue(call: TracedCall) -> bool:
-    """Return whether the call takes an element of a queue."""
+    """Return whether the call reads an element of a queue."""
     is_first = bool(call.record.outside.queues)
     return is_first or any(each.queue is not None for each in call.flow.calls)
 
 
 def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place, tuple[str, ...]]:
-    """Return the name of the result of each instruction that has one: of the calls in a row that
-    one statement makes, the last one has the name that the statement assigns.
+    """Return the names of the result of each instruction that has a name.
+
+    Among consecutive calls of one statement, only the last call gets the names that the statement
+    assigns.
 
     For a statement that ends in a loop or branch, this is the value that it returns: each write to
     its only variable has the name. If it has several, there is no name. The condition of a loop has

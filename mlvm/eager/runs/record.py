@@ -1,4 +1,4 @@
-"""`ml.runs.record`: record the steps of a run, so that others can compare, replay and verify it.
+"""`ml.runs.record`: record the steps of a run, to compare, replay and verify it later.
 
 A folder has the `log`, a frame for each step with the digests of all that it reads and returns;
 `data`, contents that a replay cannot compute: inputs, and state that was written between steps;
@@ -47,19 +47,20 @@ _MOST_SOURCE: Final = 1 << 22
 
 
 class record(ContextDecorator):
-    """Record each step of the block in a new folder: each outermost call of a captured function,
-    and of a function marked with `ml.runs.step`.
+    """Record each step of the block in a new folder.
+
+    A step is an outermost call of a captured function or of a function marked with `ml.runs.step`.
 
     Arguments:
         folder: the folder to create; it must not contain a recording.
-        every: a checkpoint has all state before every so many steps.
-        inputs: how many bytes of inputs may be stored, such as "1 GiB", "all" or "none". Equal
-            arrays are stored once. A step whose inputs are not stored is replayed only after a
-            checkpoint before it, with inputs that the caller has.
+        every: the number of steps between checkpoints of the complete state.
+        inputs: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
+            "none". Equal arrays are stored once. A step whose inputs are not stored is replayed
+            only from an earlier checkpoint, with inputs from the caller.
 
-    The digests of a step are those of the state, inputs and results. Members of a group compute the
-    same, and the first one records. Steps of other threads wait for one another. A killed process
-    loses at most the step that it was in.
+    The recording has digests of the state, inputs and results of each step. All members of a group
+    compute the same steps, so only the first member records. Steps of different threads wait for
+    each other. A killed process loses at most the step that was running.
 
     Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
     the folder, and `CaptureError` inside a captured function or another recording.
@@ -104,11 +105,11 @@ class record(ContextDecorator):
 def step(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that is not captured as a step of recordings. A decorator.
 
-    Inside `ml.runs.record`, its calls are recorded as those of a captured function: it is traced
-    once for its program, as `ml.capture` does, and then runs eagerly. The digests are those of a
-    captured run. Of a function that cannot be traced, such as one that reads a tensor's value, only
-    inputs and results are recorded, and no replay can compute it. Elsewhere, and inside another
-    step, it is the function.
+    Inside `ml.runs.record`, its calls are recorded like calls of a captured function. The function
+    is traced once for its program, as `ml.capture` does, and then runs eagerly. The results have
+    the same digests as in a captured run. If the function cannot be traced, for example because it
+    reads a tensor's value, only inputs and results are recorded, and no replay can compute it.
+    Outside of `ml.runs.record`, and inside another step, calls are not recorded.
 
     Raises `CaptureError` for anything but a function.
 
@@ -138,7 +139,7 @@ class _Recorded(NamedTuple):
 
     number: its number in the log.
     table: its operands and results.
-    numbers: how to compute the arrays of its Python numbers from those of a signature.
+    numbers: computes the arrays of its Python numbers from the numbers of a signature.
     """
 
     number: int
@@ -147,8 +148,11 @@ class _Recorded(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Values that a call gets: the program, the arrays of its external inputs, and their tensors
-    where they have one."""
+    """Values that a call receives.
+
+    `program` is the program, `arrays` are the arrays of its external inputs, and `tensors` are
+    their tensors, where they have any.
+    """
 
     program: _Recorded
     arrays: list[Array]
@@ -180,7 +184,7 @@ class _Session:
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a call, and record it unless it is inside of another one or another member's."""
+        """Run a call, and record it unless it is nested or a different member records it."""
         vm = (scope.get() or default_arena()).vm
         if getattr(self._running, "is_on", False) or place_of(vm)[0]:
             return call(args, kwargs)
@@ -292,8 +296,10 @@ class _Session:
             write_file(self._folder / name, data)
 
     def _store_cells(self, cells: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Store the contents of the cells of a step that no step has computed: in a checkpoint if
-        one is due or a cell is new, else in the data. Return the offsets in the data."""
+        """Store the cells of a step that no step has computed; return their offsets in the data.
+
+        The cells are stored in a checkpoint if one is due or a cell is new, otherwise in the data.
+        """
         is_new = any(number not in self._cells.digests for number in cells)
         if not is_new and (self._steps % self._every or self._steps == self._last_checkpoint):
             changed = self._cells.changed(cells)
@@ -322,8 +328,10 @@ class _Session:
     def _store_inputs(
         self, arrays: Sequence[Array], digests: Sequence[bytes]
     ) -> list[tuple[int, int, int]]:
-        """Store the inputs of a step that no step since the last checkpoint has computed, as far as
-        the limit allows. Return their numbers with the offsets in the data."""
+        """Store the inputs of a step that no step since the last checkpoint has computed.
+
+        Store them only up to the limit. Return their numbers with the offsets in the data.
+        """
         places = []
         for i, (array, key) in enumerate(zip(arrays, digests, strict=True)):
             if key in self._computed and key not in self._stored:
@@ -351,7 +359,7 @@ class _Session:
         return place, len(data)
 
     def close(self, *, finished: bool) -> None:
-        """End the recording: a later kill loses nothing."""
+        """Close the recording: no data is lost if the process is killed later."""
         self._log.append(("end", self._steps, finished))
         os.fsync(self._data.fileno())
         self._log.sync()
@@ -360,8 +368,10 @@ class _Session:
 
 
 def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
-    """Return the digests of the tensors and numbers that a call returns, and the values of those
-    without axes, each with its number."""
+    """Return the digests of the tensors and numbers that a call returns.
+
+    Return also the values of the scalars, each with its number.
+    """
     digests, values = [], []
     for i, (_, x) in enumerate(leaves_of(result)):
         array = array_of(x) if isinstance(x, Tensor) else number_array(x)

@@ -33,7 +33,7 @@ Inputs: TypeAlias = Callable[[int], Sequence[Any]]
 
 
 class Moment(NamedTuple):
-    """What a step reads.
+    """State and inputs that a step reads.
 
     step: the step.
     state: the contents of the cells that exist before the step, by name.
@@ -45,8 +45,10 @@ class Moment(NamedTuple):
     inputs: Mapping[str, Array]
 
     def load(self, **objects: Any) -> None:
-        """Write the state into objects by the names that they had in the recorded function, as in
-        `run.at(7).load(model=model, optimizer=optimizer)`, and into the random keys.
+        """Write the state into objects by their names in the recorded function.
+
+        An example is `run.at(7).load(model=model, optimizer=optimizer)`. The random keys are also
+        restored.
 
         Raises `ArgumentError` for an object without recorded state, and `DTypeError` or
         `ShapeError` for a tensor of another type.
@@ -101,8 +103,8 @@ class Replay:
         """Return the state and the inputs of a step.
 
         Raises `EncodingError` for a damaged recording, `MachineError` if an earlier step does not
-        have the recorded digests on this machine, and `ArgumentError` for a step that is not there,
-        and for inputs that were not stored.
+        have the recorded digests on this machine. Raises `ArgumentError` for a step that does not
+        exist, and for inputs that were not stored.
         """
         step = self.run.step(number)
         self._go_to(step)
@@ -117,7 +119,7 @@ class Replay:
         return {**self._cells}
 
     def operands(self, number: int) -> list[Array]:
-        """Return the operands of a step's program. Raises what `at` raises."""
+        """Return the operands of a step's program. Raises the errors of `at`."""
         step = self.run.step(number)
         self._go_to(step)
         external = self._external(step)
@@ -127,20 +129,22 @@ class Replay:
         ]
 
     def execution(self, number: int) -> Execution:
-        """Return the execution of a step op by op, before its first op. Raises what `at` raises."""
+        """Return the execution of a step, before its first op. Raises the errors of `at`."""
         operands = self.operands(number)
         return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
 
     def replay(self, number: int) -> list[Mismatch]:
-        """Compute a step again. Return what differs from the log, nothing for equal bits."""
+        """Compute a step again. Return the differences from the log, none for equal bits."""
         step = self.run.step(number)
         operands = self.operands(number)
         results = self.compute(step, operands)
         return self._finish(step, results)
 
     def results(self, number: int) -> list[Array]:
-        """Return all results of a step's program: those that it returns, and updates. Raises what
-        `at` raises, and `MachineError` unless they have the recorded bits."""
+        """Return all results of a step's program: the returned values and the updates.
+
+        Raises the errors of `at`, and `MachineError` unless the results have the recorded bits.
+        """
         step = self.run.step(number)
         results = self.compute(step, self.operands(number))
         self._require(self._finish(step, results))
@@ -190,7 +194,7 @@ class Replay:
         raise EncodingError(f"{self.run.folder}: no checkpoint has the state of step {step.number}")
 
     def _write(self, step: RecordedStep) -> None:
-        """Apply what was written to the state before a step, and compare its digest."""
+        """Apply the recorded writes to the state before a step, and compare its digest."""
         for checkpoint in self.run.checkpoints:
             if checkpoint.step == step.number:  # some of it may have been written since
                 self._cells.update(self.run.contents(checkpoint))
@@ -209,7 +213,7 @@ class Replay:
         return number_of(digest_of(*digest_of_cells(digests, cells)))
 
     def _finish(self, step: RecordedStep, results: Sequence[Array]) -> list[Mismatch]:
-        """Take the results of a step as state and values of later steps. Return mismatches."""
+        """Use the results of a step as state and values of later steps. Return mismatches."""
         table = step.table
         returned = [results[i] for i in table.returns if i >= 0]
         returned += [results[i] for _, i in table.updated]
@@ -233,7 +237,7 @@ class Replay:
         return mismatches
 
     def _skip(self, step: RecordedStep) -> None:
-        """Go to the next step; this one updates nothing that a later one reads."""
+        """Go to the next step; this step updates no state that a later step reads."""
         self._next = step.number + 1
         if self._next < len(self.run.steps):
             self._write(self.run.steps[self._next])
@@ -242,15 +246,15 @@ class Replay:
         """Return the external inputs of a step."""
         stored = {each.number: each for each in step.stored_inputs}
         arrays: list[Array] = []
-        given: Sequence[Any] | None = None
+        provided: Sequence[Any] | None = None
         for i, expected in enumerate(step.inputs):
             if i in stored:
                 array = self.run.stored(stored[i])
             elif expected in self._values:
                 array = self._values[expected]
             elif self._inputs is not None:
-                given = self._inputs(step.number) if given is None else given
-                array = asarray(given[i]).numpy()
+                provided = self._inputs(step.number) if provided is None else provided
+                array = asarray(provided[i]).numpy()
             else:
                 raise ArgumentError(
                     f"replay: input {step.table.names[i]!r} of step {step.number} was not stored; "
@@ -261,7 +265,7 @@ class Replay:
 
 
 def _machine() -> LocalVM:
-    """Return a new VM for replays, on which `ml.debug.print` prints nothing."""
+    """Return a new VM for replays, on which `ml.debug.print` does not print."""
     vm = LocalVM("replay")
     printing.register_silent(vm)
     return vm
@@ -269,11 +273,11 @@ def _machine() -> LocalVM:
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Return the names with a number at those that occurred before."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     unique = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return unique
 
 

@@ -69,8 +69,10 @@ class Repro(NamedTuple):
 
 
 def repro_of(captured: Captured[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Repro:
-    """Return the repro of a call with the present state, which stays as it is. Raises what
-    `op_program` raises, and errors of the program."""
+    """Return the repro of a call with the present state, which is not changed.
+
+    Raises the errors of `op_program`, and errors of the program.
+    """
     program, inputs = op_program(captured, args, kwargs)
     repro = Repro(program, tuple(inputs), ())
     vm = current_arena().vm

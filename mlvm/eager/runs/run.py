@@ -1,7 +1,7 @@
 """A recording as it is read: its steps, programs, checkpoints and stored contents.
 
 Everything that is read is compared with the digests in the log, and the log with its own chain.
-What does not fit raises `EncodingError` with the name of the file.
+A mismatch raises `EncodingError` with the name of the file.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ class Stored(NamedTuple):
 class RecordedStep(NamedTuple):
     """A recorded step.
 
-    number: of the step, from 0.
-    program: the number of its program's table.
-    table: the operands and results of its program.
-    before, after: the digests of the state that it reads and updates.
-    inputs, results: the digests of these; updated inputs are the last results.
-    values: the numbers without axes among the results, by number.
-    stored_cells: state that was written since the step before.
-    stored_inputs: inputs that the recording has.
+    Attributes:
+        number: the number of the step, from 0.
+        program: the number of the table of its program.
+        table: the operands and results of its program.
+        before, after: the digests of the state that it reads and updates.
+        inputs, results: the digests of the inputs and results; updated inputs are the last results.
+        values: the numbers without axes among the results, by number.
+        stored_cells: state that was written since the previous step.
+        stored_inputs: the inputs that were stored.
     """
 
     number: int
@@ -77,15 +78,16 @@ class Checkpoint(NamedTuple):
 class Run:
     """A recording.
 
-    folder: its folder.
-    version: the release that recorded it.
-    cells: the tensors of state by number.
-    tables: the programs' operands and results.
-    steps, checkpoints: in order.
-    is_closed: whether the block of `record` has ended, so that no step is missing.
-    has_failed: whether it has ended with an error.
-    torn: bytes of a torn frame that a killed process has left.
-    chain: the digest of the whole log.
+    Attributes:
+        folder: the folder of the recording.
+        version: the version of mlvm that wrote it.
+        cells: the tensors of state by number.
+        tables: the operands and results of each program.
+        steps, checkpoints: the steps and the checkpoints, in order.
+        is_closed: whether the block of `record` was closed, so that no step is missing.
+        has_failed: whether the block raised an error.
+        torn: bytes of a torn frame that a killed process wrote.
+        chain: the digest of the whole log.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> with ml.runs.record("squares"): _ = step(ml.full(2, 3.0))
@@ -212,7 +214,7 @@ class Run:
         return [min(step.values.items())[1] for step in self.steps if step.values]
 
     def step(self, number: int) -> RecordedStep:
-        """Return a step. Raises `ArgumentError` if there is no such step."""
+        """Return a step. Raises `ArgumentError` if the step does not exist."""
         if type(number) is not int or not 0 <= number < len(self.steps):
             raise ArgumentError(
                 f"run: expected a step from 0 to {len(self.steps) - 1}, got {brief(number)}"

@@ -14,10 +14,11 @@ from mlvm.core.memo import memoized
 class Line(NamedTuple):
     """Line of source code.
 
-    file, number: the file and the line number.
-    function: the qualified name of the function around it, "" at the top of a module.
-    text: the line without the spaces around it, "" if it cannot be read.
-    layer: the path of the layer of a Module that was running, "" without one.
+    Attributes:
+        file, number: the file and the line number.
+        function: the qualified name of the enclosing function, "" at module level.
+        text: the line without surrounding whitespace, "" if it cannot be read.
+        layer: the path of the running layer of a Module, "" outside of a layer.
     """
 
     file: str
@@ -72,11 +73,12 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
 
 @memoized(256)
 def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Return the first line of the statement that each line of a file is part of, for statements
-    that assign names, and these names.
+    """Return the first line and the names of the assignment that contains each line of a file.
+
+    Only statements that assign names are included.
 
     `q = x @ w`, `q: Tensor = ...` and `q += ...` assign q, `self.h = ...` assigns self.h, and
-    `q, r = ...` assigns both. Of a line with several statements the last one counts.
+    `q, r = ...` assigns both. On a line with several statements, only the last statement counts.
     """
     statements: dict[int, tuple[int, tuple[str, ...]]] = {}
     for node in ast.walk(_tree(file) or ast.Module([], [])):
@@ -95,7 +97,9 @@ def _statements(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
 
 
 def statement_of(line: Line) -> tuple[str, int, tuple[str, ...]]:
-    """Return file and first line of the statement that a line is part of, and the names that it
-    assigns, none without an assignment."""
+    """Return the file and first line of the statement of a line, and the assigned names.
+
+    A statement without an assignment has an empty tuple of names.
+    """
     first, names = _statements(line.file).get(line.number, (line.number, ()))
     return line.file, first, names if line.number else ()

@@ -1,4 +1,4 @@
-"""What the calls of one program read, write and return, in terms of a run.
+"""The operands and results of a program, in terms of a run.
 
 Operands of a program are cells (state) or external inputs: arguments and Python numbers. The table
 of these is stored once per program; a step then has only the digests of its values.
@@ -27,17 +27,19 @@ Operand: TypeAlias = tuple[str, int]
 class StepTable:
     """Operands and results of a program, as a recording has them.
 
-    function: the name of the function.
-    content: the digest of what the program computes, without names and lines; "" without a program.
-    file: the digest of the program's file, "" without one.
-    operands: the operands of the program, by its own numbers.
-    names, types: of the external inputs.
-    results: the names of the tensors and Python numbers that a call returns.
-    returns: for each of them the number of the program's result; -1 for a Python number.
-    writes: the cells that a call updates, each with the number of the program's result.
-    updated: the external inputs that a call updates in place, each with the number of the result.
-    sources: the digest of each source file that the program names, by its path.
-    reason: why there is no program, "" if there is one.
+    Attributes:
+        function: the name of the function.
+        content: the digest of the program without names and lines; "" without a program.
+        file: the digest of the program's file, "" without one.
+        operands: the operands of the program, in its own numbering.
+        names, types: the names and types of the external inputs.
+        results: the names of the tensors and Python numbers that a call returns.
+        returns: the number of the program's result for each of them; -1 for a Python number.
+        writes: the cells that a call updates, each with the number of the program's result.
+        updated: the external inputs that a call updates in place, each with the number of the
+            result.
+        sources: the digest of each source file that the program names, by its path.
+        reason: why the program could not be recorded, "" with a program.
     """
 
     function: str

@@ -26,8 +26,10 @@ from mlvm.step.flow import Location, Role
 
 
 class TracedStep(NamedTuple):
-    """Program of a step, None if it has none; its table; and a function that computes the arrays of
-    its Python numbers from those of a signature."""
+    """Program of a step, None if it has none, with its table.
+
+    A function computes the arrays of its Python numbers from the numbers of a signature.
+    """
 
     program: OpProgram | None
     table: StepTable
@@ -137,8 +139,10 @@ def _operand_at(
 def without_state(
     program: OpProgram, is_constant: Sequence[bool], updated: Sequence[tuple[Role, int]]
 ) -> OpProgram:
-    """Return the program with its states as further inputs, but for constants, and with the new
-    contents of updated operands as further results."""
+    """Return the program with its states as additional inputs, except for constants.
+
+    The new contents of updated operands are additional results.
+    """
     step = program.step
     moved: dict[tuple[str, int], tuple[Role, int]] = {}
     types, names = [*step.inputs], [*program.inputs]
@@ -174,7 +178,7 @@ def without_state(
 
 
 def content_of(program: OpProgram) -> bytes:
-    """Return the digest of what a program computes, without names, lines and addresses."""
+    """Return the digest of a program, without names, lines and addresses."""
     step = program.step
     places = [(each.role, each.place, str(each.type)) for each in step.planned.arguments]
     results = [(each.role, each.place, str(each.type)) for each in step.results]

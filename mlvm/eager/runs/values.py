@@ -47,8 +47,8 @@ class Values:
     def find(self, text: str) -> Ref | None:
         """Return the reference for a name or a reference as text; None for any other text.
 
-        A name is that of the latest value before the position, first of those of the present
-        function, or of an input or state.
+        A name refers to the latest value before the position, preferably in the current function,
+        or to an input or state.
 
         Raises `ArgumentError` for a name whose value is not computed yet.
         """
@@ -75,18 +75,18 @@ class Values:
         return None
 
     def lookup(self, name: str) -> Array:
-        """Return the array of a name. Raises `LookupError` for a name of nothing."""
+        """Return the array of a name. Raises `LookupError` for an unknown name."""
         ref = self.find(name)
         if ref is None:
             raise _NoValue(f"no value is named {name}; info and l show names")
         return self.read(ref)
 
     def read(self, ref: Ref) -> Array:
-        """Return the array of a reference. Raises `ArgumentError` for a reference to nothing."""
+        """Return the array of a reference. Raises `ArgumentError` if it has no value."""
         return self.execution.value(ref)
 
     def summary(self, ref: Ref) -> list[str]:
-        """Describe a value: type, extrema, mean, nans, place, writer, and next reader."""
+        """Describe a value: type, extrema, mean, nans, location, writer, and next reader."""
         array = self.read(ref)
         x = shown(array)
         lines = [f"{ref}: {TensorType.of(array)}"]
@@ -112,8 +112,8 @@ class Values:
             if location is not None:
                 where = f"at byte {location.place:,}" if location.role == "scratch" else ""
                 place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
-            held = "" if self.execution.is_held(ref) else "; its memory has another value now"
-            lines += [f"memory: {place}{held}", f"written by {self._with_line(op)}"]
+            remark = "" if self.execution.is_held(ref) else "; its memory has another value now"
+            lines += [f"memory: {place}{remark}", f"written by {self._with_line(op)}"]
         return [*lines, self._next_read(ref)]
 
     def _with_line(self, op: Executed) -> str:
@@ -163,7 +163,7 @@ class Values:
         return (executed[i] for i in range(position, len(executed)))
 
     def _of_function(self, refs: list[Ref]) -> Ref:
-        """Return the latest of these results, first of those of the present function."""
+        """Return the latest of these results, preferably of the current function."""
         here = self.execution.op_at(self.position) or self.execution.op_at(self.position - 1)
         function = here.line.function if here is not None and here.line is not None else ""
         for ref in reversed(refs[-64:]):

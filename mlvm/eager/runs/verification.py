@@ -14,11 +14,12 @@ from mlvm.eager.runs.run import DATA, Run
 class Verified(NamedTuple):
     """Outcome of a verification.
 
-    steps: the steps that were computed again.
-    mismatches: what differs from the recording.
-    skipped: why steps could not be computed, by step.
-    problems: what is missing or damaged.
-    unchecked: the number of steps without a program, which no replay computes.
+    Attributes:
+        steps: the steps that were computed again.
+        mismatches: the differences from the recording.
+        skipped: the reason why a step could not be computed, by step.
+        problems: missing or damaged files.
+        unchecked: the number of steps without a program, which no replay computes.
     """
 
     steps: list[int]
@@ -55,7 +56,7 @@ def verify(replay: Replay, *, steps: int = 3, seed: int = 0) -> Verified:
 
 
 def _problems(run: Run) -> list[str]:
-    """Return what is damaged of the files that the log names."""
+    """Return the damaged files among the files that the log names."""
     problems: list[str] = []
 
     def check(work: Callable[..., object], *args: object) -> None:

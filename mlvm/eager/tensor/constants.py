@@ -1,5 +1,4 @@
-"""Python's numbers beside tensors, and small tables: each becomes one tensor of a VM, written
-once."""
+"""Tensors of Python numbers and of small tables, which each VM stores once."""
 
 from __future__ import annotations
 
@@ -90,8 +89,10 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
 
 
 def table(make: Callable[..., Array], *key: Any) -> Tensor:
-    """Return the tensor of the array `make(*key)`, such as positions that depend on sizes alone. A
-    small one is written once for each VM; no caller may change it."""
+    """Return the tensor of the array `make(*key)`, such as positions that depend only on sizes.
+
+    A small tensor is written once for each VM; no caller may change it.
+    """
     pool = prepare_constants((scope.get() or current_arena()).vm)
     tensor = pool.tables.entries.get((make, key))
     if tensor is not None:
@@ -104,7 +105,7 @@ def table(make: Callable[..., Array], *key: Any) -> Tensor:
 
 
 def _written(array: Array, pool: Constants) -> Tensor:
-    """Write a constant, which is no step of a template."""
+    """Write a constant; the write is not a step of a template."""
     before = pause(True)
     try:
         with pool.arena.hosting():

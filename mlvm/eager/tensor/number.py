@@ -452,8 +452,10 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
 def open_lengths(
     sizes: Sequence[int], formulas: Any
 ) -> Iterator[tuple[list[Any], Callable[[], list[tuple[int, Any]]]]]:
-    """Record computation on lengths of these sizes in formulas inside the block, which gets
-    placeholders for the lengths, and `guards` of the computation so far."""
+    """Record computation on lengths of these sizes in formulas inside the block.
+
+    The block gets placeholders for the lengths, and `guards` of the computation so far.
+    """
     numbers, _ = Numbers((), None, sizes).fork_for(formulas)
     with numbers.planning_kernels() as placeholders:
         yield placeholders, numbers.guards

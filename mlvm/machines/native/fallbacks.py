@@ -1,14 +1,14 @@
-"""Ops in other dtypes, for types that no kernel takes.
+"""Ops in different dtypes, for types that no kernel supports.
 
 | op | types | computed in |
 |---|---|---|
-| sum, matmul | an integer result | i64: modulo 2^64, of which the result is the lower bits |
+| sum, matmul | an integer result | i64, modulo 2^64; the result is its lower bits |
 | matmul, concat | operands of another dtype than the result's | the result's dtype |
 | any | f16 or bf16 | f32, or f64 (`mlvm.core.ops.half`) |
-| any | f32 beside f64 | f64 |
+| any | f32 and f64 | f64 |
 
 Python (`NativeKernel`) and C (`mlvm.build.lower`) convert operands and results by this table. The
-first row that is for an op is taken; its op may need another.
+first row that matches an op applies; the resulting op may match a different row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mlvm.machines.native.planner import Types
 
 
 class Fallback(NamedTuple):
-    """An op in other dtypes: types of its result and operands, and its attributes."""
+    """An op in different dtypes: types of its result and operands, and its attributes."""
 
     types: list[TensorType]
     attributes: Attributes
 
 
 def fallback(op: Op, types: Types, attributes: Attributes) -> Fallback | None:
-    """Return the op that computes one for whose types there is no kernel; None if there is none."""
+    """Return the op that replaces an op without a kernel for these types; None if there is none."""
     if not types:  # a raw VM may give none
         return None
     out, *xs = types
@@ -55,8 +55,10 @@ def fallback(op: Op, types: Types, attributes: Attributes) -> Fallback | None:
 
 
 def _is_exact(op: Op, operands: list[TensorType]) -> bool:
-    """Return whether an op on halves is that on f32 but for the rounding of its result: `half.run`
-    rounds integers of more than 8 bits first, and has its own ways for some ops."""
+    """Return whether an op on half precision equals the op on f32 with a rounded result.
+
+    `half.run` rounds integers of more than 8 bits first, and implements some ops differently.
+    """
     rounded: Any = zip(operands, half.promotes(op, operands), strict=True)
     return not (
         any(is_value and x.dtype.is_integer and x.dtype.itemsize > 1 for x, is_value in rounded)

@@ -43,7 +43,7 @@ class NativeKernel:
     """Kernel that runs its planner's call, or the reference kernel where there is none.
 
     Values that the call refuses go to the reference kernel, which raises the error. Types that no
-    call takes are converted first (`fallbacks.py`); halves are also rounded afterwards.
+    call supports are converted first (`fallbacks.py`); halves are also rounded afterwards.
     """
 
     takes_halves = True

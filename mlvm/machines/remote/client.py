@@ -155,8 +155,10 @@ class RemoteVM(Closing, WireVM):
         self._call("swap", h1, h2)
 
     def limit_memory(self, nbytes: int) -> None:
-        """Limit all storages of this client's own VM together. Raises `AccessRefused` if the server
-        cannot limit them, `MachineError` for a shared VM."""
+        """Limit the total bytes of all storages of this client's own VM.
+
+        Raises `AccessRefused` if the server cannot limit them, `MachineError` for a shared VM.
+        """
         try:
             self._call("limit_memory", nbytes)
         except EncodingError:

@@ -75,14 +75,14 @@ def connect(
     in seconds. A call that waits longer than `call_timeout` seconds ends its launch and raises
     `CallTimeout`; Ctrl-C does so with `KeyboardInterrupt`. The VM stays usable. With `retry`, a
     lost connection is replaced within that many seconds: the VM survives, and each call is
-    performed once. The server has the same versions of mlvm, its kernels and numpy, since others
-    may give other bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`, limits all
-    storages of the client's own VM together, as `ml.VM(memory=)` does: weights, arenas, scratch
-    memory and results. The server's `--held-bytes` limits them, too; the smaller limit holds, and
-    an allocation beyond it raises `OutOfMemory`.
+    performed once. The server has the same versions of mlvm, its kernels and numpy, since different
+    versions may have different bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`,
+    limits all storages of the client's own VM together, as `ml.VM(memory=)` does: weights, arenas,
+    scratch memory and results. The server's `--held-bytes` also limits them. An allocation beyond
+    the smaller limit raises `OutOfMemory`.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
-    answers; `ArgumentError` for a `memory` that is no size, or beside the name of a shared `vm`.
+    answers; `ArgumentError` for a `memory` that is not a size, or with the name of a shared `vm`.
     Later calls raise `ConnectionLost` if the server has gone.
 
         >>> from mlvm.machines.remote.server import Server

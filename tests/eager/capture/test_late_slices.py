@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -21,14 +23,15 @@ def _in_a_loop(x: Tensor) -> Tensor:
         inner = a[1:-1]
         return a + ml.pad(-inner, (2, 0)), b + ml.pad(ml.exp(-inner), (1, 1))
 
-    return ml.fori_loop(0, 2, body, (x, x))[1]
+    result: Tensor = ml.fori_loop(0, 2, body, (x, x))[1]
+    return result
 
 
 @pytest.mark.parametrize("fn", [_late, _in_a_loop])
-def test_a_slice_has_the_value_before_a_later_write(fn: object) -> None:
+def test_a_slice_has_the_value_before_a_later_write(fn: Callable[[Tensor], Tensor]) -> None:
     x = np.arange(12.0) + 1.0
-    expected = fn(ml.asarray(x)).numpy()  # type: ignore[operator]
-    assert np.array_equal(ml.capture(fn)(ml.asarray(x)).numpy(), expected)  # type: ignore[arg-type]
+    expected = fn(ml.asarray(x)).numpy()
+    assert np.array_equal(ml.capture(fn)(ml.asarray(x)).numpy(), expected)
 
 
 def test_a_gradient_in_a_loop_reads_slices_in_time() -> None:

@@ -151,7 +151,7 @@ class Flipped(Execution):
         if op is not None and op.position == position:
             content = self._find(op.results[0])
             assert content is not None
-            held = content.held
+            held = content.value
             array = held.read(op.types[0])
             data = array.reshape(-1).view(np.uint8)
             data[bit // 8] ^= np.uint8(1 << bit % 8)

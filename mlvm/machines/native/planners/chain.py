@@ -135,16 +135,18 @@ class _Steps:
         return True
 
     def _write_window(self, link: Link) -> bool:
-        """Let the step that computes the values write them where they belong, or copy them there,
-        if a later step reads elements of the old value."""
+        """Write the window by the step that computes the values, or by a copy.
+
+        The values are copied if a later step reads elements of the old value.
+        """
         x, value = link.sources
         value = self._number.get(value, value)
         number = self._temporary(self.types[value])
         self.written[number] = _Written(link.target, x, link.attributes)
         self.windows[number] = _window_of(link.target, self.types[link.target], link.attributes)
-        made = [i for i, step in enumerate(self.steps) if value in step.values[: step.nresults]]
+        writers = [i for i, step in enumerate(self.steps) if value in step.values[: step.nresults]]
         old = {at for at, window in self.windows.items() if window.parameter in (x, link.target)}
-        later = self.steps[made[-1] + 1 :] if made else []
+        later = self.steps[writers[-1] + 1 :] if writers else []
         if (
             value < self._nparams
             or value in self.windows
@@ -155,40 +157,42 @@ class _Steps:
                 return False
             self.steps.append(_Step(f"copy_{size}", (number, value)))
         else:
-            for i in range(made[-1], len(self.steps)):
+            for i in range(writers[-1], len(self.steps)):
                 values = [number if each == value else each for each in self.steps[i].values]
                 self.steps[i] = self.steps[i]._replace(values=tuple(values))
             self._number = {k: number if v == value else v for k, v in self._number.items()}
         return True
 
     def _pair(self) -> None:
-        """Let one row function compute two steps where the first's result is of use to the other
-        alone. No result may be written between them: it may take the place of an operand."""
+        """Let one row function compute two steps if only the second reads the first's result.
+
+        No result may be written between them, since it may reuse the memory of an operand.
+        """
         uses = Counter(value for step in self.steps for value in step.values[step.nresults :])
-        made: dict[int, int] = {}
-        kept: list[_Step | None] = []
+        writers: dict[int, int] = {}
+        remaining: list[_Step | None] = []
         barrier = 0  # the first step that no step before may move behind
         for i, step in enumerate(self.steps):
-            kept.append(step)
+            remaining.append(step)
             if step.row in _FIRST:
                 target, *operands = step.values
                 second, dtype = _FIRST[step.row]
                 for k, source in enumerate(operands):
-                    at = made.get(source, -1)
-                    first = kept[at] if at >= barrier else None
+                    at = writers.get(source, -1)
+                    first = remaining[at] if at >= barrier else None
                     if first is None or uses[source] > 1 or first.row not in _FIRST:
                         continue
                     how = "before" if k else "then"
                     row = f"{_FIRST[first.row][0]}_{how}_{second}_{dtype}"
-                    kept[i] = _Step(row, (target, *first.values[1:], operands[1 - k]))
-                    kept[at] = None
+                    remaining[i] = _Step(row, (target, *first.values[1:], operands[1 - k]))
+                    remaining[at] = None
                     break
             for target in step.values[: step.nresults]:
                 if target < self._nparams or target in self.written:
                     barrier = i + 1
                 else:
-                    made[target] = i
-        self.steps = [step for step in kept if step is not None]
+                    writers[target] = i
+        self.steps = [step for step in remaining if step is not None]
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
         """Return True if one row function computes the link, a slope, together with the value of
@@ -255,31 +259,31 @@ def chain_call(
     lengths, steps = _axes(shape, shapes, windows)
     if len(lengths) > _native.CHAIN_MOST_AXES:
         return None
-    places = _Places(chain, dict(zip(outside, steps, strict=True)), size)
-    piece, pitch = places.piece, lengths[-1]
+    layout = _ScratchLayout(chain, dict(zip(outside, steps, strict=True)), size)
+    piece, pitch = layout.piece, lengths[-1]
     if len(lengths) > 1 and 0 < lengths[-1] <= piece:
-        pitch = places.pitch(lengths[-1], chain)
+        pitch = layout.pitch(lengths[-1], chain)
         if chain.windows and pitch == lengths[-1] >= _SHORT_ROW:
             piece = lengths[-1]
         piece -= piece % lengths[-1]
     unit = unit or piece
     is_packed = pitch is lengths[-1]
     room = min(piece, size) if is_packed else piece // lengths[-1] * pitch
-    offsets, scratch = places.offsets(len(used), room)
+    offsets, scratch = layout.offsets(len(used), room)
     rest = [*lengths]
     number = {value: i for i, value in enumerate(used)}
     for value in used:
         window = chain.windows.get(value)
-        spec = {"KIND": places.kinds[value], "PARAMETER": value, "PLACE": offsets.get(value, 0)}
+        spec = {"KIND": layout.kinds[value], "PARAMETER": value, "PLACE": offsets.get(value, 0)}
         spec["SIZE"] = chain.types[value].dtype.itemsize
         spec["OFFSET"] = 0
         if window is not None:
             spec["PARAMETER"], spec["OFFSET"] = window.parameter, window.offset
         rest += [spec[name] for name in _native.CHAIN_VALUE]
-        rest += places.strides.get(value) or [0] * len(lengths)
+        rest += layout.strides.get(value) or [0] * len(lengths)
     for step in chain.steps:
         rest += [len(step.values), *[number[value] for value in step.values]]
-        rest += [places.kinds[value] != _native.SCALAR for value in step.values]
+        rest += [layout.kinds[value] != _native.SCALAR for value in step.values]
     for written in chain.written.values():
         rest += _frame(written, types)
     counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
@@ -292,7 +296,7 @@ def chain_call(
 
 
 def _are_apart(chain: _Steps) -> bool:
-    """Return whether no thread may read, between rows of a window, what another one writes."""
+    """Return whether no thread may read elements between rows that a different thread writes."""
     for number, written in chain.written.items():
         for window in chain.windows.values():
             at_same = window.parameter in (written.out, written.x)
@@ -314,18 +318,20 @@ def _frame(written: _Written, types: Types) -> list[int]:
 def _axes(
     shape: Shape, shapes: Sequence[Shape], windows: Sequence[_Window | None]
 ) -> tuple[list[int], list[list[int]]]:
-    """Merge neighbouring axes of a shape where all operands are broadcast alike, and windows go on
-    from one row to the next. Return their lengths, and each operand's strides in elements, 0 where
-    it is broadcast."""
+    """Merge adjacent axes along which all operands are broadcast alike; return lengths and strides.
+
+    Windows must continue from one row to the next. Strides are in elements for each operand, 0
+    where it is broadcast.
+    """
     lengths: list[int] = []
     patterns: list[tuple[bool, ...]] = []
     ends: list[int] = []  # of the axes that are one, the last
-    apart = [None if window is None else window.strides for window in windows]
+    steps_of_windows = [None if window is None else window.strides for window in windows]
 
     def is_one(axis: int) -> bool:
         return all(
             by is None or -ends[-1] > len(by) or by[ends[-1]] == by[axis] * shape[axis]
-            for by in apart
+            for by in steps_of_windows
         )
 
     for axis, length in enumerate(shape, -len(shape)):
@@ -340,7 +346,7 @@ def _axes(
             patterns.append(pattern)
             ends.append(axis)
     strides = []
-    for i, by in enumerate(apart):
+    for i, by in enumerate(steps_of_windows):
         own = [n if pattern[i] else 1 for n, pattern in zip(lengths, patterns, strict=True)]
         steps = [*accumulate(reversed(own[1:]), operator.mul, initial=1)][::-1] if own else [0]
         if by is not None:
@@ -351,11 +357,11 @@ def _axes(
     return lengths or [1], strides
 
 
-class _Places:
-    """Places of values in scratch memory; a temporary reuses the place of a dead one.
+class _ScratchLayout:
+    """Layout of values in scratch memory; a temporary reuses the memory of a dead value.
 
-    kinds: how the kernel finds each value.
-    piece: elements of a piece, so many that the values of one fit into the cache.
+    kinds: how the kernel addresses each value.
+    piece: the number of elements of a piece, whose values fit into the cache.
     """
 
     def __init__(self, chain: _Steps, strides: dict[int, list[int]], size: int) -> None:
@@ -383,8 +389,7 @@ class _Places:
         self.piece = piece - piece % 64
 
     def _add_parameters(self, chain: _Steps, size: int) -> int:
-        """Add what is in memory. Return the bytes of an element of all tensors that are read or
-        written there."""
+        """Add the operands in memory; return the bytes per element of all their tensors."""
         readers: dict[int, set[str]] = {}
         for step in chain.steps:
             for value in step.values:
@@ -411,20 +416,23 @@ class _Places:
         return sum(tensors.values())
 
     def pitch(self, length: int, chain: _Steps) -> int:
-        """Return how far apart the rows of a piece are, in elements: as in most windows, if rows
-        are so short that calls for single rows would take longer; `length` for packed rows."""
-        apart = Counter(
+        """Return the distance of the rows of a piece, in elements; `length` for packed rows.
+
+        Rows have the distance that they have in most windows if they are so short that calls for
+        single rows would be slower.
+        """
+        pitches = Counter(
             self.strides[value][-2]
             for value, kind in self.kinds.items()
             if kind == _native.SPREAD and self.strides[value][-1] == 1
         )
-        [(pitch, most)] = apart.most_common(1) or [(length, 0)]
+        [(pitch, most)] = pitches.most_common(1) or [(length, 0)]
         if not (chain.windows and most > 1 and length < pitch <= length + length // 2):
             return length
         moved = [x for x in self.kinds.values() if x not in (_native.SCALAR, _native.TEMPORARY)]
         if length >= _LONG_ROW or len(moved) > 2 * most or not _are_apart(chain):
             return length
-        self._free.clear()  # what is copied keeps its place
+        self._free.clear()  # copied values keep their memory
         for value, kind in self.kinds.items():
             if kind == _native.WHOLE:
                 written = any(value in step.values[: step.nresults] for step in chain.steps)
@@ -448,8 +456,10 @@ class _Places:
         self._free.setdefault(itemsize, []).append(self._slot[value])
 
     def offsets(self, nvalues: int, piece: int) -> tuple[dict[int, int], int]:
-        """Return where each value is in scratch memory, after two pointers for each, and the bytes
-        in all."""
+        """Return the offset of each value in scratch memory, and the total bytes.
+
+        Two pointers for each value are stored before the values.
+        """
         scalars = {slot for x, slot in self._slot.items() if self.kinds[x] == _native.SCALAR}
         begin, end = [], -(-nvalues * 16 // 64) * 64
         for slot, itemsize in enumerate(self._sizes):

@@ -49,7 +49,9 @@ def solve(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _steps(stack: Shape, broadcast: Shape) -> list[int]:
-    """Return how many matrices are between the elements of each axis of the broadcast stack: 0
-    where one serves all."""
+    """Return the number of matrices between elements of each axis of the broadcast stack.
+
+    The number is 0 if one matrix is used for all elements of the axis.
+    """
     own = (1,) * (len(broadcast) - len(stack)) + stack
     return [0 if n == 1 else math.prod(own[i + 1 :]) for i, n in enumerate(own)]
