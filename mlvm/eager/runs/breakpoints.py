@@ -96,8 +96,7 @@ def parse_breakpoint(text: str, file: str) -> Breakpoint:
 
 
 def require_known(point: Breakpoint, program: OpProgram) -> None:
-    """Raise `ArgumentError` for a breakpoint at which the program cannot stop, because no op has
-    its line, or nothing has its name or a name in its condition."""
+    """Raise `ArgumentError` for a breakpoint whose line or names the program does not have."""
     if point.kind == "line":
         if not any(point.is_line(line) for line in program.lines.values()):
             raise ArgumentError(f"no op has the line {point.text}:{point.number}; l shows lines")

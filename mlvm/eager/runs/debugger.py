@@ -273,7 +273,7 @@ class Debugger(cmd.Cmd):
         self._say("\n".join(table(rows, right=0)))
 
     def _described(self, kind: str, i: int, name: str) -> str:
-        """Return the name of an input, state or result; of a number without a name its value."""
+        """Return the name of an input, state or result; without a name, the value of a number."""
         text = self.values.name(Ref(kind, i)) if kind == "state" and not name else name
         return f"the number {text}" if text != name and text != str(Ref(kind, i)) else name
 

@@ -321,8 +321,10 @@ class Interpreter:
         return Ref("scratch", x.key[1]) if content is None else content.ref
 
     def _names(self) -> tuple[str, ...]:
-        """Return the names of the results of the present op. The result of a function has the name
-        that its call has."""
+        """Return the names of the results of the present op.
+
+        The result of a function has the name of its call.
+        """
         state = self.state
         function, pc = state.function, state.pc
         if state.frames and self._functions[function].code[pc + 1].opcode is Opcode.return_:

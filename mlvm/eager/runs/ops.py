@@ -254,8 +254,10 @@ class _Namer:
     def name(
         self, start: int, end: int, around: frozenset[_Statement], namers: Mapping[str, _Namer]
     ) -> None:
-        """Name values of the code `start` .. `end - 1`, inside of loops and branches that these
-        statements make. `namers` has those of all functions."""
+        """Name values of the code `start` .. `end - 1`, which the statements `around` enclose.
+
+        namers: the namers of all functions.
+        """
         parts = [*self._parts(start, end, around, namers)]
         for i, part in enumerate(parts):
             assigned = part.statement[2]
@@ -293,8 +295,10 @@ class _Namer:
                 pc += 1
 
     def _of_loop(self, start: int, loop: Span, statement: _Statement) -> list[int]:
-        """Return the pcs that write the variable of a loop, if it has one: beside the counter,
-        which the last call of the body increments."""
+        """Return the pcs that write the variable of a loop with one variable and a counter.
+
+        The last call of the body increments the counter.
+        """
         inside = self._written(range(loop.test + 1, loop.end))
         if not inside or not self._is_update([*inside][-1], "add"):
             return []
@@ -307,7 +311,7 @@ class _Namer:
         return [pc for pc, key in [*before.items(), *inside.items()] if key in variables]
 
     def _of_branch(self, sides: Sequence[Span], statement: _Statement) -> list[int]:
-        """Return the pcs that write the variable of a branch, if it has one, at its sides' ends."""
+        """Return the pcs that write the variable of a branch with one variable."""
         ends = [self._copies(range(x.start, x.end), statement) for x in sides]
         variables = set.intersection(*[{*end.values()} for end in ends])
         if len(variables) != 1:
@@ -315,7 +319,7 @@ class _Namer:
         return [pc for end in ends for pc, key in end.items() if key in variables]
 
     def _written(self, pcs: range) -> dict[int, Instruction]:
-        """Return what pushes the first operand of each call, which ops write to, by pc."""
+        """Return the instruction that pushes the first operand of each call, by pc."""
         code = self.function.code
         return {
             pc: code[pc - 1 - code[pc].immediates[0]]
@@ -324,7 +328,7 @@ class _Namer:
         }
 
     def _copies(self, pcs: range, statement: _Statement) -> dict[int, Instruction]:
-        """Return the copies by the statement that these instructions end in, as `_written` does."""
+        """Return the copies that the statement makes at the end of the code, by pc."""
         copies: dict[int, Instruction] = {}
         for pc, key in reversed(self._written(pcs).items()):
             if self._callee(pc) != f"copy{OUT}" or self._statement(pc) != statement:

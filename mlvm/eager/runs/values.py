@@ -124,8 +124,7 @@ class Values:
         return op.text(self.name)
 
     def name(self, ref: Ref) -> str:
-        """Return the name of an input or state, the value of a number without one, or else the
-        reference."""
+        """Return the name of an input or state; without a name, its number or its reference."""
         program = self.execution.program
         names = {"input": program.inputs, "state": program.states}.get(ref.kind, ())
         if ref.number < len(names) and names[ref.number]:
