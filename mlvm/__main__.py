@@ -16,6 +16,7 @@ import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -317,6 +318,13 @@ def program_of(loaded: Program | SavedStep) -> Program:
     return loaded.planned.program if isinstance(loaded, SavedStep) else loaded
 
 
+def _functions() -> FunctionTable:
+    """The host functions that a program may call. Those of `ml.debug` print nothing."""
+    vm = LocalVM()
+    printing.register_silent(vm)
+    return vm.functions
+
+
 _TENSOR_TEXT: Final = re.compile(r"\s*\w+\[[^]]*\](\s|$)")
 _TYPE_ALONE: Final = re.compile(r"\s*\w+\[[^]]*\]\s*")
 
@@ -440,7 +448,15 @@ def debug(options: argparse.Namespace) -> int:
         replay = Replay(open_run(options.file))
         failed = Debugger(replay.execution(options.step)).run(options.commands or None)
         return int(failed > 0 and bool(options.commands))
-    loaded = read_any(options.file)
+    try:
+        loaded = read_any(options.file)
+    except BadInput as error:
+        if read_bytes(options.file).startswith(MAGIC):
+            raise
+        raise BadInput(
+            f"{options.file}: expected what Captured.save_repro or Captured.save wrote, or the "
+            f"folder of a recording"
+        ) from error
     if isinstance(loaded, Program):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
     if isinstance(loaded, Repro):
@@ -469,6 +485,12 @@ def build(options: argparse.Namespace) -> None:
         raise BadInput(f"{error}; {A_STEP}") from None
     if not isinstance(loaded, SavedStep):
         raise BadInput(f"{options.file} is a program; {A_STEP}")
+    codes = [each.code for each in program_of(loaded).functions.values()]
+    if any(x.immediates[:1] in ((printing.PRINT,), (printing.WATCH,)) for x in chain(*codes)):
+        raise BadInput(
+            f"{options.file}: expected a step without ml.debug.print and ml.debug.watch, which C "
+            "does not have; remove them and save the step again"
+        )
     step = builder.build(
         loaded,
         options.folder,
@@ -493,7 +515,7 @@ def check(options: argparse.Namespace) -> None:
     types = (
         [each.type for each in loaded.planned.arguments] if isinstance(loaded, SavedStep) else None
     )
-    functions = LocalVM().functions
+    functions = _functions()
     verdict = verify(program, functions, types)
     if options.type:
         _check_count(nargs_of(program), len(options.type), "--type")
@@ -539,7 +561,7 @@ def memory(options: argparse.Namespace) -> None:
         raise BadInput("a program takes no arguments after --; it has --arg")
     loaded = read_file(options.file)
     program = program_of(loaded)
-    verify(program, LocalVM().functions)
+    verify(program, _functions())
     if isinstance(loaded, SavedStep):
         if options.arg and loaded.open is None:
             raise BadInput("a captured step without lengths has its one plan: it takes no --arg")
@@ -596,7 +618,7 @@ def show(options: argparse.Namespace) -> int:
         if options.arguments:
             raise BadInput("a captured step takes no arguments here; a script does")
         step = _read_step(file)
-        verify(step.planned.program, LocalVM().functions)
+        verify(step.planned.program, _functions())
         title = file.name if step.open is None else f"{file.name} at {step.open}"
         html = step_page(_as_step(step.planned), title, before=file.stat().st_mtime)
         if step.open is not None:

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import ArgumentError
+from mlvm.core.errors import ArgumentError, brief
 from mlvm.core.types import Array
 
 Name: TypeAlias = str | os.PathLike[str]
@@ -144,6 +144,8 @@ def require_suffix(file: Name, suffix: str, where: str) -> None:
 
     A pipe, a device and a folder may have any name. `where` begins the error.
     """
+    if not isinstance(file, str | os.PathLike):
+        raise ArgumentError(f"{where}: expected a path, got {brief(file)}")
     path = Path(file)
     if path.suffix.lower() != suffix and not (_is_stream(path) or path.is_dir()):
         name = path.with_suffix(suffix) if path.name else path / f"picture{suffix}"

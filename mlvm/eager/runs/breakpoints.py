@@ -9,6 +9,8 @@ from mlvm.core.errors import ArgumentError
 from mlvm.core.op import OPS
 from mlvm.eager.runs.execution import Executed, Execution
 from mlvm.eager.runs.expressions import Expression
+from mlvm.eager.runs.ops import OpProgram
+from mlvm.eager.runs.source import Line
 from mlvm.eager.runs.values import RESULT, Values
 
 _LINE: Final = re.compile(r"(?:(.+):)?(\d{1,9})")
@@ -34,9 +36,10 @@ class Breakpoint(NamedTuple):
         before = execution.op_at(position - 1) if position else None
         if self.condition is not None:
             return before is not None and self._holds(execution, values, before)
-        if self.kind == "name":
-            return before is not None and self.text in before.names
         op = execution.op_at(position)
+        if self.kind == "name":
+            is_op = op is not None and op.name == self.text  # of a user's function
+            return is_op or (before is not None and self.text in before.names)
         if op is None:
             return False
         if self.kind == "op":
@@ -46,8 +49,11 @@ class Breakpoint(NamedTuple):
         )
 
     def _is_at(self, op: Executed) -> bool:
-        line = op.line
-        return line is not None and line.number == self.number and _is_file(line.file, self.text)
+        return op.line is not None and self.is_line(op.line)
+
+    def is_line(self, line: Line) -> bool:
+        """Return whether a line is that of the breakpoint."""
+        return line.number == self.number and _is_file(line.file, self.text)
 
     def _holds(self, execution: Execution, values: Values, before: Executed) -> bool:
         """Return whether the condition holds after an op; False unless it reads the op's result."""
@@ -87,3 +93,28 @@ def parse_breakpoint(text: str, file: str) -> Breakpoint:
     if _NAME.fullmatch(text):
         return Breakpoint("name", text)
     return Breakpoint("condition", text, condition=Expression(text))
+
+
+def require_known(point: Breakpoint, program: OpProgram) -> None:
+    """Raise `ArgumentError` for a breakpoint whose line or names the program does not have."""
+    if point.kind == "line":
+        if not any(point.is_line(line) for line in program.lines.values()):
+            raise ArgumentError(f"no op has the line {point.text}:{point.number}; l shows lines")
+        return
+    values = {name for names in program.values.values() for name in names}
+    values |= {RESULT, *program.inputs, *program.states}
+    if point.condition is None:
+        known, what, names = values | program.op_names(), "value or op", [point.text]
+    else:
+        known, what = values, "value"
+        names = [x for x in point.condition.names if x[:1] != "%" and x[-1:] != "]"]
+        whole = [x for x in point.condition.names if x in values]  # such as `layers[0]`
+        names = [x for x in names if not any(each.startswith(f"{x}[") for each in whole)]
+    for name in names:
+        if name not in known:
+            from difflib import get_close_matches  # only errors need it
+
+            close = get_close_matches(name, known - {""}, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "; info and l show names"
+            hint += "; parameters of inner functions have none" if point.condition else ""
+            raise ArgumentError(f"no {what} is named {name}{hint}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlvm.core.errors import ArgumentError, brief
 from mlvm.eager.capture.capture import Captured, capture
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_writable, write_file
 
 __all__ = ["Captured", "capture"]
 
@@ -23,7 +23,7 @@ def save_repro(
 
     `python -m mlvm run FILE` runs the call without further arguments, and reports whether the
     results have the recorded digests. `python -m mlvm debug FILE` steps over its ops. The state
-    does not change.
+    does not change, and `ml.debug.print` and `watch` show nothing here.
 
     Raises the errors of a call, `CaptureError` for a function that reads a queue,
     `ArgumentError` for any value but a path, and `OSError`.
@@ -38,6 +38,7 @@ def save_repro(
         raise ArgumentError(
             f'save_repro: expected a path, got {brief(path)}; write save_repro("bug.mlvm", x)'
         )
+    require_writable(path)
     write_file(path, repro_of(step, args, kwargs).to_bytes())
 
 

@@ -9,6 +9,7 @@ import cmd
 import linecache
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -18,12 +19,12 @@ from mlvm.core.errors import ArgumentError, MlvmError
 from mlvm.core.ops.half import shown
 from mlvm.core.tables import table
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint
-from mlvm.eager.runs.execution import Executed, Execution
+from mlvm.eager.runs.breakpoints import Breakpoint, parse_breakpoint, require_known
+from mlvm.eager.runs.execution import Executed, Execution, Ref
 from mlvm.eager.runs.expressions import Expression
 from mlvm.eager.runs.nesting import LOOP
 from mlvm.eager.runs.values import Values
-from mlvm.machines.files import write_file
+from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.terminal import one_line
 from mlvm.show.picture import timeline
 
@@ -129,6 +130,7 @@ class Debugger(cmd.Cmd):
         target = parse_breakpoint(argument, self._file())
         if target.kind != "line":
             raise ArgumentError(f"until: expected a line, got {argument!r}")
+        require_known(target, self.execution.program)
         self._forward(lambda at: target.stops(self.execution, self.values, at))
 
     def do_c(self, _: str) -> None:
@@ -152,7 +154,14 @@ class Debugger(cmd.Cmd):
         """goto POSITION: go to a position, forwards or backwards."""
         if not argument.isdecimal() or len(argument) > 18:
             raise ArgumentError(f"goto: expected a position, got {argument!r}")
-        self._move(int(argument))
+        position = int(argument)
+        is_outside = False
+        with suppress(MlvmError):  # an op fails: `_move` goes there and raises that
+            is_outside = position > 0 and self.execution.op_at(position - 1) is None
+        if is_outside:
+            last = self.execution.length
+            raise ArgumentError(f"goto: expected a position from 0 to {last}, got {argument}")
+        self._move(position)
 
     # --- breakpoints ------------------------------------------------------------------------
 
@@ -166,6 +175,7 @@ class Debugger(cmd.Cmd):
                 self._say(f"{number}: {each}")
             return
         point = parse_breakpoint(argument, self._file())
+        require_known(point, self.execution.program)
         self._numbers += 1
         self._breakpoints[self._numbers] = point
         self._say(f"breakpoint {self._numbers}: {point}")
@@ -252,7 +262,7 @@ class Debugger(cmd.Cmd):
         at = f"position {self.execution.position}"
         self._say(f"{at}, {'the end' if self.execution.is_finished else 'before the end'}")
         rows = [
-            [f"{kind} {i}", str(type), name]
+            [f"{kind} {i}", str(type), self._described(kind, i, name)]
             for kind, types, names in (
                 ("input", step.inputs, program.inputs),
                 ("state", [*map(TensorType.of, step.states)], program.states),
@@ -262,12 +272,18 @@ class Debugger(cmd.Cmd):
         ]
         self._say("\n".join(table(rows, right=0)))
 
+    def _described(self, kind: str, i: int, name: str) -> str:
+        """Return the name of an input, state or result; without a name, the value of a number."""
+        text = self.values.name(Ref(kind, i)) if kind == "state" and not name else name
+        return f"the number {text}" if text != name and text != str(Ref(kind, i)) else name
+
     def do_arena(self, argument: str) -> None:
         """arena [FILE.svg]: print the tensors that the plan holds in scratch memory now, or draw
         the plan over time."""
         planned = self.execution.program.step.planned
         moment = self.values.moment()
         if argument:
+            require_suffix(argument, ".svg", "arena")
             title = f"scratch memory; moment {moment} is now"
             write_file(Path(argument), timeline(planned.recording(), title=title))
             self._say(f"picture  {argument}")
@@ -275,7 +291,8 @@ class Debugger(cmd.Cmd):
         live = [each for each in planned.lifetimes if each.start <= moment < each.end]
         used = sum(each.nbytes for each in live)
         total = planned.plan.nbytes
-        self._say(f"moment {moment}: {len(live)} tensors, {used:,} of {total:,} bytes of scratch")
+        tensors = "1 tensor" if len(live) == 1 else f"{len(live)} tensors"
+        self._say(f"moment {moment}: {tensors}, {used:,} of {total:,} bytes of scratch")
         live.sort(key=lambda each: each.offset)
         rows = [
             [_bar(x.offset, x.nbytes, total), f"{x.offset:,}", f"{x.nbytes:,}", str(x.type), x.op]

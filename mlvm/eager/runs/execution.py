@@ -23,6 +23,7 @@ from mlvm.core.vm import VM
 from mlvm.eager.runs.executed import Executed, Level, Ref
 from mlvm.eager.runs.interpreter import Content, Interpreter, Snapshot, address_of
 from mlvm.eager.runs.ops import OpProgram
+from mlvm.machines import printing
 from mlvm.machines.local import LocalVM
 from mlvm.step.flow import Location
 
@@ -230,9 +231,12 @@ class Execution:
                     del self._snapshots[each]
 
 
-def vm_like(vm: VMProtocol, program: OpProgram) -> LocalVM:
-    """Return a new VM for an execution, with the host functions of a VM that the program calls."""
+def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> LocalVM:
+    """Return a new VM for an execution, with the host functions of a VM that the program calls. If
+    it is silent, `ml.debug.print` prints nothing there, and `watch` keeps nothing."""
     new = LocalVM("execution")
+    if is_silent:
+        printing.register_silent(new)
     if isinstance(vm, VM):
         codes = decode(program.step.planned.program).values()
         names = {each.name for code in codes for each in code.instructions()}

@@ -312,13 +312,24 @@ class Interpreter:
             tuple([x.type for x in written]),
             self.program.lines.get(place),
             self._path(),
-            self.program.values.get(place, ()),
+            self._names(),
             tuple([x.location for x in written]),
         )
 
     def _ref(self, x: Address) -> Ref:
         content = self.state.memory.get(x.key)
         return Ref("scratch", x.key[1]) if content is None else content.ref
+
+    def _names(self) -> tuple[str, ...]:
+        """Return the names of the results of the present op.
+
+        The result of a function has the name of its call.
+        """
+        state = self.state
+        function, pc = state.function, state.pc
+        if state.frames and self._functions[function].code[pc + 1].opcode is Opcode.return_:
+            function, pc = state.frames[-1][0], state.frames[-1][1] - 1
+        return self.program.values.get((function, pc), ())
 
     def _path(self) -> tuple[Level, ...]:
         """Return the functions, loops and branches around the present instruction."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType
 from typing import Any, Final
 
 from mlvm.arena.arena import Allocation
@@ -64,9 +65,17 @@ def _roots(
             yield name, cell.cell_contents
         except ValueError:  # it is empty
             continue
-    for name in code.co_names:
+    for name in _names_in(code):
         if name in fn.__globals__:
             yield name, fn.__globals__[name]
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that code reads, then those that the functions in it read."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -8,13 +8,13 @@ No program is launched: the function is traced once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from mlvm.core.errors import CaptureError, EncodingError
-from mlvm.core.machine.decode import decode
+from mlvm.core.machine.callee import OUT
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 from mlvm.eager.capture.call import as_tensors
 from mlvm.eager.capture.capture import Captured
@@ -23,7 +23,7 @@ from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.functions import random
 from mlvm.eager.recording.recorder import RetryAfterCopy
 from mlvm.eager.runs.names import KEYS, names_of_tensors
-from mlvm.eager.runs.nesting import LOOP, Span, spans_of
+from mlvm.eager.runs.nesting import BRANCH, LOOP, Span, spans_of
 from mlvm.eager.runs.source import Line, line_at, statement_of
 from mlvm.eager.tensor.constants import scalar_array
 from mlvm.eager.tensor.context import current_arena
@@ -63,6 +63,14 @@ class OpProgram(NamedTuple):
         values = names_of_values(step.planned.program, lines)
         blank = [("",) * len(each) for each in (step.inputs, step.states, step.results)]
         return OpProgram(step, lines, values, *blank)
+
+    def op_names(self) -> set[str]:
+        """Return the names of the ops and functions that the program calls."""
+        codes = [each.code for each in self.step.planned.program.functions.values()]
+        calls = [
+            (code, pc) for code in codes for pc, x in enumerate(code) if x.opcode is Opcode.cfunc
+        ]
+        return {str(code[pc - 1].immediates[0]).removesuffix(OUT) for code, pc in calls}
 
     def with_states(self, states: Sequence[Array]) -> OpProgram:
         """Return the program with other values of its states, of the same types."""
@@ -135,7 +143,7 @@ def op_program(
     Raises the errors of `capture`, and `CaptureError` for a function that reads a queue.
     """
     fn: Callable[..., Any] = captured.fn
-    call, signature = _traced(fn, args, kwargs, free)
+    call, signature, args, kwargs = _traced(fn, args, kwargs, free)
     if takes_from_queue(call):
         raise CaptureError(f"{captured!r} takes from a queue, which no file can hold")
     inputs = [values_of(x.root) for x in signature.inputs]
@@ -183,13 +191,14 @@ def program_of_call(call: TracedCall, signature: Signature, names: Mapping[int, 
 
 def _traced(
     fn: Callable[..., Any], args: Any, kwargs: Any, free: Sequence[int]
-) -> tuple[TracedCall, Signature]:
+) -> tuple[TracedCall, Signature, Any, Any]:
+    """Return a traced call, its signature, and its arguments with tensors in place of arrays."""
     signatures, arena = Signatures(fn), current_arena()
     args, kwargs = as_tensors(signatures, arena.vm, args, kwargs)
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
         try:
-            return trace(fn, args, kwargs, arena, signature, free), signature
+            return trace(fn, args, kwargs, arena, signature, free), signature, args, kwargs
         except RetryAfterCopy as error:
             make_exclusive(error.x)
 
@@ -206,26 +215,136 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     Among consecutive calls of one statement, only the last call gets the names that the statement
     assigns.
 
-    In a branch or loop of the statement, the last call of each side or of the body also has it. The
-    condition of a loop has no name.
+    For a statement that ends in a loop or branch, this is the value that it returns: each write to
+    its only variable has the name. If it has several, there is no name. The condition of a loop has
+    none either. For a call of a function with one result, the call itself has the name.
     """
     names: dict[Place, tuple[str, ...]] = {}
-    for function in program.functions.values():
-        spans = spans_of(function)
-        last: tuple[tuple[str, int, tuple[str, ...]], list[Span]] | None = None
-        latest: Place | None = None
-        for each in decode(program)[function.name].instructions():
-            pc = each.pc
-            place = function.name, pc
-            line = lines.get(place)
-            if each.kind != "cfunc" or line is None:
-                continue
-            around = [span for span in spans if span.start <= pc < span.end]
-            statement = statement_of(line)
-            if latest is not None and last == (statement, around):
-                names.pop(latest, None)
-            last, latest, assigned = (statement, around), place, statement[2]
-            is_test = any(span.kind == LOOP and pc < span.test for span in around)
-            if len(assigned) == 1 and not is_test:
-                names[place] = assigned
+    namers = {each.name: _Namer(each, lines, names) for each in program.functions.values()}
+    for each in namers.values():
+        each.name(0, len(each.function.code), frozenset(), namers)
     return names
+
+
+_Statement: TypeAlias = tuple[str, int, tuple[str, ...]]
+
+
+class _Part(NamedTuple):
+    """Call, loop or branch of a statement, and the pcs that write the value that it returns."""
+
+    statement: _Statement
+    writes: Sequence[int]
+
+
+class _Namer:
+    """Namer of the values that a function computes.
+
+    results: the copies that it ends in, to its results, by pc.
+    """
+
+    def __init__(
+        self, function: Function, lines: Mapping[Place, Line], names: dict[Place, tuple[str, ...]]
+    ) -> None:
+        self.function, self._lines, self._names = function, lines, names
+        self._spans = spans_of(function)
+        last = len(function.code) - 2  # before the return
+        is_last = last >= 0 and (function.name, last) in lines and function.name != "main"
+        self.results = self._copies(range(last + 1), self._statement(last)) if is_last else {}
+
+    def name(
+        self, start: int, end: int, around: frozenset[_Statement], namers: Mapping[str, _Namer]
+    ) -> None:
+        """Name values of the code `start` .. `end - 1`, which the statements `around` enclose.
+
+        namers: the namers of all functions.
+        """
+        parts = [*self._parts(start, end, around, namers)]
+        for i, part in enumerate(parts):
+            assigned = part.statement[2]
+            is_last = all(after.statement != part.statement for after in parts[i + 1 : i + 2])
+            if is_last and len(assigned) == 1 and part.statement not in around:
+                self._names.update({(self.function.name, pc): assigned for pc in part.writes})
+
+    def _parts(
+        self, start: int, end: int, around: frozenset[_Statement], namers: Mapping[str, _Namer]
+    ) -> Iterator[_Part]:
+        """Yield the parts of the code, and name the values inside of them."""
+        pc = start
+        while pc < end:
+            found = [x for x in self._spans if x.end <= end and pc in (x.start, x.test)]
+            loop = next((x for x in found if x.kind == LOOP and x.start == pc), None)
+            sides = [x for x in found if x.kind == BRANCH and x.test == pc]
+            if loop is not None:
+                statement = self._statement(loop.test)
+                self.name(loop.test + 1, loop.end, around | {statement}, namers)
+                yield _Part(statement, self._of_loop(start, loop, statement))
+                pc = loop.end
+            elif sides:
+                statement = self._statement(pc)
+                for side in sides:
+                    self.name(side.start, side.end, around | {statement}, namers)
+                yield _Part(statement, self._of_branch(sides, statement))
+                pc = sides[-1].end
+            else:
+                opcode, immediates = self.function.code[pc]
+                if opcode is Opcode.cfunc and (self.function.name, pc) in self._lines:
+                    yield _Part(self._statement(pc), [] if pc in self.results else [pc])
+                elif opcode is Opcode.call:
+                    has_one = len(namers[immediates[0]].results) == 1
+                    yield _Part(self._statement(pc), [pc] if has_one else [])
+                pc += 1
+
+    def _of_loop(self, start: int, loop: Span, statement: _Statement) -> list[int]:
+        """Return the pcs that write the variable of a loop with one variable and a counter.
+
+        The last call of the body increments the counter.
+        """
+        inside = self._written(range(loop.test + 1, loop.end))
+        if not inside or not self._is_update([*inside][-1], "add"):
+            return []
+        _, counter = inside.popitem()
+        before = self._copies(range(start, loop.start), statement)
+        stacks = {key for pc, key in inside.items() if self._is_update(pc, "dynamic_update")}
+        variables = {*before.values(), *stacks} - {counter}
+        if len(variables) != 1:
+            return []
+        return [pc for pc, key in [*before.items(), *inside.items()] if key in variables]
+
+    def _of_branch(self, sides: Sequence[Span], statement: _Statement) -> list[int]:
+        """Return the pcs that write the variable of a branch with one variable."""
+        ends = [self._copies(range(x.start, x.end), statement) for x in sides]
+        variables = set.intersection(*[{*end.values()} for end in ends])
+        if len(variables) != 1:
+            return []
+        return [pc for end in ends for pc, key in end.items() if key in variables]
+
+    def _written(self, pcs: range) -> dict[int, Instruction]:
+        """Return the instruction that pushes the first operand of each call, by pc."""
+        code = self.function.code
+        return {
+            pc: code[pc - 1 - code[pc].immediates[0]]
+            for pc in pcs
+            if code[pc].opcode is Opcode.cfunc and code[pc].immediates[0] != STAR
+        }
+
+    def _copies(self, pcs: range, statement: _Statement) -> dict[int, Instruction]:
+        """Return the copies that the statement makes at the end of the code, by pc."""
+        copies: dict[int, Instruction] = {}
+        for pc, key in reversed(self._written(pcs).items()):
+            if self._callee(pc) != f"copy{OUT}" or self._statement(pc) != statement:
+                break
+            copies[pc] = key
+        return copies
+
+    def _is_update(self, pc: int, op: str) -> bool:
+        """Return whether a call of the op writes its first operand in place."""
+        code = self.function.code
+        first = pc - 1 - code[pc].immediates[0]
+        return bool(self._callee(pc) == f"{op}{OUT}" and code[first] == code[first + 1])
+
+    def _callee(self, pc: int) -> Any:
+        return self.function.code[pc - 1].immediates[0]
+
+    def _statement(self, pc: int) -> _Statement:
+        line = self._lines.get((self.function.name, pc))
+        return ("", 0, ()) if line is None else statement_of(line)

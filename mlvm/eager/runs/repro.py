@@ -14,8 +14,10 @@ from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.capture import Captured
+from mlvm.eager.runs.execution import vm_like
 from mlvm.eager.runs.ops import OpProgram, op_program
 from mlvm.eager.tensor.context import current_arena
+from mlvm.machines import printing
 from mlvm.machines.digest import digest
 from mlvm.step.saved import LoadedStep
 
@@ -73,4 +75,7 @@ def repro_of(captured: Captured[..., Any], args: Sequence[Any], kwargs: Mapping[
     """
     program, inputs = op_program(captured, args, kwargs)
     repro = Repro(program, tuple(inputs), ())
-    return repro._replace(digests=tuple(map(digest, repro.run(current_arena().vm))))
+    vm = current_arena().vm
+    if not program.op_names().isdisjoint((printing.PRINT, printing.WATCH)):
+        vm = vm_like(vm, program, is_silent=True)
+    return repro._replace(digests=tuple(map(digest, repro.run(vm))))

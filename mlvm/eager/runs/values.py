@@ -114,18 +114,17 @@ class Values:
                 place = f"{location.role} {where or location.place}, {location.type.nbytes:,} bytes"
             remark = "" if self.execution.is_held(ref) else "; its memory has another value now"
             lines += [f"memory: {place}{remark}", f"written by {self._with_line(op)}"]
-        reader = self._next_reader(ref)
-        nobody = f"read by none of the next {_MOST_AHEAD:,} ops"
-        return [*lines, nobody if reader is None else f"next read by {self._with_line(reader)}"]
+        return [*lines, self._next_read(ref)]
 
     def _with_line(self, op: Executed) -> str:
         return self.text(op) + (f", {op.line}" if op.line else "")
 
     def text(self, op: Executed) -> str:
         """Return an op as text, with names of inputs and states, and the values of constants."""
-        return op.text(self._name)
+        return op.text(self.name)
 
-    def _name(self, ref: Ref) -> str:
+    def name(self, ref: Ref) -> str:
+        """Return the name of an input or state; without a name, its number or its reference."""
         program = self.execution.program
         names = {"input": program.inputs, "state": program.states}.get(ref.kind, ())
         if ref.number < len(names) and names[ref.number]:
@@ -146,10 +145,17 @@ class Values:
             pc = calls[0].pc if calls else 0
         return min(bisect_left(moments, pc), max(len(moments) - 1, 0))
 
-    def _next_reader(self, ref: Ref) -> Executed | None:
+    def _next_read(self, ref: Ref) -> str:
+        """Describe the next op that reads a value."""
+        is_ended = False
         with suppress(MlvmError):  # an op fails: those before it are known
-            self.execution.op_at(self.position + _MOST_AHEAD)
-        return next((op for op in self._from(self.position) if ref in op.operands), None)
+            is_ended = self.execution.op_at(self.position + _MOST_AHEAD) is None
+        for op in self._from(self.position):
+            if ref in op.operands:
+                return f"next read by {self._with_line(op)}"
+        return (
+            "read by no later op" if is_ended else f"read by none of the next {_MOST_AHEAD:,} ops"
+        )
 
     def _from(self, position: int) -> Iterator[Executed]:
         executed = self.execution.executed

@@ -135,9 +135,75 @@ def test_a_condition_stops_after_the_op_that_makes_it_true(condition: str, name:
     position = pdb.execution.position
     op = pdb.execution.executed[position - 1]
     assert name in op.names
-    printed(pdb, out, "goto 9999")
+    printed(pdb, out, f"goto {pdb.execution.length}")
     printed(pdb, out, "rc")
     assert condition in out.getvalue().rpartition("breakpoint")[2]
+
+
+def with_source(source: str, folder: Path) -> Any:
+    """Return the function `step` that the source defines, in a file of its own."""
+    file = folder / "source.py"
+    file.write_text(f"import mlvm.eager as ml\n{source}")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    return names["step"]
+
+
+def debugged(step: Any, *args: Any) -> tuple[Debugger, io.StringIO]:
+    """Return a debugger of a call, and what it prints."""
+    program, inputs = op_program(ml.capture(step), args, {})
+    out = io.StringIO()
+    return Debugger(Execution(program, inputs), stdin=io.StringIO(), stdout=out), out
+
+
+ASSIGNING = """
+@ml.function
+def doubled(x):
+    return x * 2.0
+@ml.function
+def pair(x):
+    return x * 2.0, x
+def nested(i, s):
+    inner = ml.fori_loop(0, 2, lambda i, s: s + 1.0, s)
+    return inner * 1.5
+def step(x):
+    y = {}
+    z = doubled(x)
+    return y
+"""
+
+
+@cases(
+    "value",
+    "ml.fori_loop(0, 3, lambda i, s: s * 2.0, x)",
+    "ml.fori_loop(0, 0, lambda i, s: s * 2.0, x)",
+    "ml.while_loop(lambda s: ml.max(s) < 99.0, lambda s: s * 2.0, x)",
+    "ml.map(lambda row: row * 2.0, x)",
+    "ml.cond(ml.sum(x) > 0.0, lambda r: r * 2.0, lambda r: r - 1.0, x)",
+    "ml.fori_loop(0, 3, nested, x)",
+    "ml.fori_loop(0, 3, lambda i, s: ml.cond(i > 1, ml.sin, lambda s: s * 3.0, s), x)",
+    "ml.cond(ml.max(x) > 0.0, lambda r: ml.fori_loop(0, 2, nested, r), lambda r: r, x)",
+    "ml.fori_loop(0, 3, lambda i, s: s * 2.0, x) * 5.0",
+    "doubled(x * 3.0)",
+)
+def test_a_loop_or_branch_gives_its_result_a_name(value: str, tmp_path: Path) -> None:
+    step = with_source(ASSIGNING.format(value), tmp_path)
+    pdb, out = debugged(step, X[0])
+    printed(pdb, out, "c")
+    assert np.array_equal(values_in(printed(pdb, out, "p y")), step(X[0]).numpy())
+
+
+@cases(
+    "value",
+    "ml.fori_loop(0, 3, lambda i, s: (s[0] * 2.0, s[1]), (x, x))",
+    "ml.scan(lambda c, row: (c + row, c), x[0], x)",
+    "ml.cond(ml.sum(x) > 0.0, lambda r: (r * 2.0, r), lambda r: (r, r - 1.0), x)",
+    "pair(x * 3.0)",
+)
+def test_several_values_have_no_name(value: str, tmp_path: Path) -> None:
+    step = with_source(ASSIGNING.format(value), tmp_path)
+    program, _ = op_program(ml.capture(step), (X[0],), {})
+    assert ("y",) not in program.values.values()
 
 
 def test_next_passes_loops_and_return_leaves_them() -> None:
@@ -181,14 +247,16 @@ def test_summary_names_place_writer_and_reader() -> None:
     text = printed(pdb, out, "summary k")
     for part in ("f32[2,3]", "min ", "nans 0", "scratch at byte", "written by %", "next read by %"):
         assert part in text
-    assert "nans 3" in printed(pdb, out, "goto 9999") + printed(pdb, out, "summary u")
+    assert "nans 3" in printed(pdb, out, f"goto {pdb.execution.length}") + printed(
+        pdb, out, "summary u"
+    )
 
 
 def test_the_arena_is_drawn(tmp_path: Path) -> None:
     pdb, out = debugger()
     printed(pdb, out, "goto 3")
     text = printed(pdb, out, "arena")
-    assert re.match(r"moment \d+: \d+ tensors, [\d,]+ of [\d,]+ bytes of scratch\n", text)
+    assert re.match(r"moment \d+: \d+ tensors?, [\d,]+ of [\d,]+ bytes of scratch\n", text)
     assert "#" in text
     picture = tmp_path / "arena.svg"
     assert printed(pdb, out, f"arena {picture}") == f"picture  {picture}\n"
@@ -221,7 +289,16 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("summary nothing+1", "expected a name or reference"),
     ("until q", "expected a line"),
     ("until", "expected"),
+    ("until nothing.py:3", "no op has the line nothing.py:3"),
     ("goto -1", "expected a position"),
+    ("goto 9999", "expected a position from 0 to 46, got 9999"),
+    ("b tahn", "no value or op is named tahn; did you mean tanh?"),
+    ("b nothing", "no value or op is named nothing; info and l show names"),
+    ("b arcsin", "no value or op is named arcsin"),
+    ("b any(isnan(nothing))", "no value is named nothing"),
+    ("b x[0] > nothing[0]", "no value is named nothing"),
+    ("b 4711", "no op has the line"),
+    ("b nothing.py:3", "no op has the line nothing.py:3; l shows lines"),
     ("goto 99999999999999999999999999", "expected a position"),
     ("cl 7", "expected the number of a breakpoint"),
     ("b open('x')", "no function open"),
@@ -229,6 +306,7 @@ def test_the_arena_is_drawn(tmp_path: Path) -> None:
     ("h nothing", "no command 'nothing'"),
     ("result", "no op with a result was executed"),
     ("arena /nothing/there.svg", "No such file"),
+    ("arena /nothing/there.txt", "expected a name that ends in .svg"),
 )
 def test_wrong_commands_print_one_error(command: str, error: str) -> None:
     pdb, out = debugger()
@@ -353,6 +431,72 @@ def test_the_command_debugs_a_repro_and_a_saved_step(files: tuple[Path, Path]) -
     ran = run_python("-m", "mlvm", "debug", repro)  # stdin is at its end
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("[0]")
+
+
+PRINTING = """
+import sys
+import mlvm.eager as ml
+@ml.capture
+def step(x):
+    y = x * 2.0
+    ml.debug.print("y {}", y)
+    ml.debug.watch(y, "y")
+    return y
+step.save_repro(sys.argv[1], ml.ones(2))
+print("saved", len(ml.debug.watched("y")))
+step(ml.ones(2))
+step.save(sys.argv[2])
+"""
+
+
+def test_commands_take_files_with_prints(tmp_path: Path) -> None:
+    script, repro, saved = (tmp_path / name for name in ("script.py", "bug.mlvm", "step.mlvm"))
+    script.write_text(PRINTING)
+    ran = run_python(script, repro, saved)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("saved 0\n")  # save_repro shows nothing
+    for file in (repro, saved):
+        for command in (("check",), ("memory", "--out", tmp_path), ("show",)):
+            ran = run_python("-m", "mlvm", *command, file)
+            assert (ran.returncode, ran.stderr) == (0, ""), command
+        ran = run_python("-m", "mlvm", "build", file, "-o", tmp_path / "built")
+        assert ran.returncode == 1
+        assert "expected a step without ml.debug.print and ml.debug.watch" in ran.stderr
+
+
+def test_the_path_of_a_repro_is_checked_before_the_call() -> None:
+    calls: list[None] = []
+    step = ml.capture(lambda x: (calls.append(None), x)[1])
+    refuses(OSError, "No such file", step.save_repro, "/nothing/bug.mlvm", X)
+    assert not calls
+
+
+def test_a_script_is_no_repro(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ran = run_python("-m", "mlvm", "debug", script)
+    assert ran.returncode == 1
+    assert "expected what Captured.save_repro or Captured.save wrote, or the folder" in ran.stderr
+
+
+def test_inputs_states_and_numbers_have_names_in_info(tmp_path: Path) -> None:
+    source = """
+inner = ml.ones(2)
+def step(x):
+    def body(i, s):
+        h = s * inner
+        return h
+    y = ml.fori_loop(0, 3, body, x)
+    return y * 7.0
+"""
+    pdb, out = debugged(with_source(source, tmp_path), np.ones(2, np.float32))
+    text = printed(pdb, out, "info")
+    assert re.search(r"input 0 +f32\[2\] +x\n", text)
+    assert re.search(r"state \d +f32\[2\] +inner\n", text)
+    assert re.search(r"state \d +f32\[\] +the number 7.0\n", text)
+    assert "parameters of inner functions have none" in printed(pdb, out, "b i > 2")
+    printed(pdb, out, f"goto {pdb.execution.length}")
+    assert printed(pdb, out, "summary h").endswith("read by no later op\n")
 
 
 def test_a_repro_names_a_path() -> None:
