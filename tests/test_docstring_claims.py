@@ -57,6 +57,7 @@ ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 GROUPS = "Group MpiGroup ProcessGroup RayGroup TcpGroup"
 UNSEEN = {
     ("connect", "CallTimeout"): "it takes a launch that goes on, see tests/machines/remote",
+    ("connect", "OutOfMemory"): "a later allocation raises it, see tests/machines/remote",
     ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
     ("VM", "MissingExtra"): "where the native machine was built",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
@@ -433,6 +434,8 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 UNSEEN_OF_METHODS = {
     ("QueueTensor.emit", "ShutDown"): "the program raises it, see tests/input",
     ("Pipeline.from_ray", "MissingExtra"): "it takes Ray's datasets",
+    ("Arena.plot", "ArgumentError"): "for a name of another format, see tests/arena",
+    ("VM.limit_memory", "ArgumentError"): "for a shared VM, see tests/machines/remote",
     (
         "VM.result_types",
         "MachineError",

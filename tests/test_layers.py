@@ -90,7 +90,7 @@ CEILING = {
     "mlvm/eager/files": 1_000,
     "mlvm/eager/interop": 1_000,
     "mlvm/eager/capture": 5_000,
-    "mlvm/eager/runs": 3_500,
+    "mlvm/eager/runs": 4_000,
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 4_000,

@@ -27,7 +27,6 @@ _FEW: Final = 32  # results of a call that get a reference each
 _MOST: Final = 1 << 20  # values that one instruction pops one by one
 
 
-
 class Result(NamedTuple):
     """Result number `number` of the call at `pc`."""
 
@@ -152,7 +151,14 @@ class Code:
 
 
 def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
-    """Return the functions of a program; `count` returns how many results a host function has."""
+    """Return the functions of a program; `count` returns how many results a host function has.
+
+    >>> from mlvm.core.machine.decode import decode
+    >>> from mlvm.core.program.assembly import assemble
+    >>> program = assemble('.func main 0 *\\n load_arg 0\\n push_str "exp"\\n cfunc 1 1\\n halt')
+    >>> [each.kind for each in decode(program)["main"].instructions()]
+    ['cfunc', 'halt']
+    """
     functions = program.functions
     return {name: Code(function, functions, count) for name, function in functions.items()}
 
@@ -278,7 +284,7 @@ class _Decoder:
                 self.low -= n
                 return range(self.low, self.low + n)
             if n > _MOST:
-                raise ValueError(f"needs {n} values above base, and no program has more than {_MOST}")
+                raise ValueError(f"needs {n} values above base, more than {_MOST}")
             self.stack[:0] = [self.value(i) for i in range(self.low + at, self.low)]
             self.low, at = self.low + at, 0
             for i in [i for i in self.changed if i >= self.low]:

@@ -79,7 +79,7 @@ def connect(
     versions may have different bits; `mixed=True` allows any. `memory`, a size such as `"1 GiB"`,
     limits all storages of the client's own VM together, as `ml.VM(memory=)` does: weights, arenas,
     scratch memory and results. The server's `--held-bytes` also limits them. An allocation beyond
-    the smaller limit is refused: `OutOfMemory`.
+    the smaller limit raises `OutOfMemory`.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server
     answers; `ArgumentError` for a `memory` that is not a size, or with the name of a shared `vm`.

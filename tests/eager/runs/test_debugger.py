@@ -466,7 +466,12 @@ def test_commands_take_files_with_prints(tmp_path: Path) -> None:
 
 def test_the_path_of_a_repro_is_checked_before_the_call() -> None:
     calls: list[None] = []
-    step = ml.capture(lambda x: (calls.append(None), x)[1])
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        calls.append(None)
+        return x
+
     refuses(OSError, "No such file", step.save_repro, "/nothing/bug.mlvm", X)
     assert not calls
 

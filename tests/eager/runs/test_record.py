@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,10 @@ def test_a_load_refuses_objects_without_recorded_state(folder: Path) -> None:
             self.weight = ml.nn.Linear(3, 2)
 
     moment = train(folder / "a").at(3)
+    wrong: Any
     for wrong in (5, "x", None, [], Other()):
-        refuses(ArgumentError, "model.kernel", lambda wrong=wrong: moment.load(model=wrong))
-    larger = ml.nn.Linear(3, 2)
+        refuses(ArgumentError, "model.kernel", partial(moment.load, model=wrong))
+    larger: Any = ml.nn.Linear(3, 2)
     larger.scale = ml.ones(2)
     before = larger.kernel.numpy().copy()
     refuses(ArgumentError, "no state of model.scale", lambda: moment.load(model=larger))
@@ -81,6 +83,7 @@ def test_a_load_refuses_objects_without_recorded_state(folder: Path) -> None:
     optimizer = ml.optim.AdamW(model, 0.1)
     moment.load(optimizer=optimizer)
     moment.load(model=model, optimizer=optimizer)
+    assert model.bias is not None
     np.testing.assert_array_equal(model.bias.numpy(), moment.state["model.bias"])
 
 
@@ -311,18 +314,17 @@ def test_wrong_arguments_are_typed_errors(folder: Path) -> None:
     run: Any = train(folder / "a", options={"inputs": "none"})
     wrong: Any
     for wrong in ("a", None, 3):
-        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.diff(run, wrong))
-        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.Replay(wrong))
-        refuses(ArgumentError, "ml.runs.open", lambda wrong=wrong: ml.runs.verify(wrong))
+        refuses(ArgumentError, "ml.runs.open", partial(ml.runs.diff, run, wrong))
+        refuses(ArgumentError, "ml.runs.open", partial(ml.runs.Replay, wrong))
+        refuses(ArgumentError, "ml.runs.open", partial(ml.runs.verify, wrong))
+    options: Any
     for options in ({"steps": "a"}, {"steps": -1}, {"steps": True}, {"seed": "a"}, {"seed": 0.5}):
-        refuses(ArgumentError, "as an int", lambda o=options: ml.runs.verify(run, **o))
+        refuses(ArgumentError, "as an int", partial(ml.runs.verify, run, **options))
     refuses(ArgumentError, "expected the folder", lambda: ml.runs.open(5))  # type: ignore[arg-type]
     refuses(ArgumentError, "inputs as a function", lambda: Replay(run, inputs=[]))  # type: ignore[arg-type]
     for wrong in ([], None, 3, [1]):
         replay = Replay(run, inputs=lambda n, wrong=wrong: wrong)  # type: ignore[misc]
-        refuses(
-            ArgumentError, r"a list of 2 arrays \(x, y\)", lambda replay=replay: replay.replay(1)
-        )
+        refuses(ArgumentError, r"a list of 2 arrays \(x, y\)", partial(replay.replay, 1))
     assert ml.runs.verify(run, steps=0).is_accepted
     empty = train(folder / "b", order=[])
     refuses(ArgumentError, "there are no steps", lambda: empty.at(0))
