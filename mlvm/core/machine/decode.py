@@ -202,9 +202,8 @@ class _Decoder:
                     break
             if pc + 1 in targets:
                 break
-        end = min(pc + 1, len(code))
-        changed, pushed = tuple(self.changed.items()), tuple(stack)
-        state = self.low, changed, pushed, self.many, self.is_open
+        end, changed = min(pc + 1, len(code)), tuple(self.changed.items())
+        state = self.low, changed, tuple(stack), self.many, self.is_open
         return Block(self.start, end, tuple(self.decoded), *state, goes_on)
 
     def step(self, pc: int, opcode: Opcode, immediates: tuple[Any, ...]) -> bool:
@@ -278,8 +277,8 @@ class _Decoder:
         if at < 0:
             height = len(self.stack) + (0 if self.is_open else self.low)
             if n > height:
-                there = f"there are {height}" + " known" * self.is_open
-                raise ValueError(f"needs {n} values above base; {there}")
+                known = " known" * self.is_open
+                raise ValueError(f"needs {n} values above base; there are {height}{known}")
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
