@@ -1,9 +1,9 @@
 """Calls that may raise, and the updates of arguments and states that wait for them.
 
 A captured step that raises leaves arguments and states as they were. So each update runs after all
-calls that may raise, in whatever order the function made them. The exception is an update whose new
-value such a call needs: it runs before the call, as in eager code. A call cannot raise if an
-earlier call checked the same indices against the same limit. So the backward passes of `take` and
+calls that may raise, in whatever order the function made them. Two kinds of updates keep the order
+of eager code: those whose new value such a call needs, and those that may raise themselves, such
+as `w[indices] = v`. A call cannot raise if an earlier call checked the same indices against the same limit. So the backward passes of `take` and
 `softmax_cross_entropy` do not delay updates.
 """
 

@@ -528,7 +528,9 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
         Tensor([1, 2, 3], i64[3])
     """
     side: Side = "left" if right else "right"
-    n = bins.shape[0] if bins.ndim else 0
+    if type_of(bins).ndim != 1:
+        raise ShapeError(f"expected bins as a vector, got {bins.type}")
+    n = bins.shape[0]
     if n < 2:
         return searchsorted(bins, x, side=side)
     is_falling = reshape(op.greater(_run(bins, 0, 1), _run(bins, n - 1, n)), ())

@@ -80,6 +80,16 @@ def test_determinants_of_all_sizes_of_numbers() -> None:
     assert np.isinf(float(ml.linalg.det(ml.asarray(np.diag([1e200, 1e200])))))
 
 
+def test_a_nan_changes_no_other_matrix_of_a_stack() -> None:
+    x = np.stack([np.eye(5) * (2.0 + i) + 0.1 for i in range(20)])
+    expected = ml.linalg.cholesky(ml.asarray(x)).numpy()
+    x[7, 2, 2] = np.nan
+    factors = ml.linalg.cholesky(ml.asarray(x)).numpy()
+    assert np.isnan(factors[7]).any()
+    others = [i for i in range(20) if i != 7]
+    assert factors[others].tobytes() == expected[others].tobytes()
+
+
 @cases("name", "inv", "det", "cholesky")
 def test_a_matrix_has_the_same_bits_alone_and_in_a_stack(name: str) -> None:
     x = _matrices((50, 9, 9), "f4")

@@ -164,7 +164,7 @@ static int cholesky(const KernelCall *call, char *const *p, int64_t begin, int64
                 double rest = a[i][j] * 0.5 + a[j][i] * 0.5;
                 for (int64_t k = 0; k < j; k++)
                     rest -= lower[i][k] * lower[j][k];
-                if (i == j && !(rest > 0))
+                if (i == j && rest <= 0) /* a nan passes, as through LAPACK */
                     return 1;
                 lower[i][j] = i == j ? sqrt(rest) : rest / lower[j][j];
             }
