@@ -3,8 +3,8 @@
 A captured step that raises leaves arguments and states as they were. So each update runs after all
 calls that may raise, in whatever order the function made them. Two kinds of updates keep the order
 of eager code: those whose new value such a call needs, and those that may raise themselves, such
-as `w[indices] = v`. A call cannot raise if an earlier call checked the same indices against the same limit. So the backward passes of `take` and
-`softmax_cross_entropy` do not delay updates.
+as `w[indices] = v`. A call cannot raise if an earlier call checked the same indices against the
+same limit. So the backward passes of `take` and `softmax_cross_entropy` do not delay updates.
 """
 
 from __future__ import annotations
