@@ -182,6 +182,7 @@ def test_an_op_that_raises_leaves_the_position() -> None:
     assert execution.position == position
 
 
+@pytest.mark.local(reason="executions run on a VM of this process")
 def test_a_users_function_is_called() -> None:
     vm = ml.VM("mine")
     vm.register("twice", lambda frame: frame.push(frame.param(0) * 2), result=lambda x: x)

@@ -340,6 +340,7 @@ def test_one_member_of_a_group_records(folder: Path) -> None:
     assert ml.runs.open(folder / "a").losses == [2.0]
 
 
+@pytest.mark.local(reason="executions run on a VM of this process")
 def test_a_replay_prints_nothing(folder: Path, capsys: Capsys) -> None:
     @ml.capture
     def step(x: Tensor) -> Tensor:
@@ -356,6 +357,7 @@ def test_a_replay_prints_nothing(folder: Path, capsys: Capsys) -> None:
     assert not capsys.readouterr().out
 
 
+@pytest.mark.local(reason="executions run on a VM of this process")
 def test_a_vm_elsewhere_is_recorded(folder: Path) -> None:
     a = train(folder / "a")
     with ml.use(connect_to(ml.VM("elsewhere"))):
