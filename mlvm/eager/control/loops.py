@@ -89,7 +89,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         ml.while_loop(lambda x: True, lambda x: x > 0.0, v)  # DTypeError
         ml.while_loop(lambda x: x > 0.0, lambda x: x, v)  # ShapeError
     """
-    numbers = _Numbers(init_val)
+    numbers = _WeakNumbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
         state = numbers.recorded(body_fun)
@@ -138,7 +138,7 @@ def fori_loop(
     """
     require_integer("lower", lower)
     require_integer("upper", upper)
-    numbers = _Numbers(init_val)
+    numbers = _WeakNumbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
         state = numbers.recorded(lambda x: body_fun(constant(0, i64), x))
@@ -200,7 +200,7 @@ def scan(
         ml.scan(lambda s, x: (s, x), v, v, length=3)  # ShapeError
     """
     rows = as_tree(xs)
-    numbers = _Numbers(init)
+    numbers = _WeakNumbers(init)
     f = checkpointed(f) if checkpoint else f
     total = _rows(rows, length)
     if blocks.is_recorded():
@@ -290,7 +290,7 @@ def _zero_row(rows: Tree) -> Tree:
     return with_leaves(rows, iter([zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]))
 
 
-class _Numbers:
+class _WeakNumbers:
     """Python numbers of the state that a loop begins with.
 
     Each has the dtype that the body gives it, if its own kind promotes to that, like a weak type of
@@ -355,8 +355,8 @@ class _EagerLoop:
     state: the state after the last iteration; no other object has its tensors.
     """
 
-    def __init__(self, numbers: _Numbers) -> None:
-        self._numbers: _Numbers | None = numbers
+    def __init__(self, numbers: _WeakNumbers) -> None:
+        self._numbers: _WeakNumbers | None = numbers
         self.state = self._before = copied(numbers.state)
 
     def iterate(
