@@ -158,8 +158,12 @@ def fori_loop(
         final, _ = _scan(iterate, tensors(state), [], trip_count, total, stacked=False)
         return with_leaves(state, iter(final))
     loop = _EagerLoop(numbers)
+
+    def numbered(i: int, state: Tree) -> Any:
+        return body_fun(asarray(i), state)
+
     for i in range(integer("lower", lower), integer("upper", upper)):
-        loop.iterate(partial(body_fun, asarray(i)))
+        loop.iterate(partial(numbered, i))
     return copied(loop.state)
 
 
