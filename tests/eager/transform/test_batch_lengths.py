@@ -224,6 +224,7 @@ def test_a_function_registered_inside_a_run_ends_no_memory(monkeypatch: pytest.M
         assert results == [inner]
 
 
+@pytest.mark.local(reason="it asks for the arrays of this process's VM")
 def test_memory_that_cannot_grow_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(type: ml.TensorType) -> int:
         raise OutOfMemory(f"none for {type}")
