@@ -87,8 +87,9 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
 
 
 def has_effects(fn: Callable[[], object]) -> bool:
-    """Return whether a function updates tensors from outside or assigns fields, found by recording
-    it without running it; True if it cannot be recorded."""
+    """Return whether a function updates tensors from outside or assigns fields.
+
+    It is recorded without running it. The answer is True if it cannot be recorded."""
     try:
         with (
             recording_of(current_arena().vm) as record,

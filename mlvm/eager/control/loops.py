@@ -327,23 +327,25 @@ class _WeakNumbers:
         return state
 
     def wider(self, state: Tree, after: Any) -> Tree | None:
-        """Return the state with numbers in the dtypes that the body gives them; None if they have
-        them already, or the body returns another structure."""
+        """Return the state with numbers in the dtypes that the body gives them.
+
+        Return None if they have these already, or the body returns another structure."""
         if not self._values:
             return None
         try:
-            made = as_like(state, as_tree(after), "a body", lambda *_: True)
+            result = as_like(state, as_tree(after), "a body", lambda *_: True)
         except MlvmError:
             return None
-        pairs = list(zip(tensors(state), tensors(made), strict=True))
+        pairs = list(zip(tensors(state), tensors(result), strict=True))
         promoted = [self._promoted(x, y.type) for x, y in pairs]
         if all(x is y for (x, _), y in zip(pairs, promoted, strict=True)):
             return None
         return with_leaves(state, iter(promoted))
 
     def _promoted(self, x: Tensor, target: TensorType) -> Tensor:
-        """Return a number in the dtype that the body makes; x itself if it is none, or of a higher
-        kind."""
+        """Return a number in the dtype that the body makes.
+
+        Return x itself if it is no number, or of a higher kind."""
         if id(x) not in self._values or target.ndim or target.dtype is x.dtype:
             return x
         if _RANKS[x.dtype.kind] > _RANKS[target.dtype.kind]:

@@ -104,17 +104,17 @@ def require_known(point: Breakpoint, program: OpProgram) -> None:
     values = {name for names in program.values.values() for name in names}
     values |= {RESULT, *program.inputs, *program.states}
     if point.condition is None:
-        known, what, names = values | program.op_names(), "value or op", [point.text]
+        allowed, what, names = values | program.op_names(), "value or op", [point.text]
     else:
-        known, what = values, "value"
+        allowed, what = values, "value"
         names = [x for x in point.condition.names if x[:1] != "%" and x[-1:] != "]"]
         whole = [x for x in point.condition.names if x in values]  # such as `layers[0]`
         names = [x for x in names if not any(each.startswith(f"{x}[") for each in whole)]
     for name in names:
-        if name not in known:
+        if name not in allowed:
             from difflib import get_close_matches  # only errors need it
 
-            close = get_close_matches(name, known - {""}, n=1)
+            close = get_close_matches(name, allowed - {""}, n=1)
             hint = f"; did you mean {close[0]}?" if close else "; info and l show names"
             hint += "; parameters of inner functions have none" if point.condition else ""
             raise ArgumentError(f"no {what} is named {name}{hint}")

@@ -271,9 +271,9 @@ class _Namer:
         """Yield the parts of the code, and name the values inside of them."""
         pc = start
         while pc < end:
-            found = [x for x in self._spans if x.end <= end and pc in (x.start, x.test)]
-            loop = next((x for x in found if x.kind == LOOP and x.start == pc), None)
-            sides = [x for x in found if x.kind == BRANCH and x.test == pc]
+            spans = [x for x in self._spans if x.end <= end and pc in (x.start, x.test)]
+            loop = next((x for x in spans if x.kind == LOOP and x.start == pc), None)
+            sides = [x for x in spans if x.kind == BRANCH and x.test == pc]
             if loop is not None:
                 statement = self._statement(loop.test)
                 self.name(loop.test + 1, loop.end, around | {statement}, namers)

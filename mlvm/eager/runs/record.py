@@ -213,7 +213,7 @@ class _Session:
         table = program.table
         cells = table.cells()
         digests = [*map(digest, arrays)]
-        end, spent, known = self._end, self._spent, len(self._stored)
+        end, spent, count = self._end, self._spent, len(self._stored)
         try:
             stored_cells = self._store_cells(cells)
             before = digest_of(*digest_of_cells(self._cells.digests, cells))
@@ -224,7 +224,7 @@ class _Session:
             self._cells.forget(cells)
             self._drop_data(end)
             self._spent = spent
-            self._stored = dict(islice(self._stored.items(), known))
+            self._stored = dict(islice(self._stored.items(), count))
             raise
         after = digest_of(*digest_of_cells(self._cells.digests, cells))
         results, values = _results_of(result)

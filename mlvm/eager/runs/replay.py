@@ -67,13 +67,13 @@ class Moment(NamedTuple):
         tensors: dict[str, Tensor] = {}
         for name, value in objects.items():
             below = {p: x for p, x in tensors_below([(name, value)]) if isinstance(x, Tensor)}
-            found = {path: x for path, x in below.items() if path in self.state}
-            if not found:
+            recorded = {path: x for path, x in below.items() if path in self.state}
+            if not recorded:
                 expected = _listed([x for x in self.state if re.match(rf"{name}[.[]", x)])
                 raise ArgumentError(
                     f"load: expected {name} as an object with {expected}, got {brief(value)}"
                 )
-            tensors |= found
+            tensors |= recorded
             loaded = {id(x.root) for x in tensors.values()}
             missing = [p for p, x in below.items() if id(x.root) not in loaded and "._" not in p]
             if missing and isinstance(value, Module | dict | list | tuple):
@@ -302,14 +302,14 @@ class Replay:
     def _given(self, step: RecordedStep) -> Sequence[Any]:
         """Return the inputs of a step from the caller, of which there may be more than tensors."""
         assert self._inputs is not None  # the caller has tested this
-        given = self._inputs(step.number)
+        inputs = self._inputs(step.number)
         ntensors = sum(not name.startswith("number ") for name in step.table.names)
-        if not isinstance(given, list | tuple) or len(given) < ntensors:
+        if not isinstance(inputs, list | tuple) or len(inputs) < ntensors:
             raise ArgumentError(
                 f"replay: expected inputs({step.number}) to return a list of {ntensors} arrays "
-                f"({_listed(step.table.names[:ntensors])}), got {brief(given)}"
+                f"({_listed(step.table.names[:ntensors])}), got {brief(inputs)}"
             )
-        return given
+        return inputs
 
 
 def _machine() -> LocalVM:
