@@ -71,19 +71,27 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
 
     No tensor, field of a Module or random key changes.
     """
-    vm = current_arena().vm
     while True:
         try:
-            with (
-                recording_of(vm) as record,
-                record.tapes_kept(),
-                taped(None),
-                random.keys_from(None),
-                put_back(),
-            ):
+            with _recorded_apart():
                 return fn()
         except RetryAfterCopy as error:
             make_exclusive(error.x)
+
+
+@contextmanager
+def _recorded_apart() -> Iterator[tuple[Recorder, list[Any]]]:
+    """Record the block without running it, and restore what it changes.
+
+    Yield the recorder, and the Nodes to which the block assigns fields."""
+    with (
+        recording_of(current_arena().vm) as record,
+        record.tapes_kept(),
+        taped(None),
+        random.keys_from(None),
+        put_back() as assigned,
+    ):
+        yield record, assigned
 
 
 def has_effects(fn: Callable[[], object]) -> bool:
@@ -91,13 +99,7 @@ def has_effects(fn: Callable[[], object]) -> bool:
 
     It is recorded without running it. The answer is True if it cannot be recorded."""
     try:
-        with (
-            recording_of(current_arena().vm) as record,
-            record.tapes_kept(),
-            taped(None),
-            random.keys_from(None),
-            put_back() as assigned,
-        ):
+        with _recorded_apart() as (record, assigned):
             fn()
             homes = [use.value.home for call in record.calls for use in call.outs]
             return bool(assigned) or any(home and home.role in VISIBLE for home in homes)
@@ -105,8 +107,10 @@ def has_effects(fn: Callable[[], object]) -> bool:
         return True
 
 
-def retry_blocks(record_blocks: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that records blocks: repeat it while it raises `RetryBlocks`.
+def retry_blocks(
+    record_blocks: Callable[P, R], reason: type[Exception] = RetryBlocks
+) -> Callable[P, R]:
+    """Decorate a function that records blocks: repeat it while it raises that exception.
 
     It also repeats where a block updates a tensor that must move to other memory first. Arguments
     that a recording has changed, such as `carried`, keep the change in the next one.
@@ -126,7 +130,7 @@ def retry_blocks(record_blocks: Callable[P, R]) -> Callable[P, R]:
                 if error.depth != record.depth or not isinstance(error.x, Tensor):
                     raise
                 moved = error.x
-            except RetryBlocks:
+            except reason:
                 pass
             for each, length in zip(lists, lengths, strict=True):
                 del each[length:]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
-from mlvm.core.types import TensorType, i64
+from mlvm.core.types import DType, TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import Begun, Conditional, CotangentAccumulator, taping
 from mlvm.eager.control import blocks, records
@@ -51,7 +51,7 @@ from mlvm.eager.functions.shapes import concat, expand_dims
 from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
-from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.constants import constant, dtype_beside
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import index_of, is_free, is_length
 from mlvm.eager.tensor.positions import numbers_in, rewording
@@ -61,10 +61,11 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
 from mlvm.step.flow import LoopInfo
 
+R = TypeVar("R")
+
 LoopBody: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
 """Loop body: (iteration number, state, a row of each of xs) -> (state, a row of each result)."""
 
-_RANKS: Final = {"storage": 0, "bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 _ADD: Final = one_op("add")
 _SET_ROW: Final = one_op("dynamic_update", axis=0)
 
@@ -92,16 +93,18 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     numbers = _WeakNumbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
-        state = numbers.recorded(body_fun)
 
-        def more(_: Tensor, xs: Tensors) -> Tensor:
-            return _condition(cond_fun(with_leaves(state, iter(xs))))
+        def record(state: Tree) -> Tree:
+            def more(_: Tensor, xs: Tensors) -> Tensor:
+                return _condition(cond_fun(with_leaves(state, iter(xs))))
 
-        def iterate(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-            return tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))), []
+            def iterate(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+                return tensors(numbers.after(body_fun(with_leaves(state, iter(xs))))), []
 
-        final, _ = _record([], [], _Loop(more, iterate, constant(0, i64)), tensors(state), [])
-        return with_leaves(state, iter(final))
+            final, _ = _record([], [], _Loop(more, iterate, constant(0, i64)), tensors(state), [])
+            return with_leaves(state, iter(final))
+
+        return numbers.recorded(record)
     loop = _EagerLoop(numbers)
 
     def goes_on() -> bool:
@@ -141,7 +144,6 @@ def fori_loop(
     numbers = _WeakNumbers(init_val)
     body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
-        state = numbers.recorded(lambda x: body_fun(constant(0, i64), x))
         first = None if type(lower) is int and lower == 0 else as_index(lower)
         trip_count: Tensor | int
         if any(isinstance(x, Tensor) or (is_free(x) and not is_length(x)) for x in (lower, upper)):
@@ -149,14 +151,18 @@ def fori_loop(
         else:
             trip_count = max(index_of(upper) - index_of(lower), 0)
 
-        def iterate(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
-            number = i if first is None else first + i
-            after = body_fun(number, with_leaves(state, iter(xs)))
-            return tensors(next_state(state, after)), []
-
         total = trip_count if isinstance(trip_count, int) else None
-        final, _ = _scan(iterate, tensors(state), [], trip_count, total, stacked=False)
-        return with_leaves(state, iter(final))
+
+        def record(state: Tree) -> Tree:
+            def iterate(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
+                number = i if first is None else first + i
+                after = body_fun(number, with_leaves(state, iter(xs)))
+                return tensors(numbers.after(after)), []
+
+            final, _ = _scan(iterate, tensors(state), [], trip_count, total, stacked=False)
+            return with_leaves(state, iter(final))
+
+        return numbers.recorded(record)
     loop = _EagerLoop(numbers)
 
     def numbered(i: int, state: Tree) -> Any:
@@ -208,8 +214,9 @@ def scan(
     f = checkpointed(f) if checkpoint else f
     total = _rows(rows, length)
     if blocks.is_recorded():
-        state = numbers.recorded(lambda x: _pair(f(x, _zero_row(rows)))[0])
-        return _recorded_scan(f, state, rows, length, total, reverse)
+        return numbers.recorded(
+            lambda state: _recorded_scan(f, numbers, state, rows, length, total, reverse)
+        )
     trip_count = total or 0
     if isinstance(length, Tensor):
         trip_count = max(integer("length", length), 0)
@@ -222,14 +229,18 @@ def scan(
     ys: list[Tree] = []
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
-        y = as_tree(loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])[1])
+        _, y = loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])
         ys.append(copied(as_like(ys[0], y, "an iteration returns another row") if ys else y))
     if reverse:
         ys.reverse()
 
     def of_zeros() -> Tree:
+        zeros_of_rows = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
+        zero_row = with_leaves(rows, iter(zeros_of_rows))
         try:
-            return _scan_step(f, aliased(loop.state), _zero_row(rows))[1]
+            result, y = _call_with_row(f, zero_row, aliased(loop.state))
+            next_state(loop.state, result)
+            return y
         except CaptureError as error:
             message = "a scan of no rows records its body to find the types of its results"
             raise CaptureError(f"{message}, as capture does: {error}") from None
@@ -289,70 +300,72 @@ def counted_loop(
     return scan(f, init, (arange(total), xs), trip_count, reverse=reverse)
 
 
-def _zero_row(rows: Tree) -> Tree:
-    """Return a row of zeros of each tensor."""
-    return with_leaves(rows, iter([zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]))
+class _Widened(Exception):
+    """A number of the state has become wider: the loop must be recorded again."""
 
 
 class _WeakNumbers:
     """Python numbers of the state that a loop begins with.
 
     Each has the dtype that the body gives it, if its own kind promotes to that, like a weak type of
-    JAX: `0.0` becomes f64 where the body adds f64. A captured loop traces its body to find the
-    dtype. An eager one computes its first iteration again if a number becomes wider; it does not
-    if the body has effects.
+    JAX: `0.0` becomes f64 where the body adds f64. If a number becomes wider, a captured loop is
+    recorded again, and an eager one computes its first iteration again, unless the body has
+    effects.
+
+    state: the state, with the numbers as tensors.
     """
 
     def __init__(self, init: Tree) -> None:
-        self._values: dict[int, Any] = {}
-        self.state = replace(self._converted, init, (bool, int, float, np.ndarray, np.generic))
+        values: dict[int, Any] = {}
 
-    def _converted(self, value: Any) -> Tensor:
-        x: Tensor = as_tree(value)
-        if type(value) in (int, float):
-            self._values[id(x)] = value
-        return x
+        def convert(value: Any) -> Tensor:
+            x: Tensor = as_tree(value)
+            if type(value) in (int, float):
+                values[id(x)] = value
+            return x
 
-    def recorded(self, body: Callable[[Tree], Any]) -> Tree:
-        """Return the state that a captured loop begins with."""
-        state = self.state
-        for _ in range(len(self._values)):  # one number may depend on another
-            try:
-                wider = self.wider(state, blocks.abstract_eval(lambda: body(aliased(self.state))))
-            except Exception:  # the body may raise anything; it will again where it is recorded
-                break
-            if wider is None:
-                break
-            self.state = state = wider
-        return state
+        self.state = replace(convert, init, (bool, int, float, np.ndarray, np.generic))
+        leaves = enumerate(tensors(self.state))
+        self._values = {i: values[id(x)] for i, x in leaves if id(x) in values}
+        self._dtypes: dict[int, DType] = {}
+        self._widenings = len(values)
 
-    def wider(self, state: Tree, after: Any) -> Tree | None:
-        """Return the state with numbers in the dtypes that the body gives them.
+    def recorded(self, record: Callable[[Tree], R]) -> R:
+        """Return what `record` returns for the state of a captured loop."""
+        return blocks.retry_blocks(lambda: record(self.widened()), _Widened)()
 
-        Return None if they have these already, or the body returns another structure."""
-        if not self._values:
-            return None
+    def after(self, result: Any) -> Tree:
+        """Return the state after a recorded iteration."""
+        if self.widen(result):
+            raise _Widened
+        return next_state(self.state, result)
+
+    def widen(self, result: Any) -> bool:
+        """Note the dtypes that the body gives the numbers. Return whether one is another."""
+        if not self._widenings:  # one number may depend on another, so each may change
+            return False
         try:
-            result = as_like(state, as_tree(after), "a body", lambda *_: True)
-        except MlvmError:
-            return None
-        pairs = list(zip(tensors(state), tensors(result), strict=True))
-        promoted = [self._promoted(x, y.type) for x, y in pairs]
-        if all(x is y for (x, _), y in zip(pairs, promoted, strict=True)):
-            return None
-        return with_leaves(state, iter(promoted))
+            after = as_like(self.state, as_tree(result), "a body", lambda *_: True)
+        except MlvmError:  # for another structure, which `next_state` refuses
+            return False
+        xs, ys = tensors(self.state), tensors(after)
+        wider = {i: ys[i].dtype for i in self._values if self._is_wider(i, xs[i], ys[i])}
+        self._dtypes |= wider
+        self._widenings -= bool(wider)
+        return bool(wider)
 
-    def _promoted(self, x: Tensor, target: TensorType) -> Tensor:
-        """Return a number in the dtype that the body makes.
+    def _is_wider(self, i: int, x: Tensor, y: Tensor) -> bool:
+        """Return whether number i, now x, becomes y, whose dtype a Python number has beside it."""
+        is_other = y.ndim == 0 and y.dtype is not x.dtype
+        return is_other and dtype_beside(type(self._values[i]), y.dtype) is y.dtype
 
-        Return x itself if it is no number, or of a higher kind."""
-        if id(x) not in self._values or target.ndim or target.dtype is x.dtype:
-            return x
-        if _RANKS[x.dtype.kind] > _RANKS[target.dtype.kind]:
-            return x
-        number = full((), self._values[id(x)], dtype=target.dtype)
-        self._values[id(number)] = self._values[id(x)]
-        return number
+    def widened(self) -> Tree:
+        """Return the state, with numbers in the dtypes that `widen` has noted, as new tensors."""
+        leaves = tensors(self.state)
+        for i, dtype in self._dtypes.items():
+            leaves[i] = full((), self._values[i], dtype=dtype)
+        self.state = with_leaves(self.state, iter(leaves))
+        return self.state
 
 
 class _EagerLoop:
@@ -372,13 +385,11 @@ class _EagerLoop:
         self._before = _isolate_state(self.state, self._before)
         result = body(self._before)
         numbers, self._numbers = self._numbers, None
-        while numbers is not None:
-            wider = numbers.wider(numbers.state, state_of(result))
-            if wider is None or blocks.has_effects(lambda: body(aliased(self.state))):
+        while numbers is not None and numbers.widen(state_of(result)):
+            if blocks.has_effects(partial(body, aliased(self.state))):
                 break
-            numbers.state = wider
-            self.state = self._before = copied(wider)
-            self._before = _isolate_state(self.state, self._before)
+            self.state = copied(numbers.widened())
+            self._before = _isolate_state(self.state, self.state)
             result = body(self._before)
         self.state = next_state(self.state, state_of(result))
         return result
@@ -410,19 +421,12 @@ def _isolate_state(state: Tree, previous: Tree) -> Tree:
     return replace(part, state)
 
 
-def _scan_step(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
-    result = _call_with_row(f, x, state)
-    return next_state(state, result[0]), as_tree(result[1])
-
-
-def _call_with_row(f: Body, x: Tree, state: Tree) -> tuple[Any, Any]:
-    return _pair(f(state, x))
-
-
-def _pair(result: Any) -> tuple[Any, Any]:
+def _call_with_row(f: Body, x: Tree, state: Tree) -> tuple[Any, Tree]:
+    """Return the next state and the row of the results that the body of a scan returns."""
+    result = f(state, x)
     if not isinstance(result, tuple) or len(result) != 2:
         raise DTypeError(f"scan: expected a pair (state, y) from the body, got {brief(result)}")
-    return result
+    return result[0], as_tree(result[1])
 
 
 def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
@@ -464,13 +468,21 @@ def _condition(value: Any) -> Tensor:
 
 
 def _recorded_scan(
-    f: Body, state: Tree, xs: Tree, length: Tensor | int | None, total: int | None, reverse: bool
+    f: Body,
+    numbers: _WeakNumbers,
+    state: Tree,
+    xs: Tree,
+    length: Tensor | int | None,
+    total: int | None,
+    reverse: bool,
 ) -> tuple[Tree, Tree]:
     """Record a scan of a captured function."""
     ys: list[Tree] = []
 
     def iterate(_: Tensor, flat: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        after, y = _scan_step(f, with_leaves(state, iter(flat)), with_leaves(xs, iter(rows)))
+        row, before = with_leaves(xs, iter(rows)), with_leaves(state, iter(flat))
+        result, y = _call_with_row(f, row, before)
+        after = numbers.after(result)
         if total is None:
             _require_no_rows(y)
         ys.append(y)

@@ -543,14 +543,11 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None)
 
 def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
     """Roll by a number that is a tensor: take the elements at shifted positions."""
-    rules.require("integer", shift.type)
-    if shift.size != 1:
-        raise ShapeError(f"expected a shift of one element, got {shift.type}")
+    by = _one_integer(shift, "a shift")
     if axis is None:
         return reshape(_rolled(reshape(x, -1), shift, 0), x.shape)
     [along] = axes_of(axis, x)
     n = x.shape[along]
-    by = op.astype(reshape(shift, ()), dtype="i64")
     places = op.remainder(arange(n) - by, max(n, 1))
     return op.take(x, places, axis=along)
 
@@ -599,15 +596,20 @@ def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
     return op.triu(x, k=k)
 
 
+def _one_integer(x: Tensor, what: str) -> Tensor:
+    """Return a tensor of one integer as an i64[]."""
+    rules.require("integer", x.type)
+    if x.size != 1:
+        raise ShapeError(f"expected {what} of one element, got {x.type}")
+    return op.astype(reshape(x, ()), dtype="i64")
+
+
 def _triangle(x: Tensor, k: Tensor, *, below: bool) -> Tensor:
     """Keep the elements on and below, or on and above, a diagonal whose number is a tensor."""
-    rules.require("integer", k.type)
-    if k.size != 1:
-        raise ShapeError(f"expected k of one element, got {k.type}")
+    last = _one_integer(k, "k")
     if x.ndim < 2:
         raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
     diagonals = arange(x.shape[-1]) - reshape(arange(x.shape[-2]), (-1, 1))
-    last = op.astype(reshape(k, ()), dtype="i64")
     chosen = (op.less_equal if below else op.greater_equal)(diagonals, last)
     return op.where(chosen, x, constant(0, x.dtype))
 

@@ -146,8 +146,7 @@ def _bits(x: Array) -> Array:
 
 
 def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether two steps are equal: their results, the inputs that they update, and the state
-    after them.
+    """Return whether the results, updated inputs and later states of two steps are equal.
 
     Updated inputs are compared only if they have the same types in both runs: a member of a group
     may update a part of a batch. If the states have different types, as for a member that shards
@@ -380,8 +379,10 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
 
 
 def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]) -> bool:
-    """Return whether two ops with these operands are the same op of two programs: of one kind and
-    type, at one position with the same operands, or with at most one that differs."""
+    """Return whether two ops with these operands are the same op of two programs.
+
+    They have one kind and type. Their positions and operands are equal, or at most one operand
+    differs."""
     if a.name != b.name or a.types != b.types or a.operand_types != b.operand_types:
         return False
     if (a.position, a.operands) == (b.position, b.operands):
@@ -423,8 +424,7 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 
 
 def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
-    """Return the op of each of two programs that causes the difference, and whether these are the
-    first ops whose results differ.
+    """Return the ops that cause the difference of two programs, and whether no earlier op differs.
 
     The operands of this op are also computed in the other run, but its result is not, and a
     differing result depends on it.

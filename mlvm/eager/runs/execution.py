@@ -232,8 +232,9 @@ class Execution:
 
 
 def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> LocalVM:
-    """Return a new VM for an execution, with the host functions of a VM that the program calls. If
-    it is silent, `ml.debug.print` prints nothing there, and `watch` keeps nothing."""
+    """Return a new VM for an execution, with the host functions that the program calls.
+
+    If it is silent, `ml.debug.print` prints nothing there, and `watch` keeps nothing."""
     new = LocalVM("execution")
     if is_silent:
         printing.register_silent(new)

@@ -191,8 +191,10 @@ class _Session:
     def observe(
         self, captured: Captured[..., Any], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a call, and record it unless it is nested, a different member records it, or this
-        process is a forked child, whose steps do not belong to the recorded run."""
+        """Run a call, and record it.
+
+        It is not recorded if it is nested, or if a different member records it. The steps of a
+        forked child do not belong to the recorded run."""
         if self._process != os.getpid():
             return call(args, kwargs)
         vm = (scope.get() or default_arena()).vm
@@ -380,8 +382,9 @@ class _Session:
         self._end = end
 
     def close(self, *, finished: bool) -> None:
-        """Close the recording: no data is lost if the process is killed later. A forked child
-        returns immediately, because its parent closes the recording."""
+        """Close the recording: no data is lost if the process is killed later.
+
+        A forked child returns immediately, because its parent closes the recording."""
         if self._process != os.getpid():
             return
         self._log.append(("end", self._steps, finished))

@@ -288,7 +288,7 @@ class Replay:
             elif expected in self._values:
                 array = self._values[expected]
             elif self._inputs is not None:
-                provided = self._given(step) if provided is None else provided
+                provided = self._inputs_of_caller(step) if provided is None else provided
                 array = asarray(provided[i]).numpy()
             else:
                 raise ArgumentError(
@@ -299,7 +299,7 @@ class Replay:
             arrays.append(self.run.confirmed(step, i, array))
         return arrays
 
-    def _given(self, step: RecordedStep) -> Sequence[Any]:
+    def _inputs_of_caller(self, step: RecordedStep) -> Sequence[Any]:
         """Return the inputs of a step from the caller, of which there may be more than tensors."""
         assert self._inputs is not None  # the caller has tested this
         inputs = self._inputs(step.number)

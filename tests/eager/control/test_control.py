@@ -295,6 +295,21 @@ def test_a_number_of_the_state_has_the_dtype_of_the_body(mode: Mode, trips: int)
         mode(lambda: ml.fori_loop(0, 3, lambda i, s: i, 0.5))()
 
 
+def test_numbers_of_nested_loops_do_not_multiply_traces() -> None:
+    traces = []
+
+    def nested(depth: int) -> ml.Tensor:
+        def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
+            traces.append(depth)
+            return s + (nested(depth - 1) if depth else i)
+
+        result: ml.Tensor = ml.fori_loop(0, 2, body, 0)
+        return result
+
+    assert int(ml.capture(lambda: nested(3))()) == 8
+    assert traces == [3, 2, 1, 0]
+
+
 def test_an_eager_body_with_numbers_runs_once_for_each_iteration() -> None:
     rows = iter([1.0, 2.0, 3.0, 4.0])
     assert float(ml.fori_loop(0, 3, lambda i, s: s + next(rows), 0.0)) == 6.0
