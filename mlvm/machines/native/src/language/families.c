@@ -53,6 +53,7 @@ typedef struct {
     OpenTemplate *open[MOST_OPEN];
 } Family;
 
+static long long open_calls; /* calls that open templates ran */
 static int calls_before = 6; /* calls with different numbers, before a trace is made */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
@@ -284,6 +285,7 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
         Py_INCREF((PyObject *)open);
         PyObject *result = run_open(open, key, values);
         Py_DECREF((PyObject *)open);
+        open_calls += result != NULL;
         return result;
     }
     size_t nbytes = sizeof *numbers * (size_t)count;
@@ -468,6 +470,12 @@ static PyObject *install_families(PyObject *module, PyObject *function)
     Py_RETURN_NONE;
 }
 
+static PyObject *count_open_calls(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(open_calls);
+}
+
 /* open_after(calls) -> the number before */
 static PyObject *open_after(PyObject *module, PyObject *calls)
 {
@@ -492,6 +500,7 @@ static PyMethodDef families_functions[] = {
      "recorder, or None if the call that is generalized has others."},
     {"open_after", open_after, METH_O,
      "open_after(calls) -> the number before: calls with different numbers before one is generalized."},
+    {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
     {"install_families", install_families, METH_O,
      "install_families(trace): the function that makes an open template of a call, or returns None."},
     {NULL, NULL, 0, NULL}};
