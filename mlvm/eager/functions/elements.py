@@ -21,7 +21,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
 from mlvm.eager.tensor.context import current_capture
-from mlvm.eager.tensor.default import float_dtype
+from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.positions import numbers_in, rewording
@@ -139,7 +139,9 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         if type_of(x).ndim != 1:
             raise ArgumentError("expected an axis, unless x has 1 dimension")
         axis = 0
-    return op.take(x, as_operand(indices), axis=axis)
+    is_number = isinstance(indices, int) and not isinstance(indices, bool)
+    position = constant(indices, default_of(int)) if is_number else as_operand(indices)
+    return op.take(x, position, axis=axis)
 
 
 @public

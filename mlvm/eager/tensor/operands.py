@@ -31,6 +31,7 @@ Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 _INT: Final = TensorType(default_of(int))
+_LISTED: Final = frozenset({list, float, int})  # values of which C makes a tensor
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
@@ -140,7 +141,7 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         if isinstance(values, float) or target.is_integer:
             return apply(COPY, constant(values, target))
         values = plain(values)  # a large int is rounded once, and by a constant twice
-    if dtype is None and EXTENSION is not None and type(values) is list:
+    if dtype is None and EXTENSION is not None and type(values) in _LISTED:
         listed: Tensor | None = EXTENSION.listed(values, TensorType(default_of(float)), _INT)
         if listed is not None:
             return listed
