@@ -265,7 +265,7 @@ LARGE = """
     ("disasm cut.mlvm", "cut.mlvm: the header announces"),
     ("check unknown.mlasm", "no function 'ad'; did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
-    ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
+    ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 values above base, got 0"),
     ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
     ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
     ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),
@@ -290,7 +290,7 @@ LARGE = """
     ("run add.mlasm --arg x.npy --arg y.npy --out taken", "error: taken/0.npy: Is a directory"),
     ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
     ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
-    ("run endless.mlasm --max-steps 1000", "takes more than the steps it is allowed"),
+    ("run endless.mlasm --max-steps 1000", "exceeded its limit of instructions"),
     ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
 )
 def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(

@@ -51,11 +51,11 @@ class Field(NamedTuple):
 
 def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
     if not isinstance(handle, (int, np.integer)):  # callers may have no type checker
-        raise HandleError(f"handle {brief(handle)} is no handle, which is an integer")
+        raise HandleError(f"handle {brief(handle)} is not a handle, which is an integer")
     try:
         writer.integer(handle)
     except EncodingError:  # longer than an integer may be
-        raise HandleError(f"handle {brief(handle)} names nothing: never issued") from None
+        raise HandleError(f"handle {brief(handle)} does not exist: it was never created") from None
 
 
 def _write_type(writer: Writer, type: TensorType) -> None:

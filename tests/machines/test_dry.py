@@ -27,8 +27,8 @@ def test_it_counts_as_the_real_one(kind: type[VM]) -> None:
     assert vm.consumed_size_in_mib() * 2**20 == 256
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    refuses(HandleError, "ended with its storage", vm.type_of, tensor)
-    with pytest.raises(ShapeError, match="needs bytes 60 to 68 of a storage of 64"):
+    refuses(HandleError, "freed with its storage", vm.type_of, tensor)
+    with pytest.raises(ShapeError, match="ends at byte 68, but the storage has 64"):
         vm.tensor_from_storage(vm.alloc_storage(64), VECTOR, 60)
 
 
@@ -50,7 +50,9 @@ def test_a_launch_is_verified_and_not_run() -> None:
     refuses(HandleError, "is a dry VM: it has no values to return", vm.launch, add, handles[:2])
     refuses(ShapeError, "shapes do not broadcast", vm.launch, ADD_INTO, [*handles[:2], longer])
     endless = straight(("load_arg", 0))
-    refuses(ProgramError, "the end is reached without halt", vm.launch, endless, handles)
+    refuses(
+        ProgramError, "execution can reach the end of the function", vm.launch, endless, handles
+    )
     vm.dealloc_tensor(handles[0])
     refuses(HandleError, "ended by dealloc_tensor", vm.launch, ADD_INTO, handles)
 

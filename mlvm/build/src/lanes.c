@@ -117,7 +117,7 @@ static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)
     if (!strcmp(what, "index"))
         snprintf(r->why, 128, "index %lld is out of range for length %lld", (long long)a, (long long)b);
     else if (!strcmp(what, "depth"))
-        snprintf(r->why, 128, "%lld calls lie within each other, the most that may", (long long)a);
+        snprintf(r->why, 128, "call depth exceeds the limit of %lld", (long long)a);
     else
         return fail(r, "no such record is there");
     return -1;

@@ -1,7 +1,7 @@
-"""Elements chosen by tensors: by integer indices, and by masks.
+"""Indexing by tensors: integer indices and masks.
 
-As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, as gradients need
-them: `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
+As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, which gradients need:
+`take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
 `mask_scatter`.
 
 Indices have any integer dtype. An index out of range raises `PositionRefused`, which names the
@@ -192,7 +192,7 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
 
     Negative indices count from the end.
     """
-    # The indices are in range by now. Mode "raise" would need a buffer beside `out`.
+    # The indices were checked. Mode "raise" would need a buffer in addition to `out`.
     np.take(x, _positions(indices, x.shape[axis]), axis, out, "clip")
 
 
@@ -200,8 +200,9 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
 def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
     """Weighted sums of rows of x: [N, M, C] with [B, P, K] twice -> [N, P, C].
 
-    out[n, p] is the sum over k of weights[b, p, k] x[n, indices[b, p, k]], where b is n, or 0 if
-    B is 1. A row of weight 0 does not count, also if it has an inf or a nan."""
+    out[n, p] is the sum over k of weights[b, p, k] x[n, indices[b, p, k]], where b is n, or 0 if B
+    is 1. A row with weight 0 is ignored, even if it contains inf or nan.
+    """
     places = _positions(indices, x.shape[1], negative=False)
     rows = np.arange(len(x))[:, None]
     out[...] = 0
@@ -216,8 +217,8 @@ def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
 def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length: int) -> None:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`.
 
-    The transpose of `take`: one axis replaces the axes that `updates` has from `indices`. Updates
-    of the same element are added in row-major order. Negative indices count from the end.
+    It is the transpose of `take`: one axis replaces the axes of `indices` in `updates`. Updates of
+    the same element are added in row-major order. Negative indices count from the end.
     """
     axis = normalize_axis(axis, out.ndim)
     places = _positions(indices, length).reshape(1, -1, 1)
@@ -227,7 +228,7 @@ def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length
 
 @movement(infer=_index_add, in_place=1, public=False, may_raise=True)
 def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int) -> None:
-    """x, with the updates added where `take` with these indices would read them.
+    """x, with the updates added to the elements that `take` with these indices reads.
 
     Updates of the same element are added in row-major order. Negative indices count from the end.
     """
@@ -246,8 +247,10 @@ def index_reduce(
     *,
     by: Literal["multiply", "minimum", "maximum"],
 ) -> None:
-    """x, whose rows are combined with the updates for them, one after the other in row-major order:
-    of axis 0 those that `take` would read. Negative indices count from the end; a nan stays."""
+    """x, whose rows at `indices` are combined with the updates, in row-major order.
+
+    The rows are along axis 0. Negative indices count from the end; a nan stays nan.
+    """
     places = _positions(indices, len(x)).reshape(1, -1, 1)
     begin_as(out, x)
     flat = _flat(places, out.shape, 0).reshape(-1)
@@ -258,11 +261,11 @@ def index_reduce(
 def index_set(
     out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
 ) -> None:
-    """x, with values where `take` with these indices would read it.
+    """x, with values in the elements that `take` with these indices reads.
 
-    The indices count along `axis`, or in row-major order through the given number of
-    `axes` from that one on. The values broadcast to what `take` gives. Of several for one element
-    the last in row-major order stays. Negative indices count from the end.
+    The indices count along `axis`, or in row-major order through `axes` axes from `axis` on. The
+    values broadcast to the shape of `take`. If an index occurs several times, the last value in
+    row-major order remains. Negative indices count from the end.
     """
     axis = normalize_axis(axis, max(x.ndim, 1))
     before, behind = x.shape[:axis], x.shape[axis + axes :]
@@ -278,7 +281,8 @@ def index_set(
 def flat_indices(out: Array, *indices: Array, lengths: tuple[int, ...]) -> None:
     """The row-major positions, i64, of elements in axes of these lengths.
 
-    Each operand has the elements' indices along one axis; negative indices count from the end."""
+    Each operand has the indices along one axis; negative indices count from the end.
+    """
     places = [_positions(each, n) for each, n in zip(indices, lengths, strict=True)]
     out.fill(0)
     for each, length in zip(places, lengths, strict=True):
@@ -324,10 +328,10 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
 
 @movement(infer=_dynamic_update, in_place=1, copies_only=True, may_raise=True)
 def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
-    """x, with its rows from `start` on along `axis` replaced by those of `update`.
+    """x, with the rows from `start` on along `axis` replaced by the rows of `update`.
 
-    A negative `start` counts from the end. Rows that would lie outside of x raise
-    `OperandValueError`. Where x is not needed any more, only the new rows are written.
+    A negative `start` counts from the end. Rows outside of x raise `OperandValueError`. If x is not
+    used later, only the new rows are written.
     """
     length, rows = x.shape[axis], update.shape[axis]
     position = int(start)
@@ -344,9 +348,9 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """The indices as intp, counted from the front. Raises `PositionRefused`.
+    """Return the indices as intp, counted from the front. Raises `PositionRefused`.
 
-    They are read once: a VM that shares the tensor may change it meanwhile.
+    They are read only once, because a VM that shares the tensor may change it at the same time.
     """
     indices = indices.copy()
     lowest = -length if negative else 0
@@ -363,10 +367,10 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
 
 
 def _flat(places: Array, shape: Shape, axis: int) -> Array:
-    """The row-major positions, in a tensor of `shape`, of the elements at `places` along `axis`.
+    """Return the row-major positions of the elements at `places` along `axis`, for that shape.
 
-    `places` has three axes, which broadcast: for the axes before `axis`, for `axis`, and for those
-    behind it.
+    `places` has three axes, which broadcast: for the axes before `axis`, for `axis`, and for the
+    axes after it.
     """
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     rows = np.arange(before).reshape(-1, 1, 1) * shape[axis] + places
@@ -374,7 +378,7 @@ def _flat(places: Array, shape: Shape, axis: int) -> Array:
 
 
 def _along(indices: Array, shape: Shape, axis: int) -> Array:
-    """`_flat` for indices that have the axes of `shape`. The result has the indices' shape."""
+    """Return `_flat` for indices that have the axes of `shape`; the result has their shape."""
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     places = _positions(indices, shape[axis]).reshape(before, indices.shape[axis], behind)
     return _flat(places, shape, axis).reshape(indices.shape)
@@ -383,7 +387,7 @@ def _along(indices: Array, shape: Shape, axis: int) -> Array:
 def _add_at(out: Array, updates: Array, places: Array) -> None:
     """Add the updates at those row-major positions, one after the other.
 
-    numpy's `add.at` is five times as fast on one axis as on rows.
+    numpy's `add.at` is five times faster for one axis than for rows.
     """
     np.add.at(out.reshape(-1), places.reshape(-1), updates.reshape(-1))
 
@@ -393,7 +397,7 @@ def _add_at(out: Array, updates: Array, places: Array) -> None:
 
 @movement(infer=lambda x: None, public=False)
 def nonzero_indices(x: Array) -> Array:
-    """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
+    """The positions of the nonzero elements: i64[count, ndim], in row-major order."""
     return np.ascontiguousarray(np.argwhere(x.copy()))
 
 
@@ -401,7 +405,7 @@ def nonzero_indices(x: Array) -> Array:
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
-    The axes of the mask are as long as the first axes of x; an axis of length 0 chooses nothing.
+    The mask has the lengths of the first axes of x; an axis of length 0 selects nothing.
     """
     return x[mask.copy()]
 
@@ -410,8 +414,8 @@ def boolean_index(x: Array, mask: Array) -> Array:
 def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, ...]) -> None:
     """Zeros of `shape`, with the updates, in order, where the mask is True.
 
-    The transpose of `boolean_index`. Raises `OperandValueError` unless there are as many
-    updates as places.
+    It is the transpose of `boolean_index`. Raises `OperandValueError` unless the mask selects as
+    many elements as there are updates.
     """
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
@@ -423,9 +427,9 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
 
 @movement(infer=_mask_set, in_place=1, copies_only=True, public=False, may_raise=True)
 def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
-    """x, with values, in order, where `boolean_index` with this mask would read it.
+    """x, with values, in order, in the elements that `boolean_index` with this mask reads.
 
-    Raises `OperandValueError` unless there are as many values as places.
+    Raises `OperandValueError` unless the mask selects as many elements as there are values.
     """
     mask = mask.copy()
     count = int(np.count_nonzero(mask))

@@ -176,7 +176,7 @@ class NativeLanes:
         if what == "index":
             raise OperandValueError(f"index {a} is out of range for length {b}")
         if what == "depth":
-            raise LimitExceeded(f"{a} calls lie within each other, the most that may")
+            raise LimitExceeded(f"call depth exceeds the limit of {a}")
         if what == "frames":
             raise LimitExceeded(f"lanes have more than {a:,} frames, the most that they may")
         if what == "check":
