@@ -211,7 +211,7 @@ def test_calls_are_held_to_the_counts_of_the_table(vm: VM) -> None:
         vm.launch(Program.of_op("describe", 0, {}, 1))
     with pytest.raises(ProgramError, match="describe returns 1 results, the call expects 2"):
         vm.launch(Program.of_op("describe", 1, {}, 2), [put(vm, f32s(1))])
-    with pytest.raises(MachineError, match="liar: announced 1 results, left 0"):
+    with pytest.raises(MachineError, match="liar: expected 1 results, got 0"):
         vm.launch(Program.of_op("liar", 0, {}, 1))
 
 

@@ -304,7 +304,7 @@ def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
         x = ml.ones(3)
         with vm.trace(tmp_path / "trace.json"):
             x = x + x
-            with pytest.raises(ml.errors.MachineError, match="here has an instrument already"):
+            with pytest.raises(ml.errors.MachineError, match="here already has an instrument"):
                 vm.trace(tmp_path / "other.json").__enter__()
         x = x * x
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
