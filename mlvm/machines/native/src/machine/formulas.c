@@ -73,7 +73,7 @@ static PyObject *formulas_step(FormulasObject *self, PyObject *args)
     return PyErr_Format(PyExc_LookupError, "%s is no operator of formulas", name);
 }
 
-/* formulas.evaluate(values): compute all numbers for these values of the inputs. */
+/* formulas.evaluate(values): compute all numbers for these input values. */
 static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
 {
     if (!PyList_Check(values) || PyList_Size(values) != self->inputs)
@@ -85,7 +85,8 @@ static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
     Py_RETURN_NONE;
 }
 
-/* formulas.hold(guards) -> bool: whether numbers have these values; guards are (number, value, ...). */
+/* formulas.hold(guards) -> bool: return whether numbers have the guarded values; guards are
+ * (number, value, ...). */
 static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
 {
     if (!PyTuple_Check(guards))
@@ -127,7 +128,7 @@ int write_call(const Number *numbers, Py_ssize_t count, KernelCallObject *call)
     return 0;
 }
 
-/* formulas.write(calls): write the integers of the calls. */
+/* formulas.write(calls): write the computed integers into the calls. */
 static PyObject *formulas_write(FormulasObject *self, PyObject *calls)
 {
     if (!PyList_Check(calls))
