@@ -114,11 +114,11 @@ def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypa
     assert message in capsys.readouterr().out
     monkeypatch.setenv("MLVM_THREADS", "all")
     assert main(["info"]) == 1
-    text = "error: MLVM_THREADS is a number from 1 to 256, not 'all'\n"
+    text = "error: MLVM_THREADS: expected a number from 1 to 256, got 'all'\n"
     assert capsys.readouterr().err == text
     monkeypatch.setenv("MLVM_NATIVE", "2")
     assert main(["info"]) == 1
-    assert capsys.readouterr().err == "error: MLVM_NATIVE is 0 or 1, not '2'\n"
+    assert capsys.readouterr().err == "error: MLVM_NATIVE: expected 0 or 1, got '2'\n"
 
 
 @cases(
@@ -416,7 +416,7 @@ with ml.Arena(ml.VM("v"), "a").allocating():
     "text, message",
     (f"{MAKES_X}x + ml.ones(4)", "line 4: ShapeError: add(f32[3], "),
     ("def f(", "line 1: SyntaxError: "),
-    ("raise SystemExit(3)", "it ended with 3"),
+    ("raise SystemExit(3)", "it exited with 3"),
     ("import sys; sys.exit()", None),
 )
 def test_memory_says_where_a_script_failed(
@@ -539,13 +539,13 @@ def test_what_memory_and_show_cannot_do_is_one_line(
         "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): ",
         "line 5: ShapeError: add(",
     ),
-    ("raise SystemExit(3)", 3, "", "it ended with 3"),
-    ("raise SystemExit('all wrong')", 1, "all wrong\n", "it ended with 'all wrong'"),
+    ("raise SystemExit(3)", 3, "", "it exited with 3"),
+    ("raise SystemExit('all wrong')", 1, "all wrong\n", "it exited with 'all wrong'"),
     (
         "import signal; signal.raise_signal(signal.SIGINT)",
         130,
         "KeyboardInterrupt\n",
-        "it was interrupted",
+        "the script was interrupted",
     ),
 )
 def test_show_writes_what_a_script_did_until_it_failed(

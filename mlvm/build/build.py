@@ -69,7 +69,7 @@ def build(
     counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
     for name, value, least, most in (*counts, ("records", records, 0, 1 << 40)):
         if not least <= value <= most:
-            raise CannotBuild(f"{name} may be {least} to {most}, not {value}")
+            raise CannotBuild(f"expected {name} from {least} to {most}, got {value}")
     with _kernels_of_all_sets():
         layout = _StepLayout(step, open_lengths, threads, depth, records)
     mains = [each.functions.steps.functions[0] for each in layout.variants]
@@ -468,7 +468,7 @@ def _sources(
     package, which are created."""
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
-        raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
+        raise CannotBuild(f"the C sources are missing in {plan}; reinstall mlvm")
     sources = [plan / f"{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     sources += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
     sources += [plan / "kernels" / f"{name}.c" for name in files]

@@ -94,7 +94,7 @@ class Formulas:
         fn = getattr(operator, name, None)
         is_real = x.dtype.kind == "f" or y.dtype.kind == "f"
         if fn is None or name not in _OPERATORS or (is_real and name in _OF_INTS):
-            raise CannotBuild(f"C has no {name} of lengths")
+            raise CannotBuild(f"{name} of lengths cannot be built")
         if name in ("floordiv", "mod", "truediv"):
             is_defined = np.logical_and(is_defined, y != 0)
             y = np.where(y != 0, y, 1)
@@ -218,7 +218,9 @@ def variants(
     sizes = tuple([opened.values[each.place] for each in opened.lengths])
     valid = {x: values for x in all_sizes if (values := _values_at(opened, x)) is not None}
     if sizes not in valid:
-        raise CannotBuild(f"lengths: expected those of the call before saving, got {sizes}")
+        raise CannotBuild(
+            f"lengths: expected the lengths of the last call before saving, got {sizes}"
+        )
     saved = all_sizes.index(sizes)
     is_valid = np.array([x in valid for x in all_sizes])
     remaining = is_valid.copy()
@@ -243,7 +245,9 @@ def variants(
         holds = np.logical_and.reduce([np.ones(len(remaining), bool), *masks, *fits])
         remaining &= np.logical_and.reduce([remaining, *fits])
         if (holds & ~is_valid).any() or not holds[index]:
-            raise CannotBuild(f"lengths: the guards at {sizes} do not say where they hold")
+            raise CannotBuild(
+                f"lengths: the guards at {sizes} do not state for which lengths they hold"
+            )
         used = [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
         yield BuiltVariant(functions, used, scalars)
         remaining &= ~holds

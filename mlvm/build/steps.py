@@ -266,7 +266,9 @@ class Steps:
                 continue
             self._visited[key] = None
             if len(self._visited) > _MOST_CONTEXTS:
-                raise CannotBuild("functions are called with too many combinations of types")
+                raise CannotBuild(
+                    "functions are called with too many combinations of types"
+                )
             todo += _Walk(self, *key).run()
 
 

@@ -151,7 +151,7 @@ class Recipe:
                 texts = "; texts are numbered by np.unique(texts, return_inverse=True)[1]"
                 hint = texts if x.dtype.kind in "OSTU" else ""
                 raise PipelineError(
-                    f"no tensor has the dtype of samples in column {name!r}: {error}{hint}"
+                    f"no dtype of mlvm matches the samples in column {name!r}: {error}{hint}"
                 ) from None
         return with_parts(arrays, types)
 
@@ -216,7 +216,7 @@ class Recipe:
             arrays = self.dataset[indices]
         except IndexError as error:
             raise PipelineError(
-                f"the dataset says it has {self.length} samples, and has no {brief(indices)}: "
+                f"the dataset reports {self.length} samples, but has no sample {brief(indices)}: "
                 f"{error}"
             ) from error
         arrays = parts_of(arrays)
@@ -260,12 +260,14 @@ def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:
     """Return the arrays, unchanged. Raises `PipelineError` unless they are a batch of `rows`
     samples."""
     if not arrays:
-        raise PipelineError(f"the {source} gives a tuple of arrays, not {brief(arrays)}")
+        raise PipelineError(f"the {source} must return a tuple of arrays, got {brief(arrays)}")
     for array in arrays:
         if not isinstance(array, np.ndarray):
-            raise PipelineError(f"the {source} gives numpy arrays, not a {type(array).__name__}")
+            raise PipelineError(
+                f"the {source} must return numpy arrays, got a {type(array).__name__}"
+            )
         if array.ndim == 0 or len(array) != rows:
             raise PipelineError(
-                f"the {source} was asked for {rows} samples, and gives an array {array.shape}"
+                f"the {source} must return {rows} samples, got an array of shape {array.shape}"
             )
     return arrays

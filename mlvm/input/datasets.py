@@ -141,7 +141,9 @@ def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
     if names == order:
         return row
     if names is None or order is None or {*names} != {*order}:
-        raise PipelineError(f"samples differ: they have parts {brief(order)} and {brief(names)}")
+        raise PipelineError(
+            f"samples differ: some have the parts {brief(order)}, others {brief(names)}"
+        )
     return with_parts(first, [getattr(row, name) for name in order])
 
 
@@ -163,7 +165,7 @@ class _Samples:
     def __getitem__(self, indices: Indices) -> Arrays:
         rows = [parts_of(self._samples[int(i)]) for i in indices]
         if len({len(row) for row in rows}) > 1:
-            raise PipelineError("samples differ: some have more parts than others")
+            raise PipelineError("expected samples with the same number of parts")
         if any(hasattr(row, "_fields") for row in rows):
             rows = [_in_order(row, self._first) for row in rows]
         columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]
@@ -172,7 +174,7 @@ class _Samples:
             shapes = list(dict.fromkeys(x.shape for x in column))
             if len(shapes) > 1 and not self._ragged:
                 raise PipelineError(
-                    f"samples differ: they have shapes {brief(shapes)}; pad=0 pads them"
+                    f"samples differ: they have shapes {brief(shapes)}; pad them with pad=0"
                 )
             stacked.append(np.stack(column) if len(shapes) == 1 else column)
         return with_parts(rows[0], stacked)

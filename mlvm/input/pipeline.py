@@ -168,7 +168,7 @@ class Pipeline(Closing, Generic[A]):
         )
         if drop_last and self._recipe.length < batch_size:
             raise PipelineError(
-                f"{name}: {self._recipe.length} samples make no batch of {batch_size}"
+                f"{name}: {self._recipe.length} samples are fewer than one batch of {batch_size}"
             )
         self._types = self._recipe.types()
         self._next = self._schedule.at(0, 0)
@@ -401,7 +401,8 @@ class Pipeline(Closing, Generic[A]):
         self._require_usable()
         if self._next is None:
             raise ShutDown(
-                f"{self.name}: all {self._schedule.epochs} epochs are over; with epochs=None there "
+                f"{self.name}: all {self._schedule.epochs} epochs are finished; with epochs=None "
+                "there "
                 f"is no last one, and restore(state) goes back"
             )
         return self._next
@@ -411,7 +412,7 @@ class Pipeline(Closing, Generic[A]):
             raise ShutDown(f"{self.name} was closed")
         if os.getpid() != self._process:
             raise PipelineError(
-                f"{self.name} belongs to process {self._process}; make one in each process"
+                f"{self.name} belongs to process {self._process}; create a pipeline in each process"
             )
 
     def _padding(self, pad: Pad | None, pad_to: PadTo) -> Padding | None:

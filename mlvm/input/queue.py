@@ -98,7 +98,10 @@ class QueueTensor:
         shared: bool = False,
     ) -> None:
         if vm.stands_for is not vm:
-            raise ArenaError(f"make queue {name!r} outside of the captured function")
+            raise ArenaError(
+                f"queue {name!r}: expected a queue created outside of the captured function; "
+                "create it before"
+            )
         if isinstance(types, str) or not isinstance(types, Sequence) or not types:
             raise ArenaError(f"queue {name!r}: expected a list of types, got {brief(types)}")
         if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:

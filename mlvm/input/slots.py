@@ -315,5 +315,6 @@ class SlotArena(Arena):
 
     def _find(self, type: TensorType) -> Region:
         raise ArenaError(
-            f"arena {self.name!r} has the slots of a queue tensor and no room for other tensors"
+            f"arena {self.name!r} contains only the slots of a queue tensor; allocate other "
+            "tensors in another arena"
         )

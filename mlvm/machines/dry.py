@@ -47,7 +47,7 @@ class DryVM(LocalVM):
             self._bind(program, handles)
             types = [self.type_of(handle) for handle in handles]
             if verify(program, self.functions, types).outputs:
-                raise HandleError(f"{self.name} is a dry VM: it has no values to return")
+                raise HandleError(f"{self.name} is a dry VM, which computes no values to return")
             return []
 
     def launch_cache(self) -> None:
@@ -60,7 +60,7 @@ class DryVM(LocalVM):
             dry.borrow(99)  # HandleError
             dry.read(dry.alloc_tensor(v.type))  # HandleError
         """
-        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
+        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no values to read")
 
     borrow = read
 
@@ -70,7 +70,7 @@ class DryVM(LocalVM):
         Refuses:
             dry.storage_over(bytes_of_vm)  # HandleError
         """
-        raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
+        raise HandleError(f"{self.name} is a dry VM, which cannot store values")
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Check the array against the tensor's type, and drop it."""

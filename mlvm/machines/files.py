@@ -150,7 +150,7 @@ def require_suffix(file: Name, suffix: str, where: str) -> None:
     if path.suffix.lower() != suffix and not (_is_stream(path) or path.is_dir()):
         name = path.with_suffix(suffix) if path.name else path / f"picture{suffix}"
         raise ArgumentError(
-            f"{where}: expected a name that ends in {suffix}, the only format that is written, got "
+            f"{where}: expected a name that ends in {suffix}, the only supported format, got "
             f"{str(path)!r}: write {str(name)!r}"
             + (" and convert it, for example with rsvg-convert" if suffix == ".svg" else "")
         )

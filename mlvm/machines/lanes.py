@@ -189,7 +189,7 @@ class Lanes:
         for role, at, type in part.code.arguments:
             there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
             if any(type.nbytes > nbytes for nbytes in there):
-                raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
+                raise MachineError(f"{name}.x{count} needs more bytes than its segment has")
         return part
 
     def _shared_of(self, segment: Segment) -> list[Array]:
@@ -201,7 +201,7 @@ class Lanes:
         args, shared_types, nsums = self.types.args, self.shared_types, self.types.sums
         nresults = len(arrays) - nsums - 1 - len(args) - len(shared_types)
         if nresults < 0:
-            raise OperandValueError(f"lanes: the program takes more than {len(arrays)} operands")
+            raise OperandValueError(f"lanes: the program needs more than {len(arrays)} operands")
         results, sums = arrays[:nresults], arrays[nresults : nresults + nsums]
         number, *xs = arrays[nresults + nsums :]
         count, xs, ws = int(number), xs[: len(args)], xs[len(args) :]
@@ -259,7 +259,9 @@ class Lanes:
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
                 for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
-                        raise MachineError("results have other bytes than the program leaves")
+                        raise MachineError(
+                            "results have a different size than the program's results"
+                        )
                     TensorType.of(row).over(y[i : i + 1])[...] = row
         finally:
             vm.depth -= 1

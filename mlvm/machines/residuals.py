@@ -181,7 +181,7 @@ class Residuals:
                 for x, y in zip(*map(self._record, pair), strict=True):
                     if x.dtype == np.int64:
                         if (x >= pair[0]).any() or (y >= pair[1]).any():
-                            raise HostFunctionError(f"{ADD}: a record names one behind it")
+                            raise HostFunctionError(f"{ADD}: a record refers to a later record")
                         named[-1].append((len(pairs), x.size))
                         pairs += zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
         sums = [p or q for p, q in pairs]
@@ -205,7 +205,7 @@ class Residuals:
     def _record(self, number: int) -> list[Array]:
         record: list[Array] | None = self._stack.record(number)
         if record is None:
-            raise HostFunctionError(f"{ADD}: no record {number} is there")
+            raise HostFunctionError(f"{ADD}: record {number} does not exist")
         return record
 
 
@@ -260,5 +260,5 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or TensorType.of(number).dtype is not i64
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
-        raise HostFunctionError(f"{name}: takes tensors, and an i64[] for the record's number")
+        raise HostFunctionError(f"{name}: expected tensors, and an i64[] as the record's number")
     return arrays

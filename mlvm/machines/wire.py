@@ -66,7 +66,9 @@ def _write_type(writer: Writer, type: TensorType) -> None:
 
 def _write_nbytes(writer: Writer, nbytes: int) -> None:
     if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-        raise errors.ShapeError(f"a storage: expected 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}")
+        raise errors.ShapeError(
+            f"alloc_storage: expected a size of 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}"
+        )
     writer.integer(nbytes)
 
 
@@ -172,7 +174,7 @@ def read_name(reader: Reader) -> str:
     """Read the name of a call, before its arguments."""
     name = reader.text()
     if name not in CALLS:
-        raise EncodingError(f"no call {brief(name)}; there are {', '.join(CALLS)}")
+        raise EncodingError(f"unknown call {brief(name)}; expected one of {', '.join(CALLS)}")
     return name
 
 
@@ -295,7 +297,7 @@ def read_error(reader: Reader) -> Exception:
     """Read the error of a message of kind error. Raises `EncodingError` for an impossible one."""
     name = reader.text()
     if name not in _ERRORS:
-        raise reader.error(f"no error {brief(name)}")
+        raise reader.error(f"unknown error {brief(name)}")
     args, parts = reader.sequence(Reader.value), reader.mapping(Reader.value)
     notes = reader.sequence(Reader.text)
     reader.end()
@@ -369,7 +371,7 @@ class WireServer:
         try:
             return self._programs[number]
         except KeyError:
-            raise HandleError(f"no program is loaded under number {number}") from None
+            raise HandleError(f"no program with the number {number} is loaded") from None
 
 
 class Loaded(NamedTuple):

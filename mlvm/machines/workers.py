@@ -160,7 +160,7 @@ class Workers:
             ):
                 self._change.wait()
             if self._closed:
-                raise MachineError(f"{self._name} is closed: its workers have ended")
+                raise MachineError(f"{self._name} is closed: its workers have stopped")
             for other in self._open:
                 if other.touches(task.write, True) or any(
                     other.touches(span, False) for span in task.reads

@@ -156,7 +156,7 @@ class Graph:
             scope.update(zip(node.outputs, results, strict=False))
             for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
-                    raise ModelError(f"{node} has {len(results)} results, and {name!r} is read")
+                    raise ModelError(f"{node} has {len(results)} results, but {name!r} is used")
             for name in node.last:
                 scope.pop(name, None)
         return [scope[name] for name in self.outputs]
@@ -237,7 +237,7 @@ class Builder:
         own: dict[str, Array] = {}
         for each in message.initializer:
             if each.name in own:
-                raise ModelError(f"two initializers are called {each.name!r}")
+                raise ModelError(f"two initializers have the name {each.name!r}")
             own[each.name] = array_of(each, self.files)
             self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
@@ -297,7 +297,7 @@ class Builder:
                     raise ModelError(f"{what} reads {name!r}, which no earlier node computes")
             for name in message.output:
                 if name and name in defined:
-                    raise ModelError(f"{what} computes {name!r}, which exists already")
+                    raise ModelError(f"{what} computes {name!r}, which is already defined")
                 defined.add(name)
             own = own_op(message)
             if own is not None:

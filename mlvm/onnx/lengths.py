@@ -65,14 +65,14 @@ def open_axes(
         dynamic_axes.items() if isinstance(dynamic_axes, Mapping) else [("", dynamic_axes)]
     ):
         if not isinstance(axes, Mapping):
-            raise refuse("it is a dict such as {'x': {0: 'batch'}}")
+            raise refuse("expected a dict such as {'x': {0: 'batch'}}")
         if name not in inputs:
-            raise refuse(f"there is no input {name!r} among {', '.join(inputs)}")
+            raise refuse(f"unknown input {name!r}; the inputs are {', '.join(inputs)}")
         shape = inputs[name].shape
         for axis, text in axes.items():
             match = _NAMED.fullmatch(text) if isinstance(text, str) else None
             if match is None or int(match[1] or 1) < 1:
-                raise refuse(f"{text!r} is no name of a length, such as 'batch' or '8*width'")
+                raise refuse(f"{text!r} is not a name of a length, such as 'batch' or '8*width'")
             if type(axis) is not int or not -len(shape) <= axis < len(shape):
                 raise refuse(f"{name} is {inputs[name]}, it has no axis {axis!r}")
             axis %= len(shape)
@@ -227,7 +227,7 @@ class Lengths:
         if fn is operator.floordiv and dtype is i64:
             return self._add("Div", self._add("Sub", names[0], self._add("Mod", *names)), names[1])
         if fn not in _OPERATORS or (fn is operator.mod and dtype is f64):
-            raise ModelError(f"{fn.__name__} of a length has no form in ONNX")
+            raise ModelError(f"{fn.__name__} of a length cannot be expressed in ONNX")
         return self._add(_OPERATORS[fn], *names)
 
     def _step(self, place: int) -> tuple[Callable[..., Any], tuple[int, ...]] | None:

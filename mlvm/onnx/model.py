@@ -131,13 +131,15 @@ class Model(ml.nn.Module):
                 value = ml.asarray(value)
         dtype = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not dtype:
-            message = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
+            message = f"expected the input {name!r} as {_described(kind)}, got {_type(value)}"
             raise DTypeError(f"{message}; write ml.astype(x, ml.{dtype.long_name})")
         declared = value.shape if kind.shape is None else kind.shape
         pairs = zip(declared, value.shape, strict=False)
         fits = [n if isinstance(n, int) and n else m for n, m in pairs] == [*value.shape]
         if len(declared) != value.ndim or not fits:
-            raise ShapeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
+            raise ShapeError(
+                f"expected the input {name!r} as {_described(kind)}, got {_type(value)}"
+            )
         return value
 
     def _array(self, name: str, value: Any, kind: Kind) -> Any:
@@ -226,7 +228,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             _warn_of_training(graph, what)
             return Model(graph, _placed(graph), files)
     except EncodingError as error:
-        raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
+        raise ModelError(escaped(f"{what}: not an ONNX file, or damaged: {error}")) from None
     except MlvmError as error:
         refusal = ModelError(escaped(f"{what}: {error}"))
         for note in getattr(error, "__notes__", ()):

@@ -129,7 +129,7 @@ _CLASSES: Final[dict[str, Any]] = {
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     """Decode a message of that kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
-        raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
+        raise EncodingError(f"messages are nested more than {_DEEPEST} deep")
     message = object.__new__(_CLASSES[kind])
     values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}
@@ -187,7 +187,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
             try:
                 value = str(value, "utf-8")
             except UnicodeDecodeError:
-                raise EncodingError(f"{kind}.{name} is no UTF-8") from None
+                raise EncodingError(f"{kind}.{name} is not valid UTF-8") from None
         elif inner == "Attribute" and size < _SHORT:
             value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
@@ -232,7 +232,7 @@ def _varint(data: Bytes, place: int) -> tuple[int, int]:
             if shift > 63:
                 raise EncodingError("a number has more than 10 bytes")
     except IndexError:
-        raise EncodingError("it ends within a number") from None
+        raise EncodingError("the data ends within a number") from None
 
 
 def _signed(value: int) -> int:
@@ -247,7 +247,7 @@ def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
         return _varints(np.frombuffer(value, np.uint8))
     dtype = _FIXED[kind]
     if len(value) % dtype.itemsize:
-        raise EncodingError(f"{len(value)} bytes are no whole numbers of {dtype.itemsize} bytes")
+        raise EncodingError(f"{len(value)} bytes are not a multiple of {dtype.itemsize} bytes")
     return np.frombuffer(value, dtype)
 
 
@@ -255,7 +255,7 @@ def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Decode packed integers, all at once, by the offset of each one's last byte."""
     ends = np.flatnonzero(data < 128)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
-        raise EncodingError("it ends within a number")
+        raise EncodingError("the data ends within a number")
     starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1] + 1])[: len(ends)]
     longest = int((ends - starts).max(initial=-1)) + 1
     if longest > 10:

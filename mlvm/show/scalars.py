@@ -102,7 +102,9 @@ class ScalarLog(Closing):
     def _header(self, group: str, names: list[str]) -> list[str]:
         """Return the columns of a group: of its file, or `names` for a new one."""
         if not isinstance(group, str) or not group or group != Path(group).name:
-            raise ArgumentError(f"add: a group names a file, which {brief(group)} does not")
+            raise ArgumentError(
+                f"add: expected a group that is a valid file name, got {brief(group)}"
+            )
         file = self._file(group)
         rows = _rows(file) if file.exists() else []
         if not rows:
@@ -120,7 +122,7 @@ class ScalarLog(Closing):
 def _step(step: object) -> int:
     if isinstance(step, SupportsIndex) and not isinstance(step, bool) and step.__index__() >= 0:
         return step.__index__()
-    raise ArgumentError(f"a step is an int from 0 on, not {brief(step)}")
+    raise ArgumentError(f"expected step as an int >= 0, got {brief(step)}")
 
 
 def _number(name: str, value: SupportsFloat) -> float:

@@ -220,7 +220,7 @@ def trace(
     if not isinstance(path, (str, os.PathLike)):
         path_text = "" if path is None else f", not {brief(path)}"
         raise ArgumentError(
-            f'trace takes the path of the file to write{path_text}: with vm.trace("trace.json")'
+            f'trace: expected the path of the file to write{path_text}: with vm.trace("trace.json")'
         )
     return _traced(vm, path)
 

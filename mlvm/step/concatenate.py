@@ -22,12 +22,12 @@ def concatenate(launches: Sequence[Launch]) -> Program:
     code: list[Instruction] = []
     for program, args in launches:
         if len(program.functions) > 1 or program.constants:
-            raise ProgramError("only straight programs without constants are concatenated")
+            raise ProgramError("expected programs without branches and constants")
         for each in decode(program)["main"].instructions():
             if each.kind == "cfunc" and program.main.code[each.pc].immediates[0] == STAR:
-                raise ProgramError("a program with cfunc * is not concatenated")
+                raise ProgramError("a program with cfunc * cannot be concatenated")
             if each.kind == "cfunc" and each.at != 0:
-                raise ProgramError("a program that returns values is not concatenated")
+                raise ProgramError("a program that returns values cannot be concatenated")
             end = each.pc
             if each.kind == "halt":
                 break

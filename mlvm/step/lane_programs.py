@@ -530,7 +530,9 @@ class _Writer:
             name not in ("add", "index_add", "slice_add")
             or call.ins[0].value.home is not total.value.home
         ):
-            raise CaptureError(f"{call.line or 'here'}: a lane updates what lies outside of it")
+            raise CaptureError(
+                f"{call.line or 'here'}: a lane must not update a tensor from outside of it"
+            )
         if product is not None:
             operands = list(product.ins)
         whole = name == "add" or (

@@ -76,7 +76,7 @@ class OpenLanes(OpenPart):
         except Exception as error:
             if not self._is_read:
                 raise
-            raise EncodingError(f"a file has no such function of lanes: {error!r}") from None
+            raise EncodingError(f"invalid function of lanes in the file: {error!r}") from None
 
     def fields(self, closed: Callable[[Any], Any]) -> tuple[Any, ...]:
         """Return the function in values that a file can have, with types and attributes as `closed`
@@ -184,7 +184,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
 
     def block_of(number: Any, after: int) -> Block:
         if number <= after:
-            raise ValueError("a block lies in itself")
+            raise ValueError("a block contains itself")
         free.remove(number)
         return _at(all_blocks, number)
 
@@ -229,7 +229,7 @@ def _at(rows: Sequence[T], number: Any) -> T:
 
 def _type(type_: Any) -> Any:
     if type(type_) not in (TensorType, OpenType):
-        raise TypeError(f"{type_!r} is no type")
+        raise TypeError(f"expected a type, got {type_!r}")
     return type_
 
 

@@ -136,7 +136,7 @@ class OpenStep(NamedTuple):
             is_short = any(values[each.place] < 2 for each in self.lengths)
             how = "captured with lengths=False" if is_short else "after a call at these lengths"
             raise ShapeError(
-                f"step: at {self.sizes(values)} the function computes otherwise than at "
+                f"step: at {self.sizes(values)} the function takes other branches than at "
                 f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"
             )
         return values
@@ -211,18 +211,18 @@ class OpenStep(NamedTuple):
         rows: list[tuple[Any, ...]] = [tuple(reader.sequence()) for _ in range(11)]
         try:
             if not rows[0]:
-                raise ValueError("there are none")
+                raise ValueError("expected at least one length")
             lengths = tuple([StepLength(*each) for each in rows[0]])
             for name, at_most, _, axes in lengths:
                 if type(name) is not str or type(at_most) is not int or not axes:
-                    raise ValueError("a length has a name, a bound and axes")
+                    raise ValueError("expected a length with a name, a bound and axes")
             for _, place in rows[4]:
                 if place not in range(len(rows[1])) or type(rows[1][place]) not in _NUMBERS:
-                    raise ValueError("a number of a state is a value")
+                    raise ValueError("expected the number of a state among the values")
             guards = tuple([each if type(each) is tuple else (each, "") for each in rows[3]])
             for place, line in guards:
                 if type(place) is not int or type(line) is not str:
-                    raise ValueError("a guard is a place and a line")
+                    raise ValueError("expected a guard as a place and a line")
             inputs, outputs, results = [tuple(map(_opened, row)) for row in rows[5:8]]
             types = {i: _opened(type) for i, type, _ in rows[8]}
             sizes = {i: nbytes for i, _, nbytes in rows[8] if nbytes >= 0}
@@ -257,5 +257,5 @@ def _opened(part: Any) -> Any:
             case (*fields,) if len(fields) == OpenLanes.NFIELDS:
                 return OpenLanes.read(fields, _opened)
             case other:
-                raise ValueError(f"{brief(other)} is no place of a value")
+                raise ValueError(f"{brief(other)} is not the index of a value")
     return mapped(_opened, part)

@@ -54,18 +54,20 @@ class Pattern:
         calls = without_dead_calls(flow)
         for call in calls:
             if call.op is None or call.again:
-                raise CaptureError(f"a pattern consists of ops alone, and has {call.name}")
+                raise CaptureError(f"expected a pattern of ops, got a call of {call.name}")
         outputs = {use.value for call in calls for use in call.outs}
         if any(value.home and value.home.role in ("input", "state") for value in outputs):
-            raise CaptureError("a pattern updates a tensor in place; compute a new one")
+            raise CaptureError("a pattern must not update a tensor in place; compute a new one")
         values = [use.value for use in results]
         if not values or not outputs.issuperset(values) or len({*values}) < len(values):
-            raise CaptureError("a pattern returns tensors that it computes, each once")
+            raise CaptureError("expected a pattern that returns computed tensors, each once")
         read = {use.value for call in calls for use in call.ins} - outputs
         numbers = {value.home.index for value in read if value.home and value.home.role == "input"}
         unused = [number for number in range(len(params)) if number not in numbers]
         if unused:
-            raise CaptureError(f"a pattern does not use its operand {unused[0]}")
+            raise CaptureError(
+                f"expected a pattern that uses all operands; operand {unused[0]} is unused"
+            )
         constants = {
             value: states[value.home.index]
             for value in read

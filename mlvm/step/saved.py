@@ -135,7 +135,7 @@ class SavedStep(NamedTuple):
         for place, line in lines.items():
             function, _, pc = place.rpartition(" ")
             if not pc.isdecimal():
-                raise EncodingError(f"a line has a function and a pc, not {brief(place)}")
+                raise EncodingError(f"expected a line with a function and a pc, got {brief(place)}")
             by_place[function, int(pc)] = line
         planned = Planned(program, arguments, plan, by_place, lifetimes, moments=moments)
         opened = OpenStep.read(reader, planned) if reader.remaining else None
@@ -184,7 +184,7 @@ class SavedStep(NamedTuple):
         moments = self.planned.moments or range(size)  # each is of one instruction or more
         for pc in moments:
             if not 0 <= pc < size:
-                raise EncodingError(f"main has {size} instructions, and no pc {brief(pc)}")
+                raise EncodingError(f"expected a pc below {size}, got {brief(pc)}")
         for each in self.planned.lifetimes:
             in_time = 0 <= each.start <= each.end <= len(moments)
             in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes

@@ -47,7 +47,9 @@ def test_a_launch_is_verified_and_not_run() -> None:
     handles = [vm.alloc_tensor(VECTOR) for _ in range(3)]
     assert vm.launch(ADD_INTO, handles) == []
     add, longer = Program.of_op("add", 2, {}, 1), vm.alloc_tensor(TensorType(f32, (3,)))
-    refuses(HandleError, "is a dry VM: it has no values to return", vm.launch, add, handles[:2])
+    refuses(
+        HandleError, "is a dry VM, which computes no values to return", vm.launch, add, handles[:2]
+    )
     refuses(ShapeError, "shapes do not broadcast", vm.launch, ADD_INTO, [*handles[:2], longer])
     endless = straight(("load_arg", 0))
     refuses(
@@ -68,4 +70,4 @@ def test_there_is_nothing_to_read() -> None:
     vm = DryVM("plan")
     handle = vm.alloc_tensor(VECTOR)
     for read in (vm.read, vm.borrow):
-        refuses(HandleError, r"plan is a dry VM: f32\[2\] has no bytes to read", read, handle)
+        refuses(HandleError, r"plan is a dry VM: f32\[2\] has no values to read", read, handle)

@@ -55,7 +55,7 @@ def _scalars(x: TensorType) -> TensorType:
 
 def _det_vjp(g: TensorType, x: TensorType) -> TensorType:
     if g is not _scalars(x):
-        raise ShapeError(f"g must be {_scalars(x)}, as det(x) is")
+        raise ShapeError(f"expected g as {_scalars(x)}, the type of det(x)")
     return x
 
 

@@ -60,7 +60,7 @@ def _resized(x: TensorType, axis: int, length: int) -> TensorType:
 
 def _require_elements(length: int, axis: int) -> None:
     if length < 1:
-        raise ShapeError(f"axis {axis} is empty: there is nothing to transform")
+        raise ShapeError(f"axis {axis} is empty")
 
 
 # --- how many operations -------------------------------------------------------------

@@ -48,7 +48,7 @@ def _scatter_add(updates: TensorType, indices: TensorType, axis: int, length: in
     require("integer", indices)
     if updates.ndim < indices.ndim:
         raise ShapeError(
-            f"expected updates with the {indices.ndim} axes of indices, got {updates.ndim}"
+            f"expected updates with at least the {indices.ndim} axes of indices, got {updates.ndim}"
         )
     axis = normalize_axis(axis, updates.ndim - indices.ndim + 1)
     end = axis + indices.ndim
@@ -78,7 +78,7 @@ def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: in
     require_updates(x, updates)
     chosen = _take(x, indices, axis).shape
     if updates.shape != chosen:
-        raise ShapeError(f"updates must be of shape {chosen}, as take would give them")
+        raise ShapeError(f"expected updates of shape {chosen}, got {updates.shape}")
     return x
 
 
@@ -106,7 +106,7 @@ def _flat_indices(*indices: TensorType, lengths: tuple[int, ...]) -> TensorType:
     for length in lengths:
         _length(length)
     if any(x.shape != indices[0].shape for x in indices):
-        raise ShapeError("expected indices of one shape")
+        raise ShapeError("expected indices of equal shapes")
     return TensorType(i64, indices[0].shape)
 
 
@@ -114,7 +114,7 @@ def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorTyp
     require("integer", indices)
     axis = normalize_axis(axis, x.ndim)
     if _without(indices.shape, axis) != _without(x.shape, axis) or indices.ndim != x.ndim:
-        raise ShapeError(f"expected x and indices of the same shape but for axis {axis}")
+        raise ShapeError(f"expected x and indices of the same shape except along axis {axis}")
     return x.with_shape(indices.shape)
 
 
@@ -145,7 +145,9 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     axis = normalize_axis(axis, x.ndim)
     fits = update.ndim == x.ndim and update.shape[axis] <= x.shape[axis]
     if not fits or _without(update.shape, axis) != _without(x.shape, axis):
-        raise ShapeError(f"expected an update of x's shape, with no more rows along axis {axis}")
+        raise ShapeError(
+            f"expected an update with x's shape, but at most its rows along axis {axis}"
+        )
     if update.dtype is not x.dtype:
         raise DTypeError(f"expected an update of x's dtype {x.dtype.name}")
     if start.shape != ():
@@ -167,16 +169,14 @@ def _boolean_index(x: TensorType, mask: TensorType) -> None:
 def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> TensorType:
     _check_mask(mask, shape)
     if updates.ndim == 0 or updates.shape[1:] != shape[mask.ndim :]:
-        raise ShapeError(
-            f"each update must be of shape {shape[mask.ndim :]}, as the mask leaves it"
-        )
+        raise ShapeError(f"expected each update to have the shape {shape[mask.ndim :]}")
     return updates.with_shape(shape)
 
 
 def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType:
     _check_mask(mask, x.shape)
     if values.ndim == 0:
-        raise ShapeError("expected values with an axis for the places of the mask")
+        raise ShapeError("expected values with an axis for the selected elements")
     require_values(x, values, (values.shape[0], *x.shape[mask.ndim :]))
     return x
 
@@ -420,7 +420,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(updates):
-        raise OperandValueError(f"the mask has {count} places for {len(updates)} updates")
+        raise OperandValueError(f"the mask selects {count} elements, got {len(updates)} updates")
     out.fill(0)
     out[mask] = updates
 
@@ -434,6 +434,6 @@ def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(values):
-        raise OperandValueError(f"the mask has {count} places for {len(values)} values")
+        raise OperandValueError(f"the mask selects {count} elements, got {len(values)} values")
     begin_as(out, x)
     out[mask] = values

@@ -19,21 +19,23 @@ from mlvm.core.types import Array, DType, Shape, TensorType, i64
 def _reshape(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
     if result.size != x.size:
-        raise ShapeError(f"{x.size} elements do not fill the shape {shape} of {result.size}")
+        raise ShapeError(f"cannot reshape {x.size} elements to {shape}, which has {result.size}")
     return result
 
 
 def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
     order = rules.normalize_axes(axes, x.ndim)
     if len(order) != x.ndim:
-        raise ArgumentError(f"axes {axes} must name each of the {x.ndim} dimensions once")
+        raise ArgumentError(
+            f"expected axes that name each of the {x.ndim} dimensions once, got {axes}"
+        )
     return x.with_shape([x.shape[i] for i in order])
 
 
 def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
     if len(shape) < x.ndim or rules.broadcast_shapes(x.shape, result.shape) != result.shape:
-        raise ShapeError(f"shape {x.shape} does not broadcast to {shape}")
+        raise ShapeError(f"shape {x.shape} cannot be broadcast to {shape}")
     return result
 
 
@@ -43,7 +45,7 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
     along = rules.normalize_axis(axis, xs[0].ndim)
     others = [x.shape[:along] + x.shape[along + 1 :] for x in xs]
     if any(each != others[0] for each in others) or any(x.ndim != xs[0].ndim for x in xs):
-        raise ShapeError(f"expected equal shapes but for axis {along}")
+        raise ShapeError(f"expected equal shapes except along axis {along}")
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
     return TensorType(rules.common_dtype(xs), shape)
@@ -84,7 +86,7 @@ def _flip(x: TensorType, axis: rules.Axis) -> TensorType:
 def _roll(x: TensorType, shift: int | tuple[int, ...], axis: rules.Axis) -> TensorType:
     axes = rules.normalize_axes(axis, x.ndim)
     if isinstance(shift, tuple) and (axis is None or len(shift) != len(axes)):
-        raise ArgumentError(f"expected as many shifts as axes, got shift {shift} and axis {axis}")
+        raise ArgumentError(f"expected one shift per axis, got shift {shift} and axis {axis}")
     return x
 
 
@@ -112,7 +114,8 @@ def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ..
             raise ArgumentError(f"expected a step other than 0 along axis {axis}")
         if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
             raise ArgumentError(
-                f"axis {axis} of length {size} has no {n} elements from {first} by {by}"
+                f"slice out of range: start {first}, step {by}, length {n} on axis {axis} of "
+                f"length {size}"
             )
 
 
@@ -292,14 +295,16 @@ def _astype(x: TensorType, dtype: str) -> TensorType:
 def _view(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     if target.is_storage or x.dtype.is_storage or "bool" in (target.kind, x.dtype.kind):
-        raise DTypeError(f"the bytes of {x.dtype} are not those of {target}")
+        raise DTypeError(f"cannot view {x.dtype} as {target}")
     if target.itemsize == x.dtype.itemsize:
         return x.with_dtype(target)
     if not x.ndim:
-        raise ShapeError(f"a scalar of {x.dtype} does not become scalars of {target}")
+        raise ShapeError(f"cannot view a scalar of {x.dtype} as {target}, which has another size")
     nbytes = x.shape[-1] * x.dtype.itemsize
     if nbytes % target.itemsize:
-        raise ShapeError(f"{nbytes} bytes of the last axis are no whole number of {target}")
+        raise ShapeError(
+            f"the last axis has {nbytes} bytes, which is not a multiple of the size of {target}"
+        )
     return TensorType(target, (*x.shape[:-1], nbytes // target.itemsize))
 
 

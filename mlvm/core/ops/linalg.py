@@ -31,7 +31,7 @@ def _matmul(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) 
     *rows, x_inner = _matrix(x, transpose_x, "x")
     y_inner, *columns = _matrix(y, transpose_y, "y")
     if x_inner != y_inner:
-        raise ShapeError(f"the contracted axes differ: {x_inner} in x, {y_inner} in y")
+        raise ShapeError(f"expected equal inner dimensions, got {x_inner} (x) and {y_inner} (y)")
     return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *rows, *columns))
 
 

@@ -275,7 +275,7 @@ def _rows(x: Array) -> Array:
 def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
     require("float", x)
     if not x.ndim:
-        raise ShapeError("a scalar has no last axis to normalise over")
+        raise ShapeError("expected x with at least one axis, got a scalar")
     if not eps >= 0:
         raise ArgumentError(f"expected eps >= 0, got {eps}")
     return x

@@ -27,13 +27,13 @@ def _pack(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     require("real", x)
     if not target.is_storage or x.dtype.is_half:
-        raise DTypeError(f"{x.dtype.name} does not become {target.name}: astype converts")
+        raise DTypeError(f"cannot pack {x.dtype.name} as {target.name}: use astype(x, ...)")
     return x.with_dtype(target)
 
 
 def _unpack(x: TensorType) -> TensorType:
     if not x.dtype.is_storage:
-        raise DTypeError(f"{x.dtype.name} is not packed")
+        raise DTypeError(f"expected a packed dtype, got {x.dtype.name}")
     return x.with_dtype(few.unpacked_dtype(x.dtype))
 
 

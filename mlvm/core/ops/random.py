@@ -81,7 +81,7 @@ def require_key(key: TensorType) -> None:
 def _split_key(key: TensorType, n: int) -> TensorType:
     require_key(key)
     if n < 0:
-        raise ArgumentError(f"cannot split a key into n = {n} keys; n must be >= 0")
+        raise ArgumentError(f"expected n >= 0 keys, got {n}")
     return TensorType(u64, (n, 2))
 
 
@@ -152,7 +152,7 @@ def _randint(
 ) -> TensorType:
     drawn = _draw_integer(key, shape, dtype)
     if low >= high:
-        raise ArgumentError(f"low = {low} must be less than high = {high}")
+        raise ArgumentError(f"expected low < high, got low = {low}, high = {high}")
     require_representable(low, drawn.dtype)
     require_representable(high - 1, drawn.dtype)
     return drawn
@@ -169,7 +169,7 @@ def randint(
 def _permutation(key: TensorType, n: int) -> TensorType:
     require_key(key)
     if n < 0:
-        raise ArgumentError(f"cannot permute n = {n} numbers; n must be >= 0")
+        raise ArgumentError(f"expected n >= 0, got {n}")
     return TensorType(i64, (n,))
 
 
@@ -184,7 +184,7 @@ def _by(*parameters: tuple[str, TensorType], shape: tuple[int, ...]) -> None:
     """Raise `ShapeError` unless parameters of these names broadcast to the shape."""
     for name, type in parameters:
         if broadcast_shapes(type.shape, shape) != shape:
-            raise ShapeError(f"{name} of shape {type.shape} does not broadcast to shape {shape}")
+            raise ShapeError(f"{name} of shape {type.shape} cannot be broadcast to shape {shape}")
 
 
 def _gamma(key: TensorType, a: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:

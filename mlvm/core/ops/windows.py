@@ -172,7 +172,7 @@ def _unpatches(x: TensorType, shape: Shape, **how: Any) -> TensorType:
     image = x.with_shape(shape)
     expected = _patches(image, window, **how)
     if x is not expected:
-        raise ShapeError(f"patches of an image {image} are {expected}, not {x}")
+        raise ShapeError(f"expected patches of an image {image} with the type {expected}, got {x}")
     return image
 
 
@@ -286,7 +286,7 @@ def _conv_transpose2d(x: TensorType, kernel: TensorType, shape: Shape, **how: An
     images = x.with_shape(shape)
     expected = convolution(images, kernel, **how)
     if x is not expected:
-        raise ShapeError(f"a convolution of {images} makes {expected} of them, not {x}")
+        raise ShapeError(f"expected x with the type {expected} (convolution of {images}), got {x}")
     return images
 
 

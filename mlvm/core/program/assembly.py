@@ -158,7 +158,7 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
             # also for too many digits or too deep nesting
             except (ValueError, RecursionError) as error:
                 text, column = getattr(error, "msg", str(error)), getattr(error, "colno", at + 1)
-                raise AssemblyError(f"not JSON: {text}", line, column) from None
+                raise AssemblyError(f"invalid JSON: {text}", line, column) from None
             yield _Token(text[at:end], value, line, at + 1)
             at = end
         else:
@@ -200,7 +200,7 @@ def assemble(text: str) -> Program:
         else:
             bodies[-1].read(first, rest)
     if not bodies:
-        raise AssemblyError("there is no .func", len(text.splitlines()) + 1, 1)
+        raise AssemblyError("expected a .func, got none", len(text.splitlines()) + 1, 1)
     with _at(bodies[-1].head):
         return Program([body.function() for body in bodies], constants)
 
@@ -238,7 +238,7 @@ class _Body(Body):
 
             close = get_close_matches(token.text, OPCODES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise token.error(f"no instruction {token.text!r}{hint}")
+            raise token.error(f"unknown instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):
             syntax = " ".join([token.text, *opcode.immediates])
             raise token.error(f"expected {syntax}, got {len(words)} immediates")
@@ -262,7 +262,8 @@ class _Body(Body):
             case _:  # attrs?
                 if not isinstance(word.value, dict):
                     raise word.error(
-                        f'attributes are a JSON object, such as {{"axis": 0}}, not {word.text}'
+                        f'expected attributes as a JSON object such as {{"axis": 0}}, not '
+                        f"{word.text}"
                     )
                 return canonical(word.value)
 

@@ -86,7 +86,10 @@ class ProgramBuilder:
         If the block raises, the function is discarded.
         """
         if self._body is not None:
-            raise ProgramError(f"function {name!r} begins inside function {self._body.name!r}")
+            raise ProgramError(
+                f"function {name!r} is defined inside function {self._body.name!r}; finish that "
+                "first"
+            )
         if name in self._functions:
             raise ProgramError(f"function {name!r} is defined twice")
         body = self._body = Body(name, nparams, nresults)
@@ -171,5 +174,5 @@ class ProgramBuilder:
     def _open(self, what: str) -> Body:
         """Return the function under construction. Raises `ProgramError` outside of a function."""
         if self._body is None:
-            raise ProgramError(f"{what} stands outside of a function")
+            raise ProgramError(f"{what} is outside of a function")
         return self._body

@@ -82,10 +82,10 @@ def open_message(
         raise EncodingError(f"expected bytes, got a {data.__class__.__name__}")
     data = bytes(data)
     if len(data) < HEADER.size:
-        raise EncodingError(f"a header has {HEADER.size} bytes; there are {len(data)}")
+        raise EncodingError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
     magic, version, number, length = HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise EncodingError(f"a message starts with {MAGIC!r}, not {magic!r}")
+        raise EncodingError(f"expected a message that starts with {MAGIC!r}, got {magic!r}")
     if version != VERSION:
         raise EncodingError(f"format version {version} is not known; this is version {VERSION}")
     if number not in [kind.value for kind in kinds]:
@@ -116,7 +116,7 @@ class Writer:
 
     def count(self, n: int) -> None:
         if n >= 2**32:
-            raise EncodingError(f"{n} items or bytes are too many for one field")
+            raise EncodingError(f"{n} items or bytes exceed the limit of a field")
         self._data += n.to_bytes(4, "little")
 
     def blob(self, data: bytes) -> None:
@@ -164,7 +164,7 @@ class Writer:
     def value(self, value: Any) -> None:
         """Write an immediate, an attribute or a part of an error, after a tag for its type."""
         if self._depth > MAX_NESTING:
-            raise EncodingError(f"a value is nested more than {MAX_NESTING} deep")
+            raise EncodingError(f"a value is nested more than {MAX_NESTING} levels deep")
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, bool):
@@ -173,7 +173,7 @@ class Writer:
         form = _BY_TYPE.get(type(value))
         form = form or next((form for form in _FORMS if isinstance(value, form.type)), None)
         if form is None:
-            raise EncodingError(f"there is no encoding for {value!r}")
+            raise EncodingError(f"cannot encode {value!r}")
         self._data += form.tag
         self._depth += 1
         form.write(self, value)
@@ -216,7 +216,7 @@ class Reader:
     def end(self) -> None:
         """Raise `EncodingError` unless all bytes have been read."""
         if self.remaining:
-            raise self.error(f"{self.remaining} bytes too many")
+            raise self.error(f"{self.remaining} bytes follow the end")
 
     def count(self) -> int:
         """Read a number of items or bytes; each item has at least one byte."""
@@ -262,19 +262,19 @@ class Reader:
         dtype = type.dtype.numpy
         data = self._elements(type.nbytes)
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
-            raise self.error("a bool is 0 or 1")
+            raise self.error("expected a bool as 0 or 1")
         data = data.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
         return data.reshape(type.array_shape)
 
     def value(self) -> Any:
         if self._depth > MAX_NESTING:
-            raise self.error(f"a value is nested more than {MAX_NESTING} deep")
+            raise self.error(f"a value is nested more than {MAX_NESTING} levels deep")
         tag = bytes(self._take(1))
         if tag in _ALONE:
             return _ALONE[tag]
         form = _BY_TAG.get(tag)
         if form is None:
-            raise self.error(f"no value has the tag {tag!r}")
+            raise self.error(f"unknown tag {tag!r}")
         self._depth += 1
         value = form.read(self)
         self._depth -= 1

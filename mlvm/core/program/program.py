@@ -141,7 +141,9 @@ class Program:
                 raise ProgramError(f"function {function.name!r} is defined twice")
             self.functions[function.name] = _frozen(function, copies)
         if "main" not in self.functions:
-            raise ProgramError(f"no function 'main' among {', '.join(self.functions) or 'none'}")
+            raise ProgramError(
+                f"expected a function 'main', got {', '.join(self.functions) or 'none'}"
+            )
         self.constants: dict[str, Array] = {}
         for name, value in (constants or {}).items():
             _check_name("constant", name)
@@ -320,5 +322,5 @@ def _write_instruction(writer: Writer, instruction: Instruction) -> None:
 def _read_instruction(reader: Reader) -> Instruction:
     text = reader.text()
     if text not in OPCODES:
-        raise reader.error(f"no instruction {brief(text)}")
+        raise reader.error(f"unknown instruction {brief(text)}")
     return Instruction(OPCODES[text], tuple(reader.sequence()))

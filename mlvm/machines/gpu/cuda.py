@@ -61,7 +61,7 @@ def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
         code: bytes = nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError:
         log = " ".join(nvrtc.getProgramLog(program).split())
-        raise MachineError(f"CUDA: NVRTC refuses a kernel: {log}") from None
+        raise MachineError(f"CUDA: NVRTC cannot compile a kernel: {log}") from None
     finally:
         nvrtc.destroyProgram(program)
     return code
@@ -172,7 +172,7 @@ def listed() -> list[tuple[str, str, int]]:
     try:
         properties = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except runtime.CUDARuntimeError as error:
-        raise MachineError(f"CUDA has no device here: {error}") from None
+        raise MachineError(f"CUDA finds no device: {error}") from None
     return [
         (f"cuda:{i}", each["name"].decode(), each["totalGlobalMem"])
         for i, each in enumerate(properties)

@@ -76,8 +76,8 @@ def driver_of(device: Any) -> Driver:
     names = ", ".join([each.name for each in devices()])
     if match is None:
         hint = 'for the first device of OpenCL write "opencl:0", for CUDA "cuda:0"'
-        raise MachineError(f"VM: no device {device!r}; there are {names}; {hint}")
+        raise MachineError(f"VM: unknown device {device!r}; available are {names}; {hint}")
     listed, driver = _KINDS[match[1]]
     if device not in [name for name, _, _ in listed()]:
-        raise MachineError(f"VM: no device {device!r}; there are {names}")
+        raise MachineError(f"VM: unknown device {device!r}; available are {names}")
     return driver(device)

@@ -159,7 +159,7 @@ class DeviceArray:
         return shown(self.buffer.memory.read(self)).item()
 
     def __array__(self, *_: object, **__: object) -> Array:
-        raise MachineError(f"an array of {self.buffer.memory.device} is none of the host")
+        raise MachineError(f"an array of {self.buffer.memory.device} is not in host memory")
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -258,7 +258,7 @@ class DeviceMemory(Memory):
         try:
             copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
         except MemoryError as error:
-            raise OutOfMemory(f"{type} asks for {type.nbytes:,} bytes: {error}") from None
+            raise OutOfMemory(f"{type} needs {type.nbytes:,} bytes: {error}") from None
         self.write(copy, array)
         return copy
 

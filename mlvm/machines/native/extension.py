@@ -71,7 +71,7 @@ def is_native(native: bool | None) -> bool:
     if native is None:
         setting = os.environ.get("MLVM_NATIVE", "")
         if setting not in ("", "0", "1"):
-            raise MachineError(f"MLVM_NATIVE is 0 or 1, not {setting!r}")
+            raise MachineError(f"MLVM_NATIVE: expected 0 or 1, got {setting!r}")
         native = setting == "1" if setting else None
     if native:
         require("the native machine is not here")
@@ -117,7 +117,7 @@ def default_threads() -> int:
     setting = os.environ.get("MLVM_THREADS") or "1"
     if setting not in map(str, range(1, MOST_THREADS + 1)):
         raise MachineError(
-            f"MLVM_THREADS is a number from 1 to {MOST_THREADS}, not {brief(setting)}"
+            f"MLVM_THREADS: expected a number from 1 to {MOST_THREADS}, got {brief(setting)}"
         )
     return int(setting)
 

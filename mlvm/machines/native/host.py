@@ -152,12 +152,12 @@ def number(attributes: Attributes, name: bytes | None, place: bool) -> float | N
     """Return the attribute of that name, None if there is none. `place`: False if C's is NULL."""
     key = string(name)
     if not place:
-        raise HostFunctionError(f"number: the place for {key!r} is NULL")
+        raise HostFunctionError(f"number: the pointer for {key!r} is NULL")
     if key not in attributes:
         return None
     value = canonical(attributes[key])
     if not isinstance(value, (bool, int, float)):
-        raise HostFunctionError(f"attribute {key!r} is a number, not {value!r}")
+        raise HostFunctionError(f"attribute {key!r}: expected a number, got {value!r}")
     try:
         return float(value)
     except OverflowError:
@@ -169,7 +169,7 @@ def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType
     if not 0 <= dtype < len(DTYPES):
         raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
     if not 0 <= ndim <= MAX_NDIM:
-        raise HostFunctionError(f"new_tensor: ndim is 0 to {MAX_NDIM}, not {ndim}")
+        raise HostFunctionError(f"new_tensor: expected ndim from 0 to {MAX_NDIM}, got {ndim}")
     if ndim and shape is None:
         raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL")
     return TensorType(DTYPES[dtype], shape or ())
@@ -214,7 +214,7 @@ class HostCall:
         raise HostFunctionError(f"new_tensor: no memory for {type}")
 
     def no_tensor(self) -> None:
-        raise HostFunctionError("push: the pointer is no tensor of this frame")
+        raise HostFunctionError("push: expected a tensor of this frame, got another pointer")
 
     def string(self, text: bytes | None) -> str:
         return string(text)

@@ -44,7 +44,7 @@ class Flat:
     def size(self, nbytes: int) -> int:
         """Return the index of a size of rows in `sizes`."""
         if not 0 <= nbytes < 1 << 62:
-            raise MachineError(f"lanes have no row of {nbytes} bytes")
+            raise MachineError(f"lanes: no rows have {nbytes} bytes")
         if nbytes not in self.sizes:
             self.sizes.append(nbytes)
         return self.sizes.index(nbytes)
@@ -141,7 +141,7 @@ class NativeLanes:
         if len(results) != len(self._results) or any(
             x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)
         ):
-            raise MachineError("results have other bytes than the program leaves")
+            raise MachineError("results have a different size than the program's results")
         addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
         self._keep(self._nbytes)
         try:
@@ -178,10 +178,10 @@ class NativeLanes:
         if what == "depth":
             raise LimitExceeded(f"call depth exceeds the limit of {a}")
         if what == "frames":
-            raise LimitExceeded(f"lanes have more than {a:,} frames, the most that they may")
+            raise LimitExceeded(f"lanes have more than {a:,} frames, the limit")
         if what == "check":
             raise CheckFailed(self._steps[a][3])
-        raise MachineError("no such record is there")
+        raise MachineError("the record does not exist")
 
 
 def _ints(numbers: Any) -> Array:

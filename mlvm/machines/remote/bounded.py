@@ -174,7 +174,7 @@ class Turns:
         if not self.acquire(blocking=False):
             while not self.acquire(timeout=_LOOK):
                 if self._client.is_gone():
-                    raise LimitExceeded("the client of this call has hung up")
+                    raise LimitExceeded("the client of this call has disconnected")
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -240,7 +240,8 @@ class RemoteVM(Closing, WireVM):
         self.require_open()
         handle = next(each for each in handles if each not in self._live)
         raise HandleError(
-            f"handle {brief(handle)} names nothing on {self.name}: another client's, or freed"
+            f"handle {brief(handle)} does not exist on {self.name}: it was freed, or belongs to "
+            "another client"
         )
 
     # --- posts ---

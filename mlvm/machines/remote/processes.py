@@ -151,7 +151,7 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessRefused(f"{count} processes of clients run, the limit")
+                raise AccessRefused(f"{count} processes of clients are running, the limit")
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
@@ -187,7 +187,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise MachineError(f"no process can be started: {error.strerror}") from None
+            raise MachineError(f"cannot start a process: {error.strerror}") from None
         finally:
             theirs.abandon()
         self._to_nursery.socket.settimeout(_PATIENCE)
@@ -196,7 +196,7 @@ class Processes:
         except TypeError as error:
             raise MachineError(f"options of a VM in a process: expected JSON: {error}") from None
         if not started:
-            raise MachineError("the process that others are forked from does not start")
+            raise MachineError("the process that forks the others cannot be started")
         self._to_nursery.socket.settimeout(None)
 
     # --- messages of the processes ---

@@ -32,7 +32,7 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
         require_private(descriptor, path, "secret")
         data = file.read(_MOST + 1)
         if len(data) > _MOST:
-            raise AccessRefused(f"{os.fspath(path)}: a secret has at most {_MOST} bytes")
+            raise AccessRefused(f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes")
         return check_secret(data.strip())
 
 

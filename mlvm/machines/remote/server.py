@@ -131,7 +131,7 @@ class Server(Closing):
         if self._users is None and isinstance(requested, addresses.TcpAddress):
             raise AccessRefused(f"a server at {requested} needs a secret")
         if key is not None and certificate is None:
-            raise errors.AddressError(f"key={key!r} needs certificate= too")
+            raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
@@ -234,7 +234,7 @@ class Server(Closing):
             self._remove_file()
         self.drain()
         self._wait(grace)
-        self.stop("the server stops")
+        self.stop("the server is shutting down")
         self._wait(0.5)  # for the answers to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
@@ -386,13 +386,13 @@ class Server(Closing):
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
-            raise AccessRefused("the client speaks neither this protocol nor TLS")
+            raise AccessRefused("the client uses neither this protocol nor TLS")
         if self._context is None:
             if tls:
-                raise AccessRefused("the client speaks TLS, and this server has no certificate")
+                raise AccessRefused("the client uses TLS, but this server has no certificate")
             return sock
         if not tls:
-            reason = "this server speaks TLS only: connect with tls="
+            reason = "this server requires TLS: connect with tls="
             handshake.send(sock, handshake.refusal(reason), deadline, self._system)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - self._system.monotonic(), 0.001))
@@ -423,10 +423,10 @@ class Server(Closing):
             )
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
-            raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
+            raise AccessRefused(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
         with self._lock:
             if self._draining:
-                raise AccessRefused("the server stops")
+                raise AccessRefused("the server is shutting down")
             count = len(self._clients)
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the limit")
@@ -551,13 +551,15 @@ class Server(Closing):
                     if again:
                         session.resume(stream)
                     session.serve(stream, lambda: self._draining)
-                    return self._part_from(stream, "the server stops")
+                    return self._part_from(stream, "the server is shutting down")
                 except ConnectionLost:
                     again = session.leased and client.comes_again()
                     if not again:
                         raise
         except ConnectionLost as error:
-            return self._part_from(stream, "the server stops" if self._draining else str(error))
+            return self._part_from(
+                stream, "the server is shutting down" if self._draining else str(error)
+            )
         except (EncodingError, LimitExceeded) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])

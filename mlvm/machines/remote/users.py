@@ -30,7 +30,7 @@ def users_of(secret: bytes) -> dict[str, bytes]:
     for match in filter(None, matches):
         name = match[1].decode()
         if name in users:
-            raise AccessRefused(f"two secrets are of the user {name!r}")
+            raise AccessRefused(f"user {name!r} has two secrets")
         users[name] = check_secret(match[2])
     return users
 
@@ -40,7 +40,9 @@ def own_secret(secret: bytes) -> bytes:
     secrets of several users."""
     users = users_of(secret)
     if len(users) > 1:
-        raise AccessRefused(f"these are the secrets of {len(users)} users; a client has one")
+        raise AccessRefused(
+            f"these are the secrets of {len(users)} users; a client needs exactly one"
+        )
     return next(iter(users.values()))
 
 

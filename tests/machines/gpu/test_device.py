@@ -508,7 +508,7 @@ def test_what_a_driver_refuses_is_a_machine_error(vm: GpuVM) -> None:
         with vm.memory:
             vm.memory.driver.ready(Call("__kernel void broken( {", "broken", (1,), (1,), ()), ())
 
-    refuses(MachineError, "(opencl.*: .*BUILD_PROGRAM_FAILURE|CUDA: NVRTC refuses)", broken)
+    refuses(MachineError, "(opencl.*: .*BUILD_PROGRAM_FAILURE|CUDA: NVRTC cannot compile)", broken)
 
 
 @cases(

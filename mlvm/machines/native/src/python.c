@@ -43,7 +43,7 @@ int address_of(PyObject *array, char **address, int *constant)
         *constant = buffer.readonly;
     PyBuffer_Release(&buffer); /* the memory is valid as long as the array */
     if (!packed) {
-        PyErr_SetString(PyExc_ValueError, "a native kernel works on packed arrays");
+        PyErr_SetString(PyExc_ValueError, "expected a packed array");
         return -1;
     }
     return 0;

@@ -73,7 +73,7 @@ static int find_parts(KernelCallObject *self, PyObject *parts)
     for (Py_ssize_t i = 0; i < nparts; i++) {
         PyObject *part = PyTuple_GetItem(self->parts, i);
         if (!PyObject_TypeCheck(part, kernel_call_type)) {
-            PyErr_SetString(PyExc_TypeError, "the parts of a KernelCall are such, too");
+            PyErr_SetString(PyExc_TypeError, "KernelCall: expected parts that are KernelCalls");
             return -1;
         }
         self->children[i] = &((KernelCallObject *)part)->call;
@@ -135,7 +135,7 @@ static int64_t *named_integers(PyObject *names, PyObject *by_name, PyObject *res
     }
     Py_XDECREF(list);
     if (are_ints && found < PyDict_Size(by_name))
-        PyErr_Format(PyExc_LookupError, "calls have the integers %R, not all of %R", names, by_name);
+        PyErr_Format(PyExc_LookupError, "expected integers among %R, got %R", names, by_name);
     if (are_ints && !PyErr_Occurred())
         return values;
     PyMem_Free(values);
@@ -151,7 +151,7 @@ static PyObject *kernel_call(PyObject *module, PyObject *const *args, Py_ssize_t
     const char *name = nargs == 12 ? PyUnicode_AsUTF8AndSize(args[0], NULL) : NULL;
     const KernelEntry *entry = name ? find_kernel(name) : NULL;
     if (!entry || !PyTuple_Check(args[4]) || !PyDict_Check(args[5]) || !PyTuple_Check(args[9]))
-        return PyErr_Format(PyExc_TypeError, "kernel_call takes 12 arguments, and a known kernel");
+        return PyErr_Format(PyExc_TypeError, "kernel_call: expected 12 arguments and a known kernel");
     int are_plain = PyLong_Check(args[2]) && PyLong_Check(args[7]) && PyLong_Check(args[8]) &&
                     (PyFloat_Check(args[3]) || PyLong_Check(args[3])) && PyTuple_CheckExact(args[6]);
     for (Py_ssize_t i = 0; are_plain && i < PyTuple_Size(args[6]); i++)
@@ -197,7 +197,7 @@ static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, 
     char *p[MOST_PARAMETERS + 1];
     const KernelCall *call = &self->call;
     if (nargs != call->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
-        return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, got %zd values",
+        return PyErr_Format(PyExc_TypeError, "%s: expected a Pool and %d arrays, got %zd values",
                             call->kernel->name, call->nparams, nargs);
     for (Py_ssize_t i = 1; i < nargs; i++)
         if (address_of(args[i], &p[i - 1], NULL))

@@ -403,7 +403,7 @@ static int more_values(Machine *machine, int64_t count)
     int64_t more = VALUE_COUNTS * (room - machine->room);
     if (is_limited() && (room > MOST_VALUES || !count_made(more))) {
         hold(launch);
-        PyErr_SetString(PyExc_MemoryError, "more values lie on the stack than a launch may hold");
+        PyErr_SetString(PyExc_MemoryError, "the stack of the launch has too many values");
         return -1;
     }
     launch->counted += is_limited() ? more : 0;
@@ -813,7 +813,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
 {
     if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
         PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->keepalive)
-        return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, operands, left");
+        return PyErr_Format(PyExc_TypeError, "run: expected a Pool, a helper, operands and the remaining steps");
     Launch m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1]};
     m.m = machine_of(self, m.pool);
     m.m.steps_left = PyLong_AsLongLong(args[3]);
@@ -957,7 +957,7 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
         Py_RETURN_NONE;
     }
     if (PyList_Size(calls) != self->nbound || PyTuple_Size(operands) < (Py_ssize_t)self->naddresses)
-        return PyErr_Format(PyExc_TypeError, "activate takes %d calls and %u arrays", self->nbound,
+        return PyErr_Format(PyExc_TypeError, "activate: expected %d calls and %u arrays", self->nbound,
                             self->naddresses);
     PyObject *last = PyList_Size(self->keepalive) > 1 ? PyList_GetItem(self->keepalive, 1) : NULL;
     for (uint32_t i = 0; i < self->naddresses; i++) {
@@ -974,7 +974,7 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
     for (int i = 0; i < self->nbound; i++) {
         PyObject *object = PyList_GetItem(calls, i);
         if (!is_kernel_call(object))
-            return PyErr_Format(PyExc_TypeError, "activate takes calls of kernels");
+            return PyErr_Format(PyExc_TypeError, "activate: expected calls of kernels");
         const KernelCall *call = self->bound[i].call = &((KernelCallObject *)object)->call;
         self->scratch = call->scratch > self->scratch ? call->scratch : self->scratch;
         self->shared = call->shared > self->shared ? call->shared : self->shared;
