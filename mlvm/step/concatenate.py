@@ -1,4 +1,4 @@
-"""Several launches as one program."""
+"""Concatenation of several launches to one program."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mlvm.core.machine.decode import argument_of, decode
 from mlvm.core.program.program import STAR, Instruction, Program
 
 Launch: TypeAlias = tuple[Program, tuple[int, ...]]
-"""A program, and the handles of the tensors it was launched on."""
+"""Program, and the handles of the tensors it was launched on."""
 
 
 def concatenate(launches: Sequence[Launch]) -> Program:
-    """Return one program of several launches: each argument is loaded by its handle.
+    """Return one program for several launches, in which each argument is loaded by its handle.
 
-    Raises `ProgramError` for a launched program that is more than a straight `main`, or whose
-    `cfunc *` would take values of other launches from the stack.
+    Raises `ProgramError` for a program that is more than a `main` without branches, or whose `cfunc
+    *` would pop values of other launches from the stack.
     """
     code: list[Instruction] = []
     for program, args in launches:
