@@ -89,8 +89,9 @@ class BadInput(MlvmError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a
-    script which failed.
+    """Run a command.
+
+    Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a script which failed.
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
@@ -266,8 +267,10 @@ _MOST_PIPED: Final = 1 << 28
 
 
 def read_bytes(file: str) -> bytes:
-    """The bytes of a file. Raises `BadInput` for a pipe or a device that does not end within 256
-    MiB, and `OSError`."""
+    """The bytes of a file.
+
+    Raises `BadInput` for a pipe or a device that does not end within 256 MiB, and `OSError`.
+    """
     with open(file, "rb") as stream:
         if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             return stream.read()
@@ -587,8 +590,10 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Write a page that shows a captured step or, of a script run with the arguments, all that it
-    does, up to where it failed if it does. Returns the exit status, a script's own."""
+    """Write a page that shows a captured step, or the run of a script with the arguments.
+
+    A script that fails is shown up to its failure. Returns the exit status.
+    """
     file = Path(options.file)
     if not file.name:
         raise BadInput(f"{options.file!r} names no file; show takes what Captured.save wrote")

@@ -108,8 +108,11 @@ class Tokenizer:
         self._user_defined = sorted(defined, key=lambda i: -len(self.tokens[i]))
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, after the token of a text's beginning if the file has the option. Tokens
-        that the user of the file defined are found first, the longest ones before the others."""
+        """Encode a text, after the token of a text's beginning if the file has the option.
+
+        Tokens that the user of the file defined are found first, the longest ones before the
+        others.
+        """
         encode = self._of_text if self.kind == "llama" else self._of_words
         ids = [self.bos] if self.adds_bos else []
         for part in self._parts(text):
@@ -162,8 +165,10 @@ class Tokenizer:
         return self._merges.get((left, right))
 
     def _merged(self, pieces: list[str]) -> Iterator[str]:
-        """Merge neighbours, the best pair first, and of equal pairs the leftmost; return the
-        pieces."""
+        """Merge neighbours, the best pair first; return the pieces.
+
+        Among equal pairs the leftmost is merged first.
+        """
         before = [*range(-1, len(pieces) - 1)]
         after = [*range(1, len(pieces)), -1]
         heap: list[tuple[float, int, str, str]] = []

@@ -54,8 +54,10 @@ class TreeLstm(nn.Module):
         return state(ml.unstack(nodes, axis=1), ml.zeros((), dtype=ml.int64))
 
     def at_roots(self, leaves: State, trees: Tensor) -> State:
-        """Compute the states at the roots of trees i64[N,n,3], f[N, hidden] each. Nodes of all
-        trees whose children are complete share one product."""
+        """Compute the states at the roots of trees i64[N,n,3], f[N, hidden] each.
+
+        Nodes of all trees whose children are complete share one product.
+        """
         roots: State = ml.batch(lambda nodes: self.at_root(leaves, nodes))(trees)
         return roots
 

@@ -124,9 +124,11 @@ class Encoder(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels). The
-    class token is read out, through a layer of `representation_size` with tanh where there is one.
-    The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no dropout.
+    """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels).
+
+    The class token is read out, through a layer of `representation_size` with tanh where there is
+    one. The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no
+    dropout.
 
     Raises `ShapeError` if patches do not tile the image, and for images of another shape;
     `ArgumentError` if `num_heads` does not divide `hidden_size`.

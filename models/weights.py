@@ -176,10 +176,12 @@ def read(
     approximate: bool | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> Pretrained:
-    """Read the weights of a file. A ViT of timm lacks its number of heads: by default it is the
-    published one for its width, or that of 64 features each. The GELU is by tanh in the official
-    code and here, and exact in timm's; `approximate` overrides it. Images are square unless the
-    file, or `image_size`, (height, width), says otherwise.
+    """Read the weights of a file.
+
+    A ViT of timm lacks its number of heads: by default it is the published one for its width, or
+    that of 64 features each. The GELU is by tanh in the official code and here, and exact in
+    timm's; `approximate` overrides it. Images are square unless the file, or `image_size`, (height,
+    width), says otherwise.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
     another model, and for impossible heads and sizes. Wrong names raise when the model is built.
@@ -287,8 +289,10 @@ def _weights(old: int, new: int) -> Array:
 def _arrays(
     file: Path, recognise: Callable[[Arrays, dict[str, str]], object]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Read arrays and texts by name; from a checkpoint those of the model. Packed arrays are
-    unpacked only after `recognise` accepts their names and shapes."""
+    """Read arrays and texts by name; from a checkpoint those of the model.
+
+    Packed arrays are unpacked only after `recognise` accepts their names and shapes.
+    """
     with opened(file) as stream:
         start = stream.read(4)
     if start == b"PK\3\4":
@@ -372,8 +376,10 @@ def _unique(named: Iterable[Named]) -> Arrays:
 
 
 def _f32(name: str, array: Array) -> Array:
-    """Convert an array to f32. Raises `WeightsError` for a dtype that is no float, and for numbers
-    beyond f32."""
+    """Convert an array to f32.
+
+    Raises `WeightsError` for a dtype that is no float, and for numbers beyond f32.
+    """
     if array.dtype.kind != "f":
         raise WeightsError(f"{name} is {array.dtype}, and weights are floats")
     if array.dtype == np.float32:
@@ -470,8 +476,10 @@ def _official(rules: list[tuple[str, str]], module: str) -> str | None:
 
 
 def _plain(path: str, kind: str, array: Array) -> Arrays:
-    """Convert a layer's array: PyTorch has [out, in] and [out, in, height, width], and a norm's
-    weight is a scale."""
+    """Convert a layer's array from PyTorch's layout.
+
+    PyTorch has [out, in] and [out, in, height, width], and the weight of a norm is a scale.
+    """
     if kind == "bias":
         return {f"{path}/bias": array}
     if array.ndim < 2:
@@ -599,8 +607,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _require_fitting(weights: Pretrained, image_shape: Sequence[int]) -> Shape:
-    """Check an image's shape and return it, (height, width, channels). Raises if it does not fit
-    the weights."""
+    """Check an image's shape and return it, (height, width, channels).
+
+    Raises if it does not fit the weights.
+    """
     (height, width, channels), shape = weights.image_shape, tuple(image_shape)
     patch = weights.options["patch_size"]
     if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):

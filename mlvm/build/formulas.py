@@ -87,8 +87,10 @@ class Formulas:
         return self._add(("CONSTANT", constant, 0), np.asarray(constant))
 
     def step(self, name: str, a: int, b: int) -> int:
-        """Add an operator's result; return its number. Raises `CannotBuild` for operators that C
-        has not."""
+        """Add an operator's result; return its number.
+
+        Raises `CannotBuild` for operators that C has not.
+        """
         (x, x_defined), (y, y_defined) = self._columns[a], self._columns[b]
         is_defined = np.logical_and(x_defined, y_defined)
         fn = getattr(operator, name, None)

@@ -61,8 +61,10 @@ class Case(NamedTuple):
 
 
 class KernelRun(NamedTuple):
-    """Kernel's call with its parameters: numbers of arguments, or temporaries. `scratch`: the
-    offset of its scratch memory in the step's."""
+    """Kernel's call with its parameters: numbers of arguments, or temporaries.
+
+    `scratch`: the offset of its scratch memory in the step's.
+    """
 
     call: KernelCall
     parameters: tuple[int | Temporary, ...]
@@ -266,9 +268,7 @@ class Steps:
                 continue
             self._visited[key] = None
             if len(self._visited) > _MOST_CONTEXTS:
-                raise CannotBuild(
-                    "functions are called with too many combinations of types"
-                )
+                raise CannotBuild("functions are called with too many combinations of types")
             todo += _Walk(self, *key).run()
 
 

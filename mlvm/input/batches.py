@@ -64,8 +64,10 @@ class Schedule(NamedTuple):
     drop_last: bool
 
     def at(self, epoch: int, start: int) -> Batch | None:
-        """Return the batch at position `start` of the epoch, or else the first batch of the next
-        epoch. None after the last epoch."""
+        """Return the batch at position `start` of the epoch, or the first of the next epoch.
+
+        Return None after the last epoch.
+        """
         remaining = self.length - start
         if remaining < (self.batch_size if self.drop_last else 1):
             epoch, start, remaining = epoch + 1, 0, self.length
@@ -234,8 +236,10 @@ class Recipe:
         return arrays
 
     def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
-        """Return text that names the first sample to raise such an error alone, or all if none
-        does."""
+        """Return text that names the first sample that raises the error separately.
+
+        If none does, name all samples.
+        """
         for position, index in enumerate(indices, batch.start):
             try:
                 self._build(batch.epoch, np.array([index]))
@@ -248,8 +252,10 @@ class Recipe:
 
 
 def _beginning(place: Array, shape: Shape) -> Array:
-    """Return the beginning of a slot's array in the shape of a batch that is padded to less; the
-    array itself if the shapes differ in another way."""
+    """Return the start of a slot's array in the shape of a batch with shorter padding.
+
+    If the shapes differ in another way, return the array itself.
+    """
     fits = len(shape) == place.ndim > 1 and shape[1] < place.shape[1]
     if not fits or (shape[0], *shape[2:]) != (place.shape[0], *place.shape[2:]):
         return place

@@ -26,8 +26,10 @@ _IN_MEMORY: Final = ("__array_interface__", "__dlpack__", "to_numpy")
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples by number. With `indices` i64[B] in any order, `dataset[indices]` is a tuple of
-    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once.
+    """Samples by number.
+
+    With `indices` i64[B] in any order, `dataset[indices]` is a tuple of arrays [B, ...]; row b
+    belongs to sample `indices[b]`. Several threads may call it at once.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -41,8 +43,9 @@ class Dataset(Protocol):
 
 
 def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
-    """Return the data set that a user means. If `ragged`, samples may differ in length: a batch
-    then has lists of arrays in place of arrays.
+    """Return the data set that a user means.
+
+    If `ragged`, samples may differ in length: a batch then has lists of arrays in place of arrays.
 
     1. An array is one column. A tuple is one of columns; so are a dict and a frame, whose batches
        are named tuples.
@@ -74,8 +77,10 @@ def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
 
 
 def length_of(dataset: Dataset) -> int:
-    """Return the number of samples. Raises `PipelineError` for an empty data set, or an invalid
-    length."""
+    """Return the number of samples.
+
+    Raises `PipelineError` for an empty data set, or an invalid length.
+    """
     try:
         length = operator.index(len(dataset))
     except (TypeError, ValueError) as error:
@@ -103,8 +108,10 @@ def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
 
 @memoized(64)
 def _named(names: tuple[str, ...]) -> Any:
-    """Make a named tuple, which takes names as indices, too; as in pandas' `itertuples`, an invalid
-    name becomes its position."""
+    """Create a named tuple that also accepts names as indices.
+
+    As in pandas' `itertuples`, an invalid name becomes its position.
+    """
 
     def item(batch: tuple[Any, ...], key: Any) -> Any:
         return tuple.__getitem__(batch, names.index(key) if key in names else key)
@@ -148,8 +155,10 @@ def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Samples:
-    """Data set of single samples, which are stacked. A sample is an array or a number, or several
-    of them."""
+    """Data set of single samples, which are stacked.
+
+    A sample is an array or a number, or several of them.
+    """
 
     def __init__(self, samples: Any, ragged: bool = False) -> None:
         self._samples = samples

@@ -36,8 +36,9 @@ _IN_USE: Final = 2  # slots for batches in use: the last one, and an earlier one
 
 
 class PipelineState(TypedDict):
-    """Position of a pipeline: the next batch begins at `next_index` in the order of `epoch`, both
-    from 0. It is JSON.
+    """Position of a pipeline, which can be stored as JSON.
+
+    The next batch begins at `next_index` in the order of `epoch`, both from 0.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -54,8 +55,9 @@ class PipelineState(TypedDict):
 
 
 class PipelineStats(NamedTuple):
-    """Number of batches that were got, and the seconds of waiting: of the consumer for batches, and
-    of all producers together for free slots.
+    """Statistics of a pipeline: number of batches, and seconds of waiting.
+
+    The consumer waits for batches, and the producers, added together, for free slots.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -223,9 +225,11 @@ class Pipeline(Closing, Generic[A]):
         return with_parts(self._types, queue.get(kind=self._kind))
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
-        """Yield the batches of this epoch that `get` has not returned. After a `for` that ended
-        early, repeat the batches of that `for`. Raises `ShutDown` after the last epoch, and the
-        errors of `get`."""
+        """Yield the batches of this epoch that `get` has not returned.
+
+        After a `for` that ended early, repeat the batches of that `for`. Raises `ShutDown` after
+        the last epoch, and the errors of `get`.
+        """
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:
             self._loops += 1

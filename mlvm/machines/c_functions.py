@@ -1,5 +1,7 @@
-"""Host functions in C: shared libraries of them. `mlvm.h` is what their authors see, and
-`mlvm.machines.native.host` calls them."""
+"""Host functions in C: shared libraries of them.
+
+`mlvm.h` is what their authors see, and `mlvm.machines.native.host` calls them.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,9 @@ class DryVM(LocalVM):
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
-        outputs, as their values are not known.
+        """Verify the program for the arguments' types.
+
+        Raises `HandleError` for one that leaves outputs, as their values are not known.
 
         Refuses:
             dry.launch(returning, [dry.alloc_tensor(v.type)])  # HandleError

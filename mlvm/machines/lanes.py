@@ -57,8 +57,10 @@ _FEW: Final = 64
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
-    """Bind the program to these arrays; return its launch, which may be repeated. Raises what
-    `verify` raises."""
+    """Bind the program to these arrays; return its launch, which may be repeated.
+
+    Raises what `verify` raises.
+    """
     types = tuple(map(TensorType.of, operands))
     verdict = verify(program, vm.functions, types) if vm.checked else None
     code = link(program, vm.functions, verdict, deferred=False)
@@ -84,8 +86,10 @@ class _Memory:
         self.last: Lanes | None = None
 
     def area(self, key: Any, nbytes: int) -> Array:
-        """Return memory for an operand or a result of a part. Where it has moved, the former stays
-        until `begin`."""
+        """Return memory for an operand or a result of a part.
+
+        Where it has moved, the former stays until `begin`.
+        """
         handle, area = self._areas.get(key, (None, None))
         if area is None or len(area) < nbytes:
             area = self._new(key, max(nbytes, 0 if area is None else 2 * len(area)))
@@ -273,8 +277,10 @@ class Lanes:
     def _add_up(
         self, total: Array, name: str, site: Segment, entries: Sequence[tuple[int, list[Array]]]
     ) -> None:
-        """Add the contributions of a site to a sum: row by row, within a row in the order in which
-        its calls begin, by the largest parts."""
+        """Add the contributions of a site to a sum, by the largest parts.
+
+        They are added row by row, and within a row in the order in which its calls begin.
+        """
         first = 0
         for count in sorted(site.parts, reverse=True):
             operands, [after] = self._operands(site, count)
@@ -313,8 +319,10 @@ def register(vm: VM) -> None:
     version = 0
 
     def lanes_of(attribute: object) -> Lanes:
-        """Return the program of an attribute, ready to run. Inside another one, as in a signal
-        handler, it shares no memory."""
+        """Return the program of an attribute, ready to run.
+
+        Inside another one, as in a signal handler, it shares no memory.
+        """
         nonlocal version
         if running:
             return Lanes(_Memory(machine), program_of(attribute))

@@ -163,8 +163,11 @@ wait."""
 
 
 def write_call(writer: Writer, name: str, args: Sequence[Any]) -> None:
-    """Write a call. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an
-    argument that has no encoding."""
+    """Write a call.
+
+    Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an argument that has no
+    encoding.
+    """
     writer.text(name)
     for field, value in zip(CALLS[name].parameters.values(), args, strict=True):
         field.write(writer, value)
@@ -222,8 +225,10 @@ def decode_answer(name: str, message: bytes) -> Any:
 
 
 def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
-    """Read the result of the call of that name from a message of that kind. Raises the error if
-    the message is one."""
+    """Read the result of the call of that name from a message of that kind.
+
+    Raises the error if the message is one.
+    """
     if kind is Kind.error:
         raise read_error(reader)  # a variable would make a cycle with the traceback
     result = CALLS[name].result.read(reader)
@@ -271,8 +276,10 @@ def _encode_error(error: Exception) -> bytes:
 
 
 def _may_be_part(kind: type[Exception], name: str) -> bool:
-    """Return True if an error of that class may have an attribute of that name: no method, and
-    nothing of Python's, such as `__notes__`."""
+    """Return True if an error of that class may have an attribute of that name.
+
+    Methods and attributes of Python, such as `__notes__`, are excluded.
+    """
     return not name.startswith("__") and not callable(getattr(kind, name, None))
 
 

@@ -139,8 +139,10 @@ class Graph:
             used_later |= names
 
     def run(self, operands: Mapping[str, Value], frame: Frame) -> list[Value]:
-        """Run the nodes on operands, which include the values of the free names; return the
-        outputs."""
+        """Run the nodes on operands; return the outputs.
+
+        The operands include the values of the free names.
+        """
         scope: dict[str, Value] = {**self.constants, **operands}
         inner = Frame(frame.weights, scope)
         for node in self.nodes:
@@ -359,8 +361,10 @@ class Builder:
         return self._packed[name, dtype]
 
     def _number(self, node: Node, message: Message) -> int:
-        """Return the `TensorProto.DataType` of a node's results, or 0 if no attribute or operand
-        has it."""
+        """Return the `TensorProto.DataType` of a node's results.
+
+        Return 0 if no attribute or operand determines it.
+        """
         if node.type == "Constant":
             return max((a.t.data_type for a in message.attribute if a.t is not None), default=0)
         own = node.attributes.get("to") or node.attributes.get("output_dtype")
@@ -419,9 +423,11 @@ class Builder:
 
 
 def _computed(node: Node) -> tuple[Array, ...] | None:
-    """Fold a node whose operands are constants. Return None if a call must compute it. Such a node
-    reads a value of the call, draws random numbers, has no numpy form, or exceeds the limit of
-    memory."""
+    """Fold a node whose operands are constants.
+
+    Return None if a call must compute it. Such a node reads a value of the call, draws random
+    numbers, has no numpy form, or exceeds the limit of memory.
+    """
     is_open = any(not is_array(x) and x for x in node.inputs)
     if is_open or node.graphs or node.type in _DRAWS or node.op.kind == "tensors":
         return None
@@ -440,8 +446,11 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
 
 
 def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]:
-    """Return the attributes of a node by name. One that refers to an attribute of the function
-    around it is that, and absent if the call of the function does not have it."""
+    """Return the attributes of a node by name.
+
+    One that refers to an attribute of the function around it is that, and absent if the call of the
+    function does not have it.
+    """
     own = {x.name: outer.get(x.ref_attr_name) if x.ref_attr_name else x for x in node.attribute}
     return {name: attribute for name, attribute in own.items() if attribute is not None}
 

@@ -54,8 +54,10 @@ OpenAxes = dict[str, dict[int, OpenAxis]]
 def open_axes(
     dynamic_axes: Mapping[str, Mapping[int, str]], inputs: Mapping[str, TensorType]
 ) -> OpenAxes:
-    """Parse the argument `dynamic_axes` of `save`. Raises `ArgumentError` if it names no axis of an
-    input."""
+    """Parse the argument `dynamic_axes` of `save`.
+
+    Raises `ArgumentError` if it names no axis of an input.
+    """
 
     def refuse(reason: str) -> ArgumentError:
         return ArgumentError(f"dynamic_axes: {reason}").at("save", ())
@@ -178,8 +180,10 @@ class Lengths:
         self._located = len(numbers.guarded)
 
     def decided(self, samples: Iterable[Sizes]) -> int | None:
-        """Return the place of a value that the trace needed and that differs at some of these
-        sizes; None if there is none."""
+        """Return the index of a value that the trace used and that differs at some of these sizes.
+
+        Return None if there is none.
+        """
         numbers = self._numbers
         for sizes in samples:
             values = numbers.computed([*sizes.values()])

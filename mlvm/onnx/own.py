@@ -22,8 +22,10 @@ DOMAIN: Final = "mlvm"
 
 
 def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -> str:
-    """Encode an op as text: its name, its attributes, and its operands' dtypes if one has few
-    bits."""
+    """Encode an op as text: its name, its attributes, and low-bit dtypes of operands.
+
+    The dtypes of all operands are included if one has a low-bit dtype.
+    """
     fields: dict[str, Any] = {"op": op.name, "attributes": dict(attributes)}
     if any(type.dtype.is_storage for type in types):
         fields["dtypes"] = [type.dtype.name for type in types]

@@ -89,8 +89,11 @@ FIELDS: Final = {
 
 
 def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
-    """Return the readers of fields by number and wire type: name, kind, whether the field is
-    repeated, and whether its values are numbers, which may be packed."""
+    """Return the readers of fields by number and wire type.
+
+    A reader has the field's name, its kind, whether the field is repeated, and whether its values
+    are numbers, which may be packed.
+    """
     readers = {}
     for number, (name, kind, many, _) in fields.items():
         for wire in {WIRES.get(kind, 2), *([2] if many else [])}:
@@ -102,8 +105,11 @@ _READERS: Final = {kind: _readers(fields) for kind, fields in FIELDS.items()}
 
 
 class Message:
-    """Message of that kind: its fields are its attributes. Repeated numbers are an array of i64,
-    f32 or f64; other repeated fields are a list. Bytes are a view of the file."""
+    """Message of that kind: its fields are its attributes.
+
+    Repeated numbers are an array of i64, f32 or f64; other repeated fields are a list. Bytes are a
+    view of the file.
+    """
 
     kind: str
 

@@ -619,8 +619,7 @@ def _shown(path: str) -> str:
 
 
 def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
-    """Return names for the tensors that a function reads, by their ids, as far as they have a
-    path."""
+    """Return names for the tensors that a function reads, by id, if they have a path."""
     owner = getattr(fn, "__self__", fn)
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     around = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))

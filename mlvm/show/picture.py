@@ -114,8 +114,10 @@ def _kind(lifetime: Lifetime) -> str:
 
 
 def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
-    """Assign colours to the kinds with the largest areas of bytes times moments; others are
-    grey."""
+    """Assign colours to the kinds with the largest areas of bytes times time.
+
+    Other kinds are grey.
+    """
     area: dict[str, int] = {}
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
@@ -162,8 +164,10 @@ def _resets(recording: Recording, x: Scale) -> str:
 
 
 def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Return the highest point of each stretch of moments, and the stretch's length: 1, or as many
-    moments as keep the line from hiding colours."""
+    """Return the maximum of each stretch of the curve, and the length of a stretch.
+
+    The length is 1, or large enough that the line does not hide the colours.
+    """
     stretch = 1
     while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
         heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down

@@ -203,9 +203,10 @@ class _Watcher:
 
 @contextmanager
 def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[list[Recording]]:
-    """Record every arena made inside the block from its first moment on. Yield the list of
-    recordings, which are complete after the block. It keeps no arena alive, and programs only with
-    `programs`.
+    """Record every arena made inside the block from its first moment on.
+
+    Yield the list of recordings, which are complete after the block. It keeps no arena alive, and
+    programs only with `programs`.
 
     Arenas of the abstract VM of a trace are left out."""
     watchers: list[_Watcher] = []

@@ -133,8 +133,10 @@ class Replica:
             return self.optimizer.rate
 
     def loss_scale(self) -> float:
-        """Return the factor of the next loss: 1 without a loss scale. While it exceeds 1, a step
-        with an infinite loss changes nothing but the factor."""
+        """Return the factor of the next loss: 1 without a loss scale.
+
+        While it exceeds 1, a step with an infinite loss changes nothing but the factor.
+        """
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
@@ -153,8 +155,10 @@ class Replica:
         return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:
-        """Return the state of later steps by name: parameters, buffers, optimizer, random keys. The
-        first member returns whole tensors, other members nothing."""
+        """Return the state of later steps by name: parameters, buffers, optimizer, random keys.
+
+        The first member returns whole tensors, other members nothing.
+        """
         with self.batch:
             tensors = self._tensors()
             if ml.parallel.rank():

@@ -68,8 +68,10 @@ def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
 
 
 class Cuda:
-    """A device by CUDA: all that is done is in the order of one stream, but for copies of pinned
-    memory, which are in that of a second one."""
+    """Device of CUDA, which runs everything in the order of one stream.
+
+    Copies of pinned memory use a second stream.
+    """
 
     def __init__(self, name: str) -> None:
         self._cupy = cupy = extra("cupy", "cuda")
@@ -166,8 +168,10 @@ class Cuda:
 
 
 def listed() -> list[tuple[str, str, int]]:
-    """The GPUs by name, model and bytes of memory. Raises `MissingExtra` without CuPy, and
-    `MachineError` where CUDA finds no driver or no device."""
+    """The GPUs by name, model and bytes of memory.
+
+    Raises `MissingExtra` without CuPy, and `MachineError` where CUDA finds no driver or no device.
+    """
     runtime = extra("cupy", "cuda").cuda.runtime
     try:
         properties = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]

@@ -128,8 +128,10 @@ def _index_set(device: Facts, types: Types, *, axis: int, axes: int) -> Calls:
 
 
 def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
-    """The steps of a tensor that is broadcast to groups of axes, along each; None where a group is
-    neither whole nor one element."""
+    """Return the strides of a tensor that is broadcast to groups of axes.
+
+    The stride is None where a group is neither contiguous nor one element.
+    """
     axes = [length for group in groups for length in group]
     shape = (1,) * (len(axes) - len(shape)) + shape
     steps, step, end = [], 1, len(axes)
@@ -204,8 +206,10 @@ def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: in
 @kernel("mask_scatter", judges=2)
 @kernel("mask_set", judges=3)
 def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
-    """Replace elements of zeros, or of the first of three operands, by values where a mask is
-    true."""
+    """Replace elements where a mask is true by values.
+
+    The elements are zeros, or those of the first of three operands.
+    """
     out, values, mask = types[0], types[-2], types[-1]
     begin, number, mask_number = range(len(types) - 3, len(types))
     behind, count = out.shape[mask.ndim :], values.shape[0]

@@ -98,8 +98,10 @@ class _Shared:
             return self._programs[text]
 
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
-        """Compile the sources together, which begin alike: most of the time goes into a program's
-        beginning."""
+        """Compile the sources, which start alike, together.
+
+        Most of the compile time is spent on a program's start.
+        """
         new = [text for text in dict.fromkeys(texts) if text not in self._programs]
         whole = self.program("".join([prelude, *[text.removeprefix(prelude) for text in new]]))
         self._programs.update(dict.fromkeys(new, whole))

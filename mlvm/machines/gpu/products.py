@@ -29,9 +29,12 @@ class Sizes(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Windows of volumes, which are an operand without being laid out. Along each of three axes
-    place t of window i lies at i step + t apart + lead; where that is not in the volume, it is 0.
-    `transposed`: a window is a column, not a row. `phases` are of a transposed convolution."""
+    """Windows of volumes, which are an operand without being laid out.
+
+    Along each of three axes place t of window i lies at i step + t apart + lead; where that is not
+    in the volume, it is 0. `transposed`: a window is a column, not a row. `phases` are of a
+    transposed convolution.
+    """
 
     volume: Sequence[int]
     grid: Sequence[int]

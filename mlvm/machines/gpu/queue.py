@@ -1,5 +1,6 @@
-"""Queue of a device's calls: an op is planned once for its types, prepared once for arrays, and
-launched without a wait.
+"""Queue of a device's calls.
+
+An op is planned once for its types, prepared once for arrays, and launched without a wait.
 
 Scratch memory of ops is shared: what one op leaves there is nothing to the next, as all is done in
 order. What has no kernel on the device runs on the host: its operands are read, which waits, and
@@ -71,8 +72,10 @@ class Ready:
 
 
 class Queue:
-    """The ops of one VM on their way to its device. `host` are the kernels for what has none
-    there."""
+    """The ops of one VM on their way to its device.
+
+    `host` are the kernels for what has none there.
+    """
 
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
         self.memory = memory

@@ -1,5 +1,6 @@
-"""Random draws with the bits of the processor's: Philox4x64-10, and numpy's conversions of its
-words to numbers.
+"""Random draws with the same bits as on the processor.
+
+They use Philox4x64-10, and numpy's conversions of its words to numbers.
 
 The generator is a function of a key and a counter: all blocks are made at once.
 """
@@ -86,8 +87,10 @@ def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
 def _randint(
     device: Facts, types: Types, *, low: int, high: int, shape: Shape, dtype: str
 ) -> Calls:
-    """A draw is refused for some words. The surplus that is drawn is too small with a probability
-    below 1e-30."""
+    """A draw is refused for some words.
+
+    The surplus that is drawn is too small with a probability below 1e-30.
+    """
     out = types[0]
     count, span, itemsize = out.size, high - low, out.dtype.itemsize
     bits = 8 * itemsize if itemsize < 8 else 32 if span <= 2**32 else 64

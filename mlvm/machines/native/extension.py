@@ -31,8 +31,10 @@ _REMEDY: Final = (
 
 
 def _compile(simd: str) -> str:
-    """Compile an instruction set that a checkout was not built for. Return the cause of a
-    failure."""
+    """Compile an instruction set that a checkout was not built for.
+
+    Return the cause of a failure.
+    """
     native, checkout = Path(__file__).parent, Path(__file__).parents[3]
     library = next(native.glob("_native.*.so"), native / "_native.abi3.so")
     sources = native / "src" / "module.c"
@@ -112,8 +114,10 @@ def pool(threads: int, pinned: bool) -> Pool:
 
 
 def default_threads() -> int:
-    """Return MLVM_THREADS, the threads of the default VM, or 1. Raises `MachineError` if it is no
-    number of threads."""
+    """Return MLVM_THREADS, the threads of the default VM, or 1.
+
+    Raises `MachineError` if it is no number of threads.
+    """
     setting = os.environ.get("MLVM_THREADS") or "1"
     if setting not in map(str, range(1, MOST_THREADS + 1)):
         raise MachineError(

@@ -27,8 +27,10 @@ _MOST_CALLERS: Final = 256
 
 
 class Host(NamedTuple):
-    """Description of a call of a host function, for `machine/host.h`. `address` is 0 for a function
-    in Python; `call` is None for a call from Python."""
+    """Description of a call of a host function, for `machine/host.h`.
+
+    `address` is 0 for a function in Python; `call` is None for a call from Python.
+    """
 
     call: Call | None
     attributes: Attributes
@@ -42,8 +44,10 @@ class Host(NamedTuple):
 
 
 class CFunction(UserFunction):
-    """Host function in C, whose code lies in `library`. Functions of the extension work on an
-    object of it, the `owner`."""
+    """Host function in C, whose code lies in `library`.
+
+    Functions of the extension work on an object of it, the `owner`.
+    """
 
     def __init__(
         self,
@@ -63,14 +67,19 @@ class CFunction(UserFunction):
         self._callers = Memo[int, tuple[Host, Caller]](_MOST_CALLERS, "machines.native.host")
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """Return the attributes, unchanged. Raises `ArgumentError` for one that JSON cannot
-        express."""
+        """Return the attributes, unchanged.
+
+        Raises `ArgumentError` for one that JSON cannot express.
+        """
         self.host(attributes)
         return attributes
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        """Run the function, without the GIL. Raises `HostFunctionError` for an error that it
-        reports, by message or status, and for misuse of its frame."""
+        """Run the function, without the GIL.
+
+        Raises `HostFunctionError` for an error that it reports, by message or status, and for
+        misuse of its frame.
+        """
         results: list[Value] = self._entry(attributes)[1](params)
         return results
 
@@ -236,8 +245,7 @@ class HostCall:
         raise MemoryError
 
     def end(self, failure: BaseException | None, status: int, nresults: int) -> None:
-        """Raise the error of a call that ended with that failure or status and number of
-        results."""
+        """Raise the error of a call with that failure, status or number of results."""
         try:
             if failure is not None:
                 raise failure

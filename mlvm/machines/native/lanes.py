@@ -135,8 +135,11 @@ class NativeLanes:
         )
 
     def run(self, pool: Pool, count: int, *arrays: Sequence[Array]) -> None:
-        """Run the first `count` rows. `arrays` are the arguments, the results and sums, which are
-        written, and the shared operands."""
+        """Run the first `count` rows.
+
+        `arrays` are the arguments, the results and sums, which are written, and the shared
+        operands.
+        """
         results = arrays[1]
         if len(results) != len(self._results) or any(
             x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)

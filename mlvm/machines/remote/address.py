@@ -128,8 +128,10 @@ def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object
 
 
 def adopt(sock: socket.socket, *, public: bool) -> Address:
-    """Return the address of a listening socket that another program has opened. Without `public`,
-    other hosts must not reach it. Raises `AddressError`."""
+    """Return the address of a listening socket that another program has opened.
+
+    Without `public`, other hosts must not reach it. Raises `AddressError`.
+    """
     place = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return UnixAddress(os.fsdecode(place))
@@ -190,8 +192,11 @@ def address_of(sock: socket.socket, requested: Address) -> Address:
 
 
 def connect(address: Address, timeout: float) -> socket.socket:
-    """Connect to an address. Raises `ConnectionError`, `TimeoutError` or another `OSError`, and
-    `AddressError` for an unknown host."""
+    """Connect to an address.
+
+    Raises `ConnectionError`, `TimeoutError` or another `OSError`, and `AddressError` for an unknown
+    host.
+    """
     if isinstance(address, UnixAddress):
         with closing_on_error(socket.socket(socket.AF_UNIX)) as sock:
             sock.settimeout(timeout)

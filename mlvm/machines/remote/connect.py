@@ -62,8 +62,10 @@ def connect(
     memory: int | str | None = None,
     system: System = SYSTEM,
 ) -> RemoteVM:
-    """Connect to a server that `python -m mlvm serve` has started, and return a VM on it. It is a
-    VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
+    """Connect to a server that `python -m mlvm serve` has started, and return a VM on it.
+
+    It is a VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm,
+    ...)`.
 
     `address` is HOST:PORT, [IPV6]:PORT, :PORT (this host) or unix:PATH. The server's secret is
     `secret`, in the private file `secret_file`, or in the file that the environment variable

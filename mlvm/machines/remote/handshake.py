@@ -89,8 +89,10 @@ def pack(kind: Greeting, body: bytes = b"", version: int = VERSION) -> bytes:
 def receive(
     sock: socket.socket, deadline: float, most: int = _MOST, system: System = SYSTEM
 ) -> tuple[int, int, bytes]:
-    """Receive the next message by `deadline` of `system.monotonic`. Return its version, its kind
-    and all its bytes. Raises `ConnectionLost`, `EncodingError`."""
+    """Receive the next message by `deadline` of `system.monotonic`.
+
+    Return its version, its kind and all its bytes. Raises `ConnectionLost`, `EncodingError`.
+    """
     header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
     if magic != MAGIC:

@@ -68,8 +68,11 @@ class Process:
         self.send("serve", sock, client=number, **facts)
 
     def wait(self, number: int) -> tuple[int, float, str | None]:
-        """Wait until the process has served a client. Return the number of launches, their
-        seconds, and the reason if the process has ended before the client."""
+        """Wait until the process has served a client.
+
+        Return the number of launches, their seconds, and the reason if the process has ended before
+        the client.
+        """
         with self._lock:
             serving = self._serving[number]
             if self.ended is not None:
@@ -97,8 +100,9 @@ class Process:
 
 
 class Processes:
-    """The processes of a server: at most `most` of clients, and one for each `shared` VM. They
-    write events to `log`.
+    """Processes of a server: at most `most` for clients, and one per `shared` VM.
+
+    They write events to `log`.
 
     Raises `MachineError` for options that are not JSON, or if no process can be started.
     """
@@ -245,8 +249,10 @@ class Processes:
         return metrics.to_json()
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Return the status of each process, as `Server.status`; of a busy one, its previous
-        status."""
+        """Return the status of each process, as in `Server.status`.
+
+        A busy process has its previous status.
+        """
         living = self._living.copy()
         for each in living:
             if not each.status_pending:
@@ -299,9 +305,11 @@ def how_it_ended(status: int | str) -> str:
 
 
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Relay the bytes of each socket to the other until one ends. At the end of `plain` all its
-    bytes have been relayed; when the client hangs up, bytes that the process has not read are
-    dropped."""
+    """Relay the bytes of each socket to the other until one ends.
+
+    At the end of `plain` all its bytes have been relayed; when the client hangs up, bytes that the
+    process has not read are dropped.
+    """
     secure.setblocking(False)
     plain.setblocking(False)
     hung_up = getattr(select, "POLLRDHUP", 0)

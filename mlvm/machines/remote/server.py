@@ -201,8 +201,10 @@ class Server(Closing):
         self._accepting = system.start("mlvm accept", self._accept)
 
     def reload(self, secret: str | bytes | None) -> None:
-        """Replace the secret, and read the certificate's files again, for new connections. Raises
-        `AccessRefused` and `AddressError`, and changes nothing then."""
+        """Replace the secret, and read the certificate's files again, for new connections.
+
+        Raises `AccessRefused` and `AddressError`, and changes nothing then.
+        """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
             raise AccessRefused(f"a server at {self.address} needs a secret")
@@ -381,8 +383,10 @@ class Server(Closing):
                 _trim()
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
-        """Wrap the connection in TLS if the server has a certificate. Raises `AccessRefused` if
-        the client does not agree."""
+        """Wrap the connection in TLS if the server has a certificate.
+
+        Raises `AccessRefused` if the client does not agree.
+        """
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
@@ -522,8 +526,10 @@ class Server(Closing):
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
     ) -> tuple[int, float]:
-        """Serve a client that another process has admitted. Return the number of its launches, and
-        their processor seconds."""
+        """Serve a client that another process has admitted.
+
+        Return the number of its launches, and their processor seconds.
+        """
         lent = _Client(peer, sock, self._limits.lease_seconds, self._system)
         lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
@@ -619,8 +625,10 @@ class Server(Closing):
     # --- status ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return totals, and a dictionary for each client and each shared VM, as
-        `python -m mlvm top` shows them."""
+        """Return totals, and a dictionary per client and shared VM.
+
+        `python -m mlvm top` shows them.
+        """
         now = self._system.monotonic()
         remote_statuses = [] if self._processes is None else self._processes.statuses()
         remote = {each["client"]: each for status in remote_statuses for each in status["clients"]}
@@ -753,8 +761,10 @@ class _Client:
             self.session.refusal = reason
 
     def go_on_with(self, sock: socket.socket) -> bool:
-        """Replace the lost connection, whose loss may not be noticed here yet. Return False if the
-        client's lease is over."""
+        """Replace the lost connection, whose loss may not be noticed here yet.
+
+        Return False if the client's lease is over.
+        """
         with self._change:
             if self._over or not self.leased:
                 return False
@@ -798,8 +808,10 @@ class _Client:
             self.session.last = max(self.session.last, last)
 
     def is_gone(self) -> bool | str:
-        """Return whether the client has hung up, or why its launch must end. A drained connection
-        looks as if the client had hung up, and does not count."""
+        """Return whether the client has hung up, or why its launch must end.
+
+        A drained connection looks as if the client had hung up, and does not count.
+        """
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
         if self._draining or not self._system.has_hung_up(self.socket):
@@ -848,8 +860,10 @@ class _BoundedSession(Session):
         self.program_bytes = 0  # their sum
 
     def heed(self, error: Exception) -> None:
-        """Count exceeded limits. End the connection if the process itself has no memory left: its
-        state may be inconsistent."""
+        """Count exceeded limits.
+
+        End the connection if the process itself has no memory left: its state may be inconsistent.
+        """
         if isinstance(error, (LimitExceeded, OutOfMemory)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
@@ -935,8 +949,10 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
 
 
 def _part(sock: socket.socket, system: System) -> None:
-    """Close a connection so that the peer can read the last bytes: closing with unread bytes would
-    discard them."""
+    """Close a connection so that the peer can read the last bytes.
+
+    Closing with unread bytes would discard them.
+    """
     with contextlib.suppress(OSError, ValueError):
         addresses.shut(sock, socket.SHUT_WR)
         deadline = system.monotonic() + 0.5
@@ -947,8 +963,10 @@ def _part(sock: socket.socket, system: System) -> None:
 
 
 def _trim() -> None:
-    """Return the memory of a client that has left to the operating system: glibc keeps it in the
-    arena of the thread that allocated it."""
+    """Return the memory of a disconnected client to the operating system.
+
+    glibc keeps it in the arena of the thread that allocated it.
+    """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -122,8 +122,10 @@ class Session(WireServer):
         return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
-        """Perform a message, and return the answer to a call. Raises `EncodingError` for a message
-        of another kind."""
+        """Perform a message, and return the answer to a call.
+
+        Raises `EncodingError` for a message of another kind.
+        """
         if kind in (Kind.launch, Kind.post):
             self._posts += 1
             try:

@@ -48,9 +48,11 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
 
 
 def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.SSLContext:
-    """Create the context of a client. True trusts the system's certificates, a path those in the
-    PEM file; a context is used except for the class of its sockets. Raises `AddressError` for a
-    file without certificates."""
+    """Create the context of a client.
+
+    True trusts the system's certificates, a path those in the PEM file; a context is used except
+    for the class of its sockets. Raises `AddressError` for a file without certificates.
+    """
     if isinstance(tls, ssl.SSLContext):
         return _prepared(tls)
     try:

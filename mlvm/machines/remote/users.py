@@ -36,8 +36,10 @@ def users_of(secret: bytes) -> dict[str, bytes]:
 
 
 def own_secret(secret: bytes) -> bytes:
-    """Parse a client's secret, which may follow its user's name. Raises `AccessRefused` for the
-    secrets of several users."""
+    """Parse a client's secret, which may follow its user's name.
+
+    Raises `AccessRefused` for the secrets of several users.
+    """
     users = users_of(secret)
     if len(users) > 1:
         raise AccessRefused(

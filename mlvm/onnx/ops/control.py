@@ -1,5 +1,8 @@
-"""Branches and loops. Python decides on a condition that is on the host; a tensor makes a `cond`, a
-`while_loop` or a `scan`."""
+"""Branches and loops.
+
+Python decides on a condition that is on the host; a tensor makes a `cond`, a `while_loop` or a
+`scan`.
+"""
 
 from __future__ import annotations
 

@@ -73,8 +73,10 @@ class _Step(NamedTuple):
 
 
 class _Steps:
-    """Chain in terms of row functions. Values are numbered: parameters first, then each value that
-    passes between steps."""
+    """Chain in terms of row functions.
+
+    Values are numbered: parameters first, then each value that passes between steps.
+    """
 
     def __init__(self, links: Sequence[Link], types: Types) -> None:
         self.types = list(types)

@@ -208,9 +208,11 @@ def matmul_chain(
 
 
 def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
-    """Plan a chain whose first link is a matmul, on parameters of these types. The other links run
-    on rows of the product while these are in the cache. None if a link has no row function, or the
-    product is not of that kind."""
+    """Plan a chain whose first link is a matmul, on parameters of these types.
+
+    The other links run on rows of the product while these are in the cache. None if a link has no
+    row function, or the product is not of that kind.
+    """
     head, *rest = links
     x_number, y_number = head.sources
     x, y = types[x_number], types[y_number]
@@ -263,8 +265,11 @@ def rounding(
 
 
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
-    """Return the suffix of the kernels for these factors. Of bf16: AMX tiles if the processor has
-    them, else pairs if it multiplies pairs and each sum has whole pairs."""
+    """Return the suffix of the kernels for these factors.
+
+    Of bf16: AMX tiles if the processor has them, else pairs if it multiplies pairs and each sum has
+    whole pairs.
+    """
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
         if length and has_kernel("matmul_bf16_amx"):
@@ -304,8 +309,10 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
 
 
 def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
-    """Plan a product, by vectors or tiles. `chain` follows, unless the result is a vector; None for
-    other products of bf16 without a chain."""
+    """Plan a product, by vectors or tiles.
+
+    `chain` follows, unless the result is a vector; None for other products of bf16 without a chain.
+    """
     x, y = product.x, product.y
     if product.dtype == _AMX:
         if y.columns > 1 or product.panel:
