@@ -1,6 +1,9 @@
-"""The command line: `python -m mlvm run | debug | check | build | disasm | memory | plan | show |
-onnx | launch | mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and, for
-machines elsewhere, `serve | ping | top`."""
+"""Command line of mlvm: `python -m mlvm COMMAND`.
+
+The commands are `run | debug | check | build | disasm | memory | plan | show | onnx | launch |
+mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and for remote machines `serve
+| ping | top`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The Llama family (Touvron et al., arXiv 2302.13971; grouped queries: arXiv 2305.13245): RMSNorm,
-rotary positions, a gated perceptron, and a cache of keys and values that is updated in place.
+"""Llama models: RMSNorm, rotary positions, a gated perceptron, and a key-value cache.
+
+The cache is updated in place (Touvron et al., arXiv 2302.13971; grouped queries: arXiv 2305.13245).
 
 The names of weights are those of GGUF files, whose blocks of few bits stay as they are.
 """

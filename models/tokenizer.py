@@ -1,5 +1,7 @@
-"""Tokenizers of GGUF files: SentencePiece's merging by scores, of the kind `llama`, and byte-pair
-encoding by ranks, of the kind `gpt2` (Sennrich et al., arXiv 1508.07909).
+"""Tokenizers of GGUF files, of the kinds `llama` and `gpt2`.
+
+`llama` is SentencePiece's merging by scores, `gpt2` byte-pair encoding by ranks (Sennrich et al.,
+arXiv 1508.07909).
 
 Their tokens are those of the original encoders, except for scripts whose letters Python's `re` and
 Unicode class differently.

@@ -1,5 +1,8 @@
-"""A decoder-only transformer (Radford et al., Language Models are Unsupervised Multitask Learners,
-2019: GPT-2), and generation as one program that runs until it is done."""
+"""Decoder-only transformer like GPT-2, and generation as one program.
+
+See Radford et al., Language Models are Unsupervised Multitask Learners, 2019. The program runs
+until the generation is complete.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A Tree-LSTM for trees of two branches (Tai, Socher and Manning, arXiv 1503.00075, section 3.2),
-as the recursion that it is: how deep it goes, the tree says."""
+"""Tree-LSTM for binary trees, written as a recursion whose depth depends on the tree.
+
+See Tai, Socher and Manning, arXiv 1503.00075, section 3.2.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Vision Transformer (Dosovitskiy et al., arXiv 2010.11929), with the parameter names and layouts
-of its official checkpoints. `python -m models.vit` prints the published variants."""
+"""Vision Transformer with the parameter names and layouts of its official checkpoints.
+
+See Dosovitskiy et al., arXiv 2010.11929. `python -m models.vit` prints the published variants.
+"""
 
 from __future__ import annotations
 

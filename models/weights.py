@@ -107,9 +107,11 @@ class Pretrained:
         num_classes: int,
         classes: Sequence[str] | None = None,
     ) -> list[str]:
-        """Describe the changes that `build` makes for such images and classes; and the new meaning
-        of a head that stays, if its classes have other names. Raises the errors of `build` for
-        images that do not fit."""
+        """Describe the changes that `build` makes for such images and classes.
+
+        If a head stays but its classes have other names, their new meaning is described. Raises the
+        errors of `build` for images of unsuitable shape.
+        """
         _require_fitting(self, image_shape)
         texts = []
         if num_classes != self.num_classes:
@@ -133,9 +135,10 @@ class Pretrained:
         *,
         key: Tensor | None = None,
     ) -> nn.Module:
-        """Build the model with these weights, in the current arena; for other images and classes,
-        if they are given. A head for another number of classes is new; position embeddings of a ViT
-        for another size are interpolated as in the official code.
+        """Build the model with these weights in the current arena, optionally for other images.
+
+        A head for another number of classes is new; position embeddings of a ViT for another size
+        are interpolated as in the official code.
 
         Raises `WeightsError`, which lists missing and unknown names and wrong shapes, and
         `ShapeError` for an image whose shape is invalid, or is not tiled by the patches.
@@ -259,16 +262,21 @@ def described(
     *,
     approximate: bool | None = None,
 ) -> dict[str, str]:
-    """Return metadata for `ml.save(file, model, metadata)` of a Mixer or ViT: its (height, width,
-    channels), the names of its classes, and the form of its GELU."""
+    """Return metadata for `ml.save(file, model, metadata)` of a Mixer or ViT.
+
+    It has the shape (height, width, channels), the names of the classes, and the form of the GELU.
+    """
     description: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
     description |= {} if approximate is None else {"approximate": approximate}
     return {DESCRIPTION: json.dumps(description)}
 
 
 def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
-    """Interpolate position embeddings f32[1, 1 + h w, D] of a class token and a grid linearly to
-    another grid. Corners stay in place, as in `interpolate_posembed` of the official code."""
+    """Interpolate position embeddings f32[1, 1 + h w, D] linearly to another grid.
+
+    The first embedding is that of a class token. Corners stay in place, as in
+    `interpolate_posembed` of the official code.
+    """
     token, grid = positions[:, :1], positions[0, 1:].reshape(*old, -1)
     down, across = (_weights(*sizes) for sizes in zip(old, new, strict=True))
     grid = np.einsum("ih,jw,hwd->ijd", down, across, grid)

@@ -183,8 +183,11 @@ class Recipe:
         return promote(self.dtype, c64) if own.is_inexact else own
 
     def fill(self, batch: Batch, slot: Sequence[Array]) -> list[Shape]:
-        """Make the batch in the arrays of `slot`; a shorter padded batch uses the beginning of
-        their memory. Return its shapes. A note on an error names the sample."""
+        """Build the batch in the arrays of `slot`; return its shapes.
+
+        A batch with shorter padding uses the start of their memory. A note on an error names the
+        sample.
+        """
         indices = self.indices(batch)
         try:
             arrays = self._build(batch.epoch, indices)

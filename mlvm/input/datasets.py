@@ -1,5 +1,6 @@
-"""Data sets of a pipeline: arrays, columns, samples by number, and a `Dataset`, which returns the
-arrays of many samples at once. The others are converted to one here.
+"""Datasets of a pipeline: arrays, columns, and samples by number.
+
+All are converted to a `Dataset`, which returns the arrays of many samples in one call.
 """
 
 from __future__ import annotations

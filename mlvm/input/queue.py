@@ -292,9 +292,10 @@ class QueueTensor:
             return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
 
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
-        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
-        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM's memory
-        is not this process's.
+        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`.
+
+        With `raises` the effect is ( -- t1 .. tn ), and `ShutDown` is raised at the end. Raises
+        `ArenaError` if the VM's memory is not this process's.
 
         Refuses:
             far.emit(None)  # ArenaError

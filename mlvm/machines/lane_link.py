@@ -202,8 +202,11 @@ _NO_TYPE: Final = TensorType("u8")
 
 
 class _Symbol(NamedTuple):
-    """Value on the stack: a `register`, a `shared` argument, a `copy` of a register, a `name`, or
-    the `result` of that number of a step. The last has no register yet."""
+    """Symbolic value on the stack.
+
+    It is a `register`, a `shared` argument, a `copy` of a register, a `name`, or a `result` of a
+    step by number, which has no register yet.
+    """
 
     kind: str
     at: Any

@@ -95,8 +95,10 @@ def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
 
 
 def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
-    """Choose the sizes at which a function is traced, and others at which its decisions must be the
-    same. No two lengths are equal, so that the trace does not broadcast one to another."""
+    """Choose the sizes for tracing a function, and others for which its decisions must agree.
+
+    No two lengths are equal, so that the trace does not broadcast one to another.
+    """
     used = {n for x in inputs.values() for n in x.shape}
     first: dict[str, int] = {}
     for name, (input, axis, times) in sources_of(axes).items():

@@ -33,9 +33,11 @@ def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -
 
 
 def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
-    """Decode the op of mlvm that `save` noted in a node, with its operands and their dtypes of few
-    bits. Further inputs of the node are lengths for other runtimes. Return None for a node of
-    another tool or version."""
+    """Decode the op of mlvm that `save` stored in a node, with its operands and low-bit dtypes.
+
+    Further inputs of the node are lengths for other runtimes. Return None for a node of another
+    tool or version.
+    """
     for each in node.metadata_props:
         if each.key == DOMAIN:
             try:

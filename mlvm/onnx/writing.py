@@ -70,8 +70,9 @@ def save(
     external: bool | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write `fn(*args, **kwargs)` as an ONNX file, which other runtimes run, and `load` reads back
-    to the bit. The function is called once, on abstract tensors, which have types and no values.
+    """Save `fn(*args, **kwargs)` as an ONNX file for other runtimes; `load` restores it exactly.
+
+    The function is called once, on abstract tensors, which have types but no values.
 
     `args` are the function's arguments: trees of tensors, numpy arrays and types (`TensorType`).
     These become the inputs of the graph, in their order, under the names of the parameters; a

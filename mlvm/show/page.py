@@ -175,8 +175,11 @@ class _Content:
         )
 
     def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
-        """Return the pane of an arena: its tensors over moments, or over times if these were
-        recorded. `forgotten` tensors ended before `since`."""
+        """Return the pane of an arena: its tensors over time.
+
+        Times are seconds if these were recorded, else event numbers. `forgotten` tensors were freed
+        before `since`.
+        """
         first, times = recording.first, recording.times
 
         def at(moment: int) -> float:

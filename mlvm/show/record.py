@@ -65,8 +65,11 @@ def _recorded(arena: Arena, most: int | None) -> Iterator[Recording]:
 
 
 class _Watcher:
-    """Watcher of an arena: writes the start, the end and the first writer of each tensor into a
-    recording. It keeps neither the arena nor its VM alive."""
+    """Watcher of an arena that writes a recording.
+
+    It records the start, the end and the first writer of each tensor. It keeps neither the arena
+    nor its VM alive.
+    """
 
     def __init__(self, arena: Arena, most: int | None, *, programs: bool = False) -> None:
         self.recording = Recording(arena.name, times=[time.perf_counter()], vm=arena.vm.name)

@@ -30,8 +30,10 @@ class ScriptFailed(MlvmError):
 
 
 def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script with its arguments, as `python FILE ...` does, then restore the current
-    directory. Raises `ScriptFailed`."""
+    """Run a Python script with its arguments, as `python FILE ...` does.
+
+    Afterwards the current directory is restored. Raises `ScriptFailed`.
+    """
     before, path, directory = sys.argv, sys.path, Path.cwd()
     sys.argv, sys.path = [os.fspath(file), *arguments], [os.fspath(file.parent), *path]
     try:

@@ -52,8 +52,9 @@ def load_masked(file: Path | None = None) -> DataSet:
 
 
 def standard_library(most: int = MOST) -> bytes:
-    """Read the single-file modules of the standard library in the order of their names, up to
-    `most` bytes. Names with a leading underscore are left out.
+    """Read the single-file modules of the standard library, up to `most` bytes.
+
+    They are sorted by name; names with a leading underscore are omitted.
 
     Raises `DataError` for an interpreter that has none.
     """

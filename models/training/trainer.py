@@ -43,8 +43,9 @@ class ArenaReport(TypedDict):
 
 
 class Replica:
-    """A model and its optimizer, AdamW under a cosine schedule, on one VM, alone or as a member of
-    a group. Members call the same methods together.
+    """Trainer of a model with AdamW and a cosine schedule, on one VM.
+
+    It may be a member of a group, whose members call the same methods together.
 
     With `init`, a file that `models.weights` reads, the model begins with its weights. With "f16"
     or "bf16" for `dtype` a step computes in that dtype, for f16 under a loss scale; weights, the

@@ -170,8 +170,11 @@ def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: i
 
 
 def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: int = 0) -> Calls:
-    """Sum updates, the last operand but one, by the last, their indices; of three operands, they
-    are added to the first. `along`: each row along the axis has its indices."""
+    """Sum updates by their indices.
+
+    The updates are the last operand but one, the indices the last; with three operands, the sums
+    are added to the first. `along`: each row along the axis has its own indices.
+    """
     out, index_type = types[0], types[-1]
     updates, indices = len(types) - 2, len(types) - 1
     starts = int(len(types) == 4)

@@ -53,8 +53,10 @@ class Driver(Protocol):
         """Begin to copy packed values, which must not change until that is done."""
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
-        """As `send`, beside what the device does, but after the event; all that comes later waits
-        for it. Returns the event of its end."""
+        """Send asynchronously, after the event; later commands wait for it.
+
+        Returns the event of its end.
+        """
 
     def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
         """Copy to packed host arrays from memory at the given offsets, and wait.
@@ -109,8 +111,11 @@ class _Flags:
 
 
 class DeviceArray:
-    """A packed array of the device: what numpy's array is to the memory of the host, as far as the
-    machine asks. Its elements are the device's; `DeviceMemory.read` copies them."""
+    """Packed array in the memory of a device.
+
+    It has the part of the interface of numpy's arrays that the machine uses. `DeviceMemory.read`
+    copies its elements to the host.
+    """
 
     __slots__ = ("__weakref__", "buffer", "dtype", "offset", "shape", "size")
 

@@ -49,8 +49,10 @@ class Plan(NamedTuple):
 
 
 class Ready:
-    """Calls on certain arrays, ready to be launched again and again: that of `launches` which was
-    launched last has number `at`. `keeps` is what must live as long."""
+    """Calls bound to certain arrays, which can be launched repeatedly.
+
+    The last of `launches` has the number `at`. `keeps` are the objects that must live as long.
+    """
 
     def __init__(self, launches: list[Launch], keeps: Any) -> None:
         self.launches = launches

@@ -126,10 +126,13 @@ def _ziggurat() -> str | None:
 
 @kernel("normal")
 def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
-    """A value takes one word in 98 of 100 cases, and more where one is refused, so that a value
-    begins where the one before it ended. So a value is computed from every
-    word; the words at which values do begin are then found by doubling their known number.
-    3 % more words than values are drawn, where 2.2 % are needed. f64 is drawn on the host."""
+    """Draw standard normal values by the ziggurat method on the device.
+
+    In 98 of 100 cases a value needs one word, and more if a word is rejected, so each value starts
+    where the previous one ended. A value is computed from every word; the words at which values
+    start are then found by doubling the known number. 3 % more words than values are drawn, where
+    2.2 % are needed. f64 is drawn on the host.
+    """
     out, count, tables = types[0], types[0].size, _ziggurat()
     size = count + count // 32 + 256
     if tables is None or out.dtype is f64 or not device.has_f64 or size >= 2**31:

@@ -160,8 +160,10 @@ class GpuVM(LocalVM):
         self.memory.write(entry.array, array)
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
-        """Wait until the host's memory that was last written to the tensors is copied, and may
-        change. Raises `HandleError`."""
+        """Wait until the host memory last written to the tensors is copied, so it may change.
+
+        Raises `HandleError`.
+        """
         for handle in handles:
             self.memory.wait_for_copy(self._store.entry(handle).array)
 
@@ -256,8 +258,10 @@ class Failed(BaseException):
 
 
 class Stretch:
-    """The calls of steps `start` .. `end - 1` of a bound program, which follow one another on
-    arguments of the launch. It is called as a binding's kernel is."""
+    """Stretch of calls on arguments of the launch: steps `start` .. `end - 1` of a bound program.
+
+    It has the signature of a binding's kernel.
+    """
 
     def __init__(
         self, code: Code, start: int, end: int, functions: FunctionTable, queue: Queue

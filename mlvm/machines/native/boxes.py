@@ -74,9 +74,11 @@ class Boxes:
     def add(
         self, shape: Shape, out: Strides, into: Strides, *, out_at: int, reads: int, number: str
     ) -> None:
-        """Add a box of the sums of the first operand, which has the result's shape, and the
-        parameter `reads`. `number`: the suffix of the kernel, a float dtype or an integer's
-        bytes."""
+        """Add a box of the sums of the first operand and the parameter `reads`.
+
+        The first operand has the result's shape. `number` is the suffix of the kernel, a float
+        dtype or an integer's size in bytes.
+        """
         if 0 not in shape:
             merged, out_at, in_at = _upward(shape, out, into, out_at, 0)
             kernel, size = f"box_add_{number}", self.itemsize

@@ -113,8 +113,11 @@ class CFunction(UserFunction):
 
 
 def host_of(binding: Binding, details: CallDetails) -> Host | None:
-    """Describe the call for the loop; None unless it is a host function whose counts the loop can
-    check. `nparams` is MLVM_ANY where the verifier has proven it."""
+    """Describe the call for the loop, or return None.
+
+    The loop supports host functions whose counts it can check. `nparams` is MLVM_ANY if the
+    verifier has proven it.
+    """
     callee = binding.callee
     if not isinstance(callee, UserFunction) or details.may_alias:
         return None

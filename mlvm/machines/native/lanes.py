@@ -88,9 +88,11 @@ class Flat:
 
 
 class NativeLanes:
-    """Runner of steps in C. `part(segment, count)` binds a part, and returns also the arrays of its
-    operands and results; `grow(size, nbytes, used, more)` enlarges the memory of
-    rows of the size of that number."""
+    """Runner of steps in C.
+
+    `part(segment, count)` binds a part, and also returns the arrays of its operands and results.
+    `grow(size, nbytes, used, more)` enlarges the memory of the rows with that size.
+    """
 
     def __init__(
         self,

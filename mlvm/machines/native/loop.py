@@ -353,8 +353,11 @@ def _resume(
 def bound_code(
     vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache
 ) -> tuple[Code | None, tuple[Array, ...]]:
-    """Return the code that was bound to these handles, and its arrays; None before a launch on
-    them. The cache is cleared when a handle may name another array, from before the look-up on."""
+    """Return the code that was bound to these handles, and its arrays.
+
+    Return None before the first launch on them. The cache is cleared when a handle may refer to
+    another array, starting before the look-up.
+    """
     number = id(cache)  # a call on the next line might hand over to a thread that clears
     vm._store.caches[number] = cache
     linked = vm._linked.get(id(program))

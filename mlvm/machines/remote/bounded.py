@@ -96,8 +96,10 @@ class BoundedVM(LocalVM):
     # --- tensors without a valid value ---
 
     def spoil(self, handle: TensorHandle, error: Exception) -> None:
-        """Have reads of the tensor raise the error that kept it from being written, until its next
-        write. Raises `HandleError`."""
+        """Make reads of the tensor raise this error until the tensor is written again.
+
+        The error prevented the tensor from being written. Raises `HandleError`.
+        """
         with self._lock:
             array = self._store.entry(handle).array
             if self._careful is None:

@@ -410,8 +410,10 @@ class RemoteVM(Closing, WireVM):
             self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
     def _located(self, error: Exception, sent: _Sent) -> Exception:
-        """Return the error of an answer, with the line of this process that caused it in place of
-        the server's lines. `sent` are the counters at the answered call."""
+        """Return the error of an answer, with this process's line instead of the server's lines.
+
+        The line made the call that caused the error. `sent` are the counters at the answered call.
+        """
         self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()

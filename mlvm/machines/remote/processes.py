@@ -146,8 +146,10 @@ class Processes:
     # --- start ---
 
     def process_for(self, shared: str, name: str, nice: int) -> Process:
-        """Return the process of a shared VM, or fork one for a client whose VM has the `name`, with
-        niceness `nice`. Raises `AccessRefused`."""
+        """Return the process of a shared VM, or fork one for a client.
+
+        The client's VM has the `name`; `nice` is the niceness. Raises `AccessRefused`.
+        """
         with self._lock:
             if shared:
                 if self._shared[shared].ended is not None:

@@ -223,8 +223,10 @@ class Server(Closing):
     # --- shutdown -------------------------------------------------------------------------
 
     def close(self, grace: float = 0.0) -> None:
-        """Admit no more clients, wait `grace` seconds for running launches, and end all
-        connections. Idempotent."""
+        """Stop the server: admit no more clients, and close all connections. Idempotent.
+
+        It first waits `grace` seconds for running launches.
+        """
         with self._lock:
             first, self._draining = not self._draining, True
             count = len(self._clients)
@@ -406,8 +408,10 @@ class Server(Closing):
         return secured
 
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
-        """Grant an authenticated client's request: give it a number and a VM. Return the
-        description for the client. Raises `AccessRefused`."""
+        """Give an authenticated client a number and a VM; return the description for the client.
+
+        Raises `AccessRefused`.
+        """
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:

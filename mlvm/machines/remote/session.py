@@ -102,8 +102,11 @@ class Session(WireServer):
             self.busy = False
 
     def resume(self, stream: Stream) -> None:
-        """Resume on another connection: send the numbers of messages and answers, and repeat the
-        last answer, which may have been lost. Raises `ConnectionLost`."""
+        """Resume on another connection.
+
+        Send the numbers of messages and answers, and repeat the last answer, which may have been
+        lost. Raises `ConnectionLost`.
+        """
         writer = Outgoing()
         writer.integer(self.messages)
         writer.integer(self.answers)

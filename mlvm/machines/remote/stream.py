@@ -83,8 +83,11 @@ class Stream:
         return self.system.has_come(self.socket, deadline - self.system.monotonic())
 
     def set_timeouts(self, receive: float, send: float) -> None:
-        """Lose the connection when receiving or sending a message takes more than these seconds,
-        and one more for each of its MiB; 0 is no timeout. The time begins with the wait for it."""
+        """Set the timeout for receiving or sending a message; afterwards the connection is lost.
+
+        It is this number of seconds, plus one for each MiB of the message; 0 means no timeout. The
+        time starts with the wait for the message.
+        """
         self._patience = (receive, send) if receive or send else None
         self._until = None
         if not self._spins:

@@ -30,9 +30,11 @@ class SecureSocket(ssl.SSLSocket):
 
 
 def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """Create the context of a server from the PEM files of a certificate and its key; the key may
-    be in the certificate's file. Raises `AddressError` for unusable files, `AccessRefused` for a
-    key that others can read."""
+    """Create the TLS context of a server from PEM files of a certificate and its key.
+
+    The key may be in the certificate's file. Raises `AddressError` for unusable files,
+    `AccessRefused` for a key that other users can read.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         with open(key or certificate, "rb") as file:

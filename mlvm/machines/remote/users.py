@@ -49,8 +49,10 @@ def own_secret(secret: bytes) -> bytes:
 
 
 def niceness(others: int) -> int:
-    """Return the niceness of a new process whose user has `others` already: a user's second
-    process gets half the processor share of the first, the next a third, ..."""
+    """Return the niceness of a new process whose user already has `others` processes.
+
+    A user's second process gets half the processor share of the first, the next a third, and so on.
+    """
     return min(19, round(math.log(others + 1, _STEP)))
 
 
