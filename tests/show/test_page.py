@@ -421,7 +421,7 @@ def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text("utf-8")
     fields = probed(page, PROBE, tmp_path)
     assert fields["start"].startswith("step.mlvm | ")
-    assert "at most 832 bytes in use at once; planned in 832 bytes" in fields["start"]
+    assert "peak use 832 bytes; plan of 832 bytes" in fields["start"]
     first = next(x for x in SavedStep.from_bytes(saved.read_bytes()).planned.lifetimes)
     line = line_with("ml.matmul(x, w)  # first")
     assert fields["tip"].startswith(f"{first.op}: f32[8,8] | size 256 bytes | address ")
