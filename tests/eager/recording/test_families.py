@@ -71,8 +71,7 @@ class Renumbered:
         for match in _OPERAND.finditer(code):
             x = ml.asarray(tables._operand(match[1], match[2]))
             space[match[0]] = x.astype(dtype) if x.dtype.is_float else x
-        made = eval(compile(f"lambda: ({code})", code, "eval"), space)
-        return made  # type: ignore[no-any-return]
+        return eval(compile(f"lambda: ({code})", code, "eval"), space)  # type: ignore[no-any-return]
 
 
 def outcome(function: Callable[[], Any]) -> Any:
