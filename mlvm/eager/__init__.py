@@ -69,8 +69,10 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the impor
         return [*__all__]
 
     class _Language(ModuleType):
-        """The module `mlvm.eager`. Python binds a folder's name in it once that is imported; such
-        as `ml.tensor` are no names of the language, and `ml.capture` is the function."""
+        """The module `mlvm.eager`.
+
+        Python binds a folder's name in it once that is imported; such as `ml.tensor` are no names
+        of the language, and `ml.capture` is the function."""
 
         def __setattr__(self, name: str, value: object) -> None:
             if value is not _sys.modules.get(f"{__name__}.{name}"):

@@ -1,6 +1,7 @@
-"""Trees: nested dicts, lists, tuples, named tuples and Modules. What is none of these, and not
-None, is a leaf. A Module has as children those of its fields that hold tensors or Modules; the
-others stay as they are.
+"""Trees: nested dicts, lists, tuples, named tuples and Modules.
+
+What is none of these, and not None, is a leaf. A Module has as children those of its fields that
+hold tensors or Modules; the others stay as they are.
 
 `flatten` takes a tree apart into its leaves and a structure, and `unflatten` puts one together;
 nothing else walks a tree. A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A
@@ -188,8 +189,9 @@ N = TypeVar("N", bound=Node)
 
 
 def buffer_of(node: N) -> N:
-    """Return another Node over the children of this one that is a buffer in any field. Assignments
-    to its buffers are forwarded to this one."""
+    """Return another Node over the children of this one that is a buffer in any field.
+
+    Assignments to its buffers are forwarded to this one."""
     copied = copy.copy(node)
     vars(copied)[BUFFER_OF] = node
     assign_buffers_too(copied, node)
@@ -455,8 +457,10 @@ def partners(
     *,
     buffers: bool = False,
 ) -> list[Any]:
-    """Return the parts of another tree at the places of the leaves. `differ` is called with a path
-    and both nodes if these are not `alike`, or their children have other names."""
+    """Return the parts of another tree at the places of the leaves.
+
+    `differ` is called with a path and both nodes if these are not `alike`, or their children have
+    other names."""
     parts: list[Any] = []
     left = [("", structure, other)]
     while left:
@@ -567,8 +571,9 @@ or a function of path and tensor. A pattern that matches the path of a part sele
 
 
 def fits(where: object, path: str, x: Any) -> bool:
-    """Return whether `where` selects the tensor of that path. Raises `ArgumentError` if it is
-    not a `Where`."""
+    """Return whether `where` selects the tensor of that path.
+
+    Raises `ArgumentError` if it is not a `Where`."""
     if callable(where):
         return bool(where(path, x))
     if not isinstance(where, str):
@@ -581,8 +586,9 @@ def fits(where: object, path: str, x: Any) -> bool:
 
 
 def selected(leaves: Leaves, where: Where | None) -> set[int]:
-    """Return the ids of the tensors that `where` selects by at least one path. Raises
-    `ArgumentError` if there are none."""
+    """Return the ids of the tensors that `where` selects by at least one path.
+
+    Raises `ArgumentError` if there are none."""
     if where is None:
         return {id(x) for _, x in leaves}
     ids = {id(x) for path, x in leaves if fits(where, path, x)}
@@ -600,8 +606,9 @@ def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> A
 
 
 def pruned(structure: Structure, flags: Iterable[bool]) -> Structure:
-    """Prune a structure to the flagged leaves. The others are missing in dicts and Modules, and
-    None in lists and tuples."""
+    """Prune a structure to the flagged leaves.
+
+    The others are missing in dicts and Modules, and None in lists and tuples."""
     return _pruned(structure, iter(flags))
 
 
@@ -623,8 +630,9 @@ def _pruned(structure: Structure, flags: Iterator[bool]) -> Structure:
 
 
 def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
-    """Take parameters for buffers from now on, or, if not `frozen`, for parameters again. One that
-    occurs in several places of the tree is frozen in all of them.
+    """Take parameters for buffers from now on, or, if not `frozen`, for parameters again.
+
+    One that occurs in several places of the tree is frozen in all of them.
 
     Raises `ArgumentError` for a list within a list, or a dict, of which some would be frozen
     and some not, and what `meant` raises. Then nothing has changed.
@@ -751,8 +759,10 @@ def copied(structure: Structure, leaves: Iterable[Any], copies: Copies) -> Tree:
 
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None = None) -> Tree:
-    """Map the tensors of a tree, each once. Modules become shallow copies with the same buffers,
-    and are appended to `copies`. Other leaves do not change."""
+    """Map the tensors of a tree, each once.
+
+    Modules become shallow copies with the same buffers, and are appended to `copies`. Other leaves
+    do not change."""
     pairs, structure = flatten(tree, None, ends=among_others)
     mapped = {key: fn(x) for key, x in {id(x): x for _, x in pairs}.items()}
     return copied(structure, [mapped[id(x)] for _, x in pairs], [] if copies is None else copies)
@@ -875,8 +885,9 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
 
 
 def array_for(path: str, array: Any, what: str) -> Array:
-    """Return the values of an array for `load`. Raises `DTypeError`, with the path, if it is not an
-    array."""
+    """Return the values of an array for `load`.
+
+    Raises `DTypeError`, with the path, if it is not an array."""
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
         raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
     try:

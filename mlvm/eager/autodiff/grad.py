@@ -172,8 +172,9 @@ class _Session:
         return value, self._as_trees({origin: gradients[i] for origin, i in numbers.items()})
 
     def require_reached(self, fn: Callable[..., Any]) -> None:
-        """Warn if the value of `fn` depends on no parameter of a Module among the arguments. A
-        value that depends on gradients is exempt: those of a linear function are constants."""
+        """Warn if the value of `fn` depends on no parameter of a Module among the arguments.
+
+        A value that depends on gradients is exempt: those of a linear function are constants."""
         if self.tape.sessions > self.number:
             return
         is_lost = bool(self.origins) and self.unreached.issuperset(self.origins)
@@ -348,8 +349,9 @@ def _by_name(
 
 
 def _positions_of(fn: Callable[..., Any], names: Sequence[str]) -> dict[str, int]:
-    """Return the positions of the parameters of these names that may be given by position. Raises
-    `ArgumentError` if the function has no parameter of a name."""
+    """Return the positions of the parameters of these names that may be given by position.
+
+    Raises `ArgumentError` if the function has no parameter of a name."""
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"argnames: expected names of arguments, got {brief(names)}")
     try:
@@ -374,8 +376,9 @@ def collecting(
     where: Where | None = None,
     collect: Collect | None = None,
 ) -> Callable[..., Any]:
-    """Return the function of `value_and_grad`. With `collect` the collector decides the gradients,
-    and there is no gradient of these."""
+    """Return the function of `value_and_grad`.
+
+    With `collect` the collector decides the gradients, and there is no gradient of these."""
     _require_function(fn)
     several = not isinstance(argnums, int)
     requested = as_argnums(argnums)
@@ -538,8 +541,9 @@ def _results(result: Tree) -> tuple[list[Tensor], Structure]:
 
 
 def _cotangent(type: TensorType, g: Any) -> Tensor:
-    """Convert g to a cotangent of a value of that type. Raises `GradientError` if g has another
-    type."""
+    """Convert g to a cotangent of a value of that type.
+
+    Raises `GradientError` if g has another type."""
     if not type.dtype.is_inexact:
         raise GradientError(f"expected None as the cotangent of {type}, no float, got {_kind(g)}")
     if g is not None and not isinstance(g, (Tensor, dict, tuple)):
@@ -568,8 +572,9 @@ def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure
 
 
 def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of arguments. Raises `GradientError` for anything but an int or different
-    ints."""
+    """Return the numbers of arguments.
+
+    Raises `GradientError` for anything but an int or different ints."""
     numbers = (argnums,) if isinstance(argnums, int) else argnums
     if (
         not isinstance(numbers, (tuple, list))
@@ -583,8 +588,9 @@ def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def resolve_argnums(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...]:
-    """Resolve numbers below 0, which count from the last argument. Raises `GradientError` if there
-    is no such argument, and for two numbers of one argument."""
+    """Resolve numbers below 0, which count from the last argument.
+
+    Raises `GradientError` if there is no such argument, and for two numbers of one argument."""
     positions = tuple([i + len(args) if i < 0 else i for i in numbers])
     for i, number in zip(positions, numbers, strict=True):
         if not 0 <= i < len(args):
@@ -603,16 +609,18 @@ def with_args(args: Sequence[Any], numbers: Sequence[int], others: Sequence[Any]
 
 
 def as_pair(result: object) -> tuple[Any, Any]:
-    """Return the result of a function with `has_aux`. Raises `GradientError` for anything but a
-    pair."""
+    """Return the result of a function with `has_aux`.
+
+    Raises `GradientError` for anything but a pair."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise GradientError(f"has_aux=True: expected a pair from the function, got {_kind(result)}")
     return result
 
 
 def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
-    """Return the value to differentiate from a function's result. Raises `GradientError` for
-    anything but a scalar."""
+    """Return the value to differentiate from a function's result.
+
+    Raises `GradientError` for anything but a scalar."""
     value = as_pair(result)[0] if has_aux else result
     if holomorphic:
         if isinstance(value, Tensor) and value.shape == () and value.dtype.kind == "complex":

@@ -167,8 +167,9 @@ def _record(
 def _rule_for_one_result(
     name: str, rule: Vjp | None, position: int, type: TensorType, number: int, results: Types
 ) -> Vjp:
-    """Return the rule of the operand at `position`, for the cotangent of result `number` alone. It
-    takes the saved values: the operands, then the results."""
+    """Return the rule of the operand at `position`, for the cotangent of result `number` alone.
+
+    It takes the saved values: the operands, then the results."""
 
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:

@@ -201,8 +201,10 @@ def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
 
 
 def _infinite_at_0(x: Tensor) -> Tensor:
-    """Return x with infinity for 0. Its derivative there is infinite, and 0 times that is nan: a
-    second derivative, which this rule cannot know, is nan and not a wrong 0."""
+    """Return x with infinity for 0.
+
+    Its derivative there is infinite, and 0 times that is nan: a second derivative, which this rule
+    cannot know, is nan and not a wrong 0."""
     zero = op.equal(x, 0.0)
     return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
 
@@ -225,9 +227,10 @@ def _imag(g: Tensor, x_type: TensorType) -> Tensor:
 
 
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
-    """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard
-    deviation of equal elements and the norm of zeros, which have a kink there, get 0, one of their
-    subgradients. Their second derivatives are nan there."""
+    """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite.
+
+    So the standard deviation of equal elements and the norm of zeros, which have a kink there, get
+    0, one of their subgradients. Their second derivatives are nan there."""
     if out.dtype.is_float:
         return g / (2.0 * _infinite_at_0(out))
     zero = op.equal(out, 0.0)
@@ -283,8 +286,9 @@ def _ones_like(out: Tensor) -> Tensor:
 
 
 def _reduction(rule: Callable[..., Tensor]) -> Rules:
-    """Return the row of a reduction. Its tangent is the sum of t times the slopes: what the rule
-    makes of ones."""
+    """Return the row of a reduction.
+
+    Its tangent is the sum of t times the slopes: what the rule makes of ones."""
     names = [*signature(rule).parameters][1:]
 
     def tangent(
@@ -329,8 +333,9 @@ def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
 def _matmul_x(
     g: Tensor, y: Tensor, x_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """Return g y^T. For an x that a whole batch of y was multiplied with, the batch is
-    contracted."""
+    """Return g y^T.
+
+    For an x that a whole batch of y was multiplied with, the batch is contracted."""
     if y.ndim == 1:
         y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
     if x_type.ndim == 1:
@@ -344,8 +349,9 @@ def _matmul_x(
 def _matmul_y(
     g: Tensor, x: Tensor, y_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """Return x^T g. For a y that a whole batch of x was multiplied with, the batch is
-    contracted."""
+    """Return x^T g.
+
+    For a y that a whole batch of x was multiplied with, the batch is contracted."""
     if y_type.ndim == 1:
         g = reshape(g, (*g.shape, 1))
     if x.ndim == 1:
@@ -442,8 +448,10 @@ def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
 def _reduced_by(
     x: Tensor, updates: Tensor, indices: Tensor, out: Tensor, by: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of `index_reduce` with respect to x and to the updates. Of a product
-    that is the product of the other elements. Of an extremum it is 1 over the number of ties."""
+    """Return the derivatives of `index_reduce` with respect to x and to the updates.
+
+    Of a product that is the product of the other elements. Of an extremum it is 1 over the number
+    of ties."""
     if by == "multiply":
         return _products_of_others(x, updates, indices)
     dtype = f32 if out.dtype.is_half else out.dtype
@@ -535,8 +543,9 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both vanish beyond 30, and
-    powers of x are beyond f16."""
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''.
+
+    Both vanish beyond 30, and powers of x are beyond f16."""
     x = op.clip(widened(x), -30.0, 30.0)
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
@@ -579,8 +588,9 @@ def _normalize(h: Tensor, x: Tensor, eps: float) -> Tensor:
 
 
 def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """Return the gradient of c . J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var +
-    eps):
+    """Return the gradient of c .
+
+    J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var + eps):
 
     J h = r (h - mean(h) - n mean(h n)) depends on x by n, which J goes back through, and by r,
     whose gradient is -r^2 n / K for rows of length K.

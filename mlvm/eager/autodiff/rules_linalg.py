@@ -156,10 +156,11 @@ def _triangular_forward(
 
 
 def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
-    """P L^-H (tril(L^H gL, -1) + triu(gU U^H)) U^-H of a square matrix. What a wide one has beyond
-    that is L^-1 of its columns, and what a tall one has U^-1 of its rows: they add to gL and gU
-    (De Hoog, Anderssen and Lukas, Differentiation of matrix functionals using triangular
-    factorization, 2011)."""
+    """P L^-H (tril(L^H gL, -1) + triu(gU U^H)) U^-H of a square matrix.
+
+    What a wide one has beyond that is L^-1 of its columns, and what a tall one has U^-1 of its
+    rows: they add to gL and gU (De Hoog, Anderssen and Lukas, Differentiation of matrix functionals
+    using triangular factorization, 2011)."""
     rows, wide = x_type.shape[-2:]
     n = min(rows, wide)
     (g, _), (factors, order) = [cut(each, (rows, wide), (rows,)) for each in (g, out)]
@@ -222,9 +223,10 @@ def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
-    """Return the cotangent of a matrix from those of Q and R. The first columns of a wide matrix
-    [X | Y] = Q [U | V] are the QR of X, and V = Q^H Y (Roberts and Roberts, QR and LQ decomposition
-    matrix backpropagation algorithms, 2020)."""
+    """Return the cotangent of a matrix from those of Q and R.
+
+    The first columns of a wide matrix [X | Y] = Q [U | V] are the QR of X, and V = Q^H Y (Roberts
+    and Roberts, QR and LQ decomposition matrix backpropagation algorithms, 2020)."""
     rows, wide = x_type.shape[-2:]
     if mode == "complete" and rows > wide:
         raise GradientError(
@@ -330,8 +332,7 @@ def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Ten
 
 
 def _thin(g: Tensor, u: Tensor, inner: int) -> tuple[Tensor, Tensor]:
-    """Return the cotangent of the first columns, with what reaches them from the others; and
-    they."""
+    """Return the cotangent of the first columns, with what reaches them from the others; and they."""
     rest = u.shape[-1] - inner
     if not rest:
         return g, u

@@ -235,8 +235,9 @@ class CotangentAccumulator(dict[int, Any]):
         start: int,
         now: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> None:
-        """Walk backwards through nodes numbered from `start`. `now` maps saved values to current
-        ones.
+        """Walk backwards through nodes numbered from `start`.
+
+        `now` maps saved values to current ones.
         """
         for number, node in reversed([*enumerate(nodes, start)]):
             if node is None:

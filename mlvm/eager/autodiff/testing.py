@@ -182,8 +182,10 @@ def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
 
 
 def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
-    """Return the sum of all elements of the result's floats, times their weights: f64[]. Of complex
-    ones it is the real part of the sum of y times the conjugate of w, which counts both parts."""
+    """Return the sum of all elements of the result's floats, times their weights: f64[].
+
+    Of complex ones it is the real part of the sum of y times the conjugate of w, which counts both
+    parts."""
     parts = [
         op.sum(w * y) if y.dtype.is_float else op.real(op.sum(op.conj(w) * y))
         for w, y in zip(weights, _results(result), strict=True)

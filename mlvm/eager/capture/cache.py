@@ -136,9 +136,11 @@ class CacheEntry:
         return all(each is not None for each in objects)
 
     def fits(self, signature: Signature) -> bool:
-        """Return whether the program is valid for the inputs of a call. The function must reach
-        just those of them that it reached in the trace. A view of a state must still be a view of
-        it. Objects that the function returns must be those that it reaches now, not equal ones."""
+        """Return whether the program is valid for the inputs of a call.
+
+        The function must reach just those of them that it reached in the trace. A view of a state
+        must still be a view of it. Objects that the function returns must be those that it reaches
+        now, not equal ones."""
         inputs = signature.inputs
         if any(reference() is None for reference in self._weak):
             return False
@@ -176,13 +178,13 @@ class CacheEntry:
         return scalars
 
     def bind(self, signature: Signature) -> ScalarInputs | None:
-        """Return the scalar inputs for a call of its key; None if the program is not valid for
-        it."""
+        """Return the scalar inputs for a call of its key; None if the program is not valid for it."""
         return self.bind_numbers(signature.numbers) if self.fits(signature) else None
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
-        """Give each input and state that a launch updates memory that nothing else needs. Return
-        whether one has moved: then the call may have another signature."""
+        """Give each input and state that a launch updates memory that nothing else needs.
+
+        Return whether one has moved: then the call may have another signature."""
         updates, states = self.launch.updates, self.launch.states
         updated = [(inputs if role == "input" else states)[i] for role, i in updates]
         if EXTENSION is not None and not live_tapes and EXTENSION.exclusive(updated):
@@ -251,9 +253,10 @@ class ProgramCache:
     def add(
         self, key: Any, signature: Signature, entry: CacheEntry, recent: Iterable[CacheEntry]
     ) -> list[CacheEntry]:
-        """Add an entry, unless another thread has added one for the call. Forget the one that was
-        used least recently if there are too many; `recent` ones count as used now. Return the
-        entries that were forgotten."""
+        """Add an entry, unless another thread has added one for the call.
+
+        Forget the one that was used least recently if there are too many; `recent` ones count as
+        used now. Return the entries that were forgotten."""
         dropped: list[CacheEntry] = []
         with self.lock:
             if self.find(key, signature) is not None:

@@ -126,8 +126,10 @@ class FastPath:
 
 
 def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
-    """Return the arguments with tensors in place of numpy arrays. An array of f64 is in the widest
-    float of the call's tensors: its other arguments, and those that the function reaches."""
+    """Return the arguments with tensors in place of numpy arrays.
+
+    An array of f64 is in the widest float of the call's tensors: its other arguments, and those
+    that the function reaches."""
     if not kwargs and {Tensor}.issuperset(map(type, args)):
         return args, kwargs
     is_flat = not kwargs and {Tensor, np.ndarray}.issuperset(map(type, args))

@@ -203,9 +203,10 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it until its queue is closed and drained. The loop is the machine's; the results
-        are those of the last call. It waits without the VM's lock, so a thread that fills the queue
-        may launch on the same VM.
+        """Call it until its queue is closed and drained.
+
+        The loop is the machine's; the results are those of the last call. It waits without the VM's
+        lock, so a thread that fills the queue may launch on the same VM.
 
         Raises `ShutDown` if the queue has no element, and `ProgramError` unless the function takes
         one element, first of all.
@@ -389,8 +390,9 @@ class Captured(Generic[P, R]):
         return self._changing.explain(self._name)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles have the function and the options. They trace it at their first
-        call."""
+        """Copies and pickles have the function and the options.
+
+        They trace it at their first call."""
         owner: Any = sys.modules.get(getattr(self, "__module__", ""))
         for name in self._name.split("."):
             owner = getattr(owner, name, None)
@@ -416,9 +418,10 @@ class Captured(Generic[P, R]):
 
     @property
     def plan(self) -> Plan:
-        """The last call's plan: offsets of intermediates, and their bytes. With open lengths it is
-        that of the bounds, and `used` has the bytes in use at the last lengths. Raises
-        `CaptureError` before the first call.
+        """The last call's plan: offsets of intermediates, and their bytes.
+
+        With open lengths it is that of the bounds, and `used` has the bytes in use at the last
+        lengths. Raises `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).plan  # CaptureError
@@ -447,8 +450,9 @@ class Captured(Generic[P, R]):
     def plot(
         self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
     ) -> None:
-        """Draw the scratch memory of the last call's program as SVG: live ranges by offset. With
-        `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
+        """Draw the scratch memory of the last call's program as SVG: live ranges by offset.
+
+        With `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
 
         Raises `CaptureError` before the first call, and as `save` for a program that has no such
         lengths; `ShapeError` for lengths that it is not for, `ArgumentError` for a name that does
@@ -523,8 +527,9 @@ class Captured(Generic[P, R]):
     def _open_part(
         self, entry: CacheEntry, planned: Planned, states: Sequence[Allocation] = ()
     ) -> OpenStep:
-        """Return the open part of a step with these states. Raises `CaptureError` if it has
-        none."""
+        """Return the open part of a step with these states.
+
+        Raises `CaptureError` if it has none."""
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
@@ -557,8 +562,9 @@ class Captured(Generic[P, R]):
         return opened
 
     def close(self) -> None:
-        """Wait for a call that runs now, give the scratch memory back, and forget the programs. A
-        later call traces again."""
+        """Wait for a call that runs now, give the scratch memory back, and forget the programs.
+
+        A later call traces again."""
         self._cache.clear()
         self._families.clear()
         self._signatures.clear()
@@ -577,8 +583,10 @@ class Captured(Generic[P, R]):
         return self._last
 
     def _compile(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry:
-        """Trace the call and compile a program, with open lengths if it has some. Later calls find
-        it too, unless the function has changed its own signature: then they trace again."""
+        """Trace the call and compile a program, with open lengths if it has some.
+
+        Later calls find it too, unless the function has changed its own signature: then they trace
+        again."""
         guards = miss.signature.guards
         self._forget_lapsed(guards)
         recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
@@ -597,8 +605,9 @@ class Captured(Generic[P, R]):
             self._drop(lapsed)
 
     def _compile_closed(self, miss: _Miss) -> CacheEntry:
-        """Trace the call and compile a program. Numbers that changed between calls are left
-        free."""
+        """Trace the call and compile a program.
+
+        Numbers that changed between calls are left free."""
         changes = self._cache.changes_of(miss.key, miss.signature)
         free = free_numbers(changes, miss.signature)
         try:
@@ -813,8 +822,9 @@ def capture(
     memory: int | str | None = None,
     effort: int = 1,
 ) -> Any:
-    """Compile `fn` into one program at its first call; later calls replay the program. It may be
-    a whole step, with gradients and an optimizer's update.
+    """Compile `fn` into one program at its first call; later calls replay the program.
+
+    It may be a whole step, with gradients and an optimizer's update.
 
     It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
 

@@ -74,8 +74,9 @@ class HoistedValues:
         return not (self.is_stale or is_shared(self.vm) or stale_of(self.sources))
 
     def writes(self) -> int:
-        """Return the count of writes to the weights, and watch the memory where they lie now. The
-        caller holds the VM's lock."""
+        """Return the count of writes to the weights, and watch the memory where they lie now.
+
+        The caller holds the VM's lock."""
         self._watch.begin(self.sources)
         return self._watch.changes
 

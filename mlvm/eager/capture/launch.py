@@ -205,8 +205,9 @@ class Launch:
         vm, program, hoisted, updates = self._vm, self.program, self.hoisted, bool(self.updates)
 
         def may_replay(handles: tuple[TensorHandle, ...]) -> bool:
-            """Return whether nothing is to be computed before a launch or counted after it. The
-            caller has the VM's lock."""
+            """Return whether nothing is to be computed before a launch or counted after it.
+
+            The caller has the VM's lock."""
             if hoisted is not None and not hoisted.is_current():
                 return False
             return not (updates and may_count(vm, program, handles))
@@ -247,8 +248,9 @@ class Launch:
             raise
 
     def looped(self) -> Program:
-        """Return the program in a loop that runs while its queue has elements. Raises
-        `ProgramError` for one that takes from another number of queues than one."""
+        """Return the program in a loop that runs while its queue has elements.
+
+        Raises `ProgramError` for one that takes from another number of queues than one."""
         self._looped = self._looped or self.planned.looped()
         return self._looped
 
@@ -264,9 +266,10 @@ class Launch:
         arena: Arena | None = None,
         is_ahead: bool = False,
     ) -> None:
-        """Launch the program, or that `program` in its place, on a call's tensors. With an `arena`,
-        that of the outputs, `replayed` may launch it next time. It `is_ahead` where its first
-        queue's element is taken already."""
+        """Launch the program, or that `program` in its place, on a call's tensors.
+
+        With an `arena`, that of the outputs, `replayed` may launch it next time. It `is_ahead`
+        where its first queue's element is taken already."""
         if scratch.is_in_use(vm):
             _run_nested(self, scalars, vm, inputs, outputs, program, is_ahead=is_ahead)
             return
@@ -377,8 +380,10 @@ class Variants:
                 scratch.drop(vm, launch)
 
     def select(self, *, in_loop: bool = False) -> Launch:
-        """Return the program for the next call. It is the one without hoisted values if the weights
-        have changed since the last call, and did so often before, or if writes are not counted."""
+        """Return the program for the next call.
+
+        It is the one without hoisted values if the weights have changed since the last call, and
+        did so often before, or if writes are not counted."""
         launch = self.hoisting
         hoisted = launch.hoisted
         if hoisted is not None and not in_loop:

@@ -103,8 +103,10 @@ class LengthSpec:
             self.at_most[name] = int(bound)
 
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
-        """Return the named axes of a call. Raises `ShapeError` for a length above its bound, two
-        sizes of one name, and a tensor of other dimensions than the names given for it."""
+        """Return the named axes of a call.
+
+        Raises `ShapeError` for a length above its bound, two sizes of one name, and a tensor of
+        other dimensions than the names given for it."""
         if self._parameters is None:
             return []
         try:
@@ -182,8 +184,9 @@ def _names_in(spec: Any, path: str) -> set[str]:
 
 
 def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
-    """Return the tensors of an argument, with the names of their axes and where they are. A tuple
-    of names stands for all tensors in its place."""
+    """Return the tensors of an argument, with the names of their axes and where they are.
+
+    A tuple of names stands for all tensors in its place."""
     fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
     pairs: Iterable[tuple[Any, Any, Any]]
     if _is_axes(spec):

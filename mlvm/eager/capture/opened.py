@@ -164,8 +164,10 @@ class OpenTrace:
     def plan(
         self, lengths: Sequence[int], values: Sequence[Any], compiled: Callable[[Flow], Planned]
     ) -> None:
-        """Plan the program at bounds of these lengths. The guards of the plan are what the compiler
-        saw of lengths. Where it needs the value of one, no such plan is made."""
+        """Plan the program at bounds of these lengths.
+
+        The guards of the plan are what the compiler saw of lengths. Where it needs the value of
+        one, no such plan is made."""
         if self._is_pinned or len(self._plans) >= _MOST_PLANS:
             return
         axes = zip(self.open, lengths, self._bounds, strict=True)
@@ -216,8 +218,9 @@ class OpenTrace:
         return None
 
     def keep(self, lengths: tuple[int, ...], entry: CacheEntry) -> list[CacheEntry]:
-        """Keep an entry. Return those used longest ago, which are forgotten where there are
-        many."""
+        """Keep an entry.
+
+        Return those used longest ago, which are forgotten where there are many."""
         self._entries[lengths] = [*self._entries.get(lengths, ()), entry]
         self._entries.move_to_end(lengths)
         dropped: list[CacheEntry] = []
@@ -238,9 +241,10 @@ class OpenTrace:
         planned: Planned,
         states: Sequence[Any],
     ) -> OpenStep:
-        """Return the open part of an entry's step, which has that program and these states. Raises
-        `CaptureError` for a length without a bound, and for a function of lengths that a file
-        cannot have."""
+        """Return the open part of an entry's step, which has that program and these states.
+
+        Raises `CaptureError` for a length without a bound, and for a function of lengths that a
+        file cannot have."""
         numbers, values = self.numbers, entry.scalars.values
         first = numbers.first_length
         lengths: list[StepLength] = []
@@ -302,8 +306,9 @@ class OpenTrace:
         return [axis for place, each in opened if place in places for axis in each.axes]
 
     def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
-        """Warn of the first line of Python that saw the value of a length that the user opened. An
-        axis that was opened by itself is closed instead."""
+        """Warn of the first line of Python that saw the value of a length that the user opened.
+
+        An axis that was opened by itself is closed instead."""
         numbers = self.numbers
         first = numbers.first_length
         for place, line in numbers.pins.items():
@@ -378,8 +383,7 @@ class CallFamilies:
     def note(
         self, key: Sequence[Any], signature: Signature, named: Sequence[OpenLength]
     ) -> list[OpenLength]:
-        """Note the sizes of a call that no program is for; return the lengths to open in its
-        trace."""
+        """Note the sizes of a call that no program is for; return the lengths to open in its trace."""
         family_key = without_sizes(key)
         with self._lock:
             family = self._families.pop(family_key, None) or _CallFamily()

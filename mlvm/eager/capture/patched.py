@@ -131,8 +131,9 @@ class PatchedProgram:
         return self._program
 
     def _choice(self, inputs: Sequence[Any], values: Sequence[Any]) -> _Choice:
-        """Return the call of each site. Raises `NotPatched`, and `OverflowError` for an integer of
-        more than 64 bits."""
+        """Return the call of each site.
+
+        Raises `NotPatched`, and `OverflowError` for an integer of more than 64 bits."""
         formulas = self._formulas
         formulas.evaluate(inputs)
         hold = formulas.hold

@@ -72,8 +72,9 @@ def replace_patterns(
 
 
 def _instance(pattern: Callable[..., Any], types: Types | None) -> Any:
-    """Return the pattern for operands of these types, None if it refuses them. Without types,
-    return some that it takes."""
+    """Return the pattern for operands of these types, None if it refuses them.
+
+    Without types, return some that it takes."""
     if types is None:
         return _probes(pattern)
     with suppress(MlvmError):

@@ -84,8 +84,10 @@ class Result(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Tensor that each call allocates for results. With a `field` it lies in the arena of the
-    field's present tensor, otherwise in the current arena."""
+    """Tensor that each call allocates for results.
+
+    With a `field` it lies in the arena of the field's present tensor, otherwise in the current
+    arena."""
 
     type: TensorType
     field: Field | None
@@ -194,8 +196,9 @@ class Outcome:
         tensors: Mapping[str, Sequence[Allocation]],
         numbers: Sequence[Any],
     ) -> Any:
-        """Return the value of a call with these arguments, tensors by role, and numbers. Rebind
-        the fields. `with_arguments` adds containers among the arguments."""
+        """Return the value of a call with these arguments, tensors by role, and numbers.
+
+        Rebind the fields. `with_arguments` adds containers among the arguments."""
         results = [result.materialize(arguments, tensors) for result in self.results]
         for field, number in self.rebound:
             field.set(results[number])
@@ -248,8 +251,9 @@ class TracedCall(NamedTuple):
         return places([x.type for x in outcome.results] + [x.type for x in outcome.outputs])
 
     def at(self, values: Sequence[Any], flow: Flow | None = None) -> TracedCall:
-        """Return the call for these values of all formulas. Without a flow it has the frozen one,
-        from which only homes may be read."""
+        """Return the call for these values of all formulas.
+
+        Without a flow it has the frozen one, from which only homes may be read."""
         assert self.template is not None
         return self._replace(
             flow=flow or self.flow,
@@ -304,9 +308,10 @@ def trace(
     free: Sequence[int],
     lengths: Sequence[OpenLength] = (),
 ) -> TracedCall:
-    """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
-    of the signature's numbers that are `free` are recorded too. With open `lengths` the call has a
-    template in place of its flow."""
+    """Call the function with a recorder on.
+
+    Fields that it rebinds get their old values back. Those of the signature's numbers that are
+    `free` are recorded too. With open `lengths` the call has a template in place of its flow."""
     snapshot = NamespaceSnapshot(signature.guards)
     sizes = [each.size_in(signature) for each in lengths]
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)
@@ -397,8 +402,10 @@ class _Results:
         self._outside = signature.guards.reached()
 
     def tree_of(self, tree: Any) -> Any:
-        """Return what the function returned with leaves in it. Containers that it created are part
-        of the tree. Other objects that it created become templates."""
+        """Return what the function returned with leaves in it.
+
+        Containers that it created are part of the tree. Other objects that it created become
+        templates."""
 
         def ends(part: Any) -> bool | None:
             is_inner = isinstance(part, (dict, list, tuple)) and id(part) not in self._outside

@@ -103,8 +103,9 @@ def pull(
 
 
 def summed(number: Tensor, other: Tensor, add: Callable[[int, int], int]) -> Tensor:
-    """Return the numbers of the sums of records, including the records that they name. Eagerly,
-    `add` returns that of the sum of two."""
+    """Return the numbers of the sums of records, including the records that they name.
+
+    Eagerly, `add` returns that of the sum of two."""
     if is_recorded():
         return recorder().summed(number, other)
     add = cache(add)

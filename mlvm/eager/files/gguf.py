@@ -34,8 +34,7 @@ _ALIGNMENT: Final = "general.alignment"
 
 
 class Format(NamedTuple):
-    """Block format: elements and bytes of a block, dtype of the elements, and how to unpack
-    blocks."""
+    """Block format: elements and bytes of a block, dtype of the elements, and how to unpack blocks."""
 
     name: str
     elements: int
@@ -161,8 +160,9 @@ _FORMATS: Final = {
 
 
 class Entry(NamedTuple):
-    """A tensor's format, its type, and where its bytes begin in the file. A tensor in another
-    format, of which `format` is the number, can be skipped, but not read."""
+    """A tensor's format, its type, and where its bytes begin in the file.
+
+    A tensor in another format, of which `format` is the number, can be skipped, but not read."""
 
     format: Format | int
     type: TensorType

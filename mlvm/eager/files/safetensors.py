@@ -170,8 +170,9 @@ def packed(array: Array) -> memoryview:
 
 
 def _place(name: str, type: TensorType) -> int:
-    """Return the position of a dtype in the format's list. Raises `WeightsError` if it is not
-    there, or the name is not that of a tensor."""
+    """Return the position of a dtype in the format's list.
+
+    Raises `WeightsError` if it is not there, or the name is not that of a tensor."""
     if not isinstance(name, str) or name == METADATA:
         raise WeightsError(f"no tensor can have the name {name!r}")
     if type.dtype not in _NAMES:

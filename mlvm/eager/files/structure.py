@@ -142,8 +142,9 @@ class Structure:
         return _refilled(self.tree, self._with(*now))
 
     def _load_objects(self, tensors: Values, plain: Values, paths: Set[str]) -> None:
-        """Load the selected objects. Those without tensors come first: if one refuses its state,
-        nothing has changed."""
+        """Load the selected objects.
+
+        Those without tensors come first: if one refuses its state, nothing has changed."""
         objects = [
             (x, inner)
             for x, inner in self.objects.values()

@@ -36,8 +36,9 @@ def span(start: int, stop: int | None = None, step: int = 1) -> Span:
 
 
 def sliced(item: slice, length: int) -> Span:
-    """Return the positions of an axis that a slice selects. Raises `TypeError` and `ValueError` as
-    Python does."""
+    """Return the positions of an axis that a slice selects.
+
+    Raises `TypeError` and `ValueError` as Python does."""
     if not (has_open_lengths() and any(map(is_open, (length, item.start, item.stop)))):
         places = range(length)[item]
         return Span(places.start, len(places), places.step)
@@ -72,8 +73,9 @@ def inferred(call: OneOp, x: Tensor) -> TensorType:
 
 
 def integer(value: int, name: str) -> int:
-    """Return the value as an int. Raises `ArgumentError` if it is anything else, or has more
-    than 64 bits."""
+    """Return the value as an int.
+
+    Raises `ArgumentError` if it is anything else, or has more than 64 bits."""
     try:
         if is_open(value) or -(2**63) <= (value := operator.index(value)) < 2**63:
             return value
@@ -83,8 +85,10 @@ def integer(value: int, name: str) -> int:
 
 
 def integers(value: Ints, name: str) -> tuple[int, ...]:
-    """Return an int, or a sequence of ints, as a tuple. Raises `ArgumentError` if it is anything
-    else or an int has more than 64 bits. The error names the value."""
+    """Return an int, or a sequence of ints, as a tuple.
+
+    Raises `ArgumentError` if it is anything else or an int has more than 64 bits. The error names
+    the value."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
         has_lengths = has_open_lengths()

@@ -229,8 +229,9 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _angles(positions: Tensor, features: int, base: float) -> Tensor:
-    """Return position base^(-2 i / features) for i below features / 2: f64[..., features / 2]. In
-    f32, the angles of late positions would be inaccurate."""
+    """Return position base^(-2 i / features) for i below features / 2: f64[..., features / 2].
+
+    In f32, the angles of late positions would be inaccurate."""
     if not type_of(positions).dtype.is_integer:
         raise DTypeError("expected integers as positions")
     if features < 2 or features % 2:

@@ -63,8 +63,9 @@ Labels = tuple[str, ...]
 
 
 def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
-    """Parse subscripts: the labels of operands with `ndims` dimensions, and of the result. Raises
-    `ArgumentError`, and `ShapeError` for another number of dimensions."""
+    """Parse subscripts: the labels of operands with `ndims` dimensions, and of the result.
+
+    Raises `ArgumentError`, and `ShapeError` for another number of dimensions."""
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if len(parts) != len(ndims):
@@ -121,8 +122,9 @@ def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int
 
 
 class _Term(NamedTuple):
-    """Number of a value, and the labels of its axes. Axes of length 1 that broadcast are left
-    out."""
+    """Number of a value, and the labels of its axes.
+
+    Axes of length 1 that broadcast are left out."""
 
     value: int
     labels: Labels

@@ -1,6 +1,7 @@
-"""Convolutions and their transposes. Sequences are [batch, length, channels], images NHWC, volumes
-[batch, depth, height, width, channels]; a kernel is a window of matrices, channels in by channels
-out.
+"""Convolutions and their transposes.
+
+Sequences are [batch, length, channels], images NHWC, volumes [batch, depth, height, width,
+channels]; a kernel is a window of matrices, channels in by channels out.
 """
 
 from __future__ import annotations
@@ -306,8 +307,10 @@ def transpose(
     dilation: Shape,
     groups: int,
 ) -> Tensor:
-    """Apply the transpose of a convolution of images of that shape. With a stride, it adds up whole
-    windows, unless it is depthwise: no zeros between the places are read."""
+    """Apply the transpose of a convolution of images of that shape.
+
+    With a stride, it adds up whole windows, unless it is depthwise: no zeros between the places are
+    read."""
     *window, each, channels = kernel.shape
     places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     span = span_of(tuple(window), dilation)

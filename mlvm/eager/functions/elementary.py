@@ -28,8 +28,9 @@ _SINC: Final = tuple([(-1) ** k / math.factorial(2 * k + 1) for k in range(12, -
 @public
 @in_f32
 def sinc(x: Tensor, /) -> Tensor:
-    """Compute sin(pi x) / (pi x), and 1 at 0; nan where pi x overflows, as in numpy. Near 0 it is
-    the sum of (-1)^k (pi x)^2k / (2k + 1)!, so that all derivatives are right there.
+    """Compute sin(pi x) / (pi x), and 1 at 0; nan where pi x overflows, as in numpy.
+
+    Near 0 it is the sum of (-1)^k (pi x)^2k / (2k + 1)!, so that all derivatives are right there.
 
     x: [...], floats or complex numbers, integers as f32, and so is the result. Raises `DTypeError`
     if x is bool.
@@ -283,8 +284,10 @@ def view_as_real(x: Tensor, /) -> Tensor:
 
 @public
 def view(x: Tensor, dtype: object, /) -> Tensor:
-    """Return a copy of the bytes of x as elements of another dtype. If it has another size, the
-    last axis has another length. Gradients flow between complex numbers and their parts.
+    """Return a copy of the bytes of x as elements of another dtype.
+
+    If it has another size, the last axis has another length. Gradients flow between complex numbers
+    and their parts.
 
     x: [..., n], any dtype but bool -> [..., m] in `dtype`. Raises `ShapeError` if the bytes of the
     last axis are not a whole number of elements; `DTypeError` if the dtype is unknown or bool.

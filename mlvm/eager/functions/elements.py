@@ -30,8 +30,10 @@ from mlvm.eager.tensor.wrapper import public
 
 
 def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
-    """Return x + part (y - x), exactly x at 0 and y at 1. If y - x overflows or is infinite, return
-    (1 - part) x + part y, in which a weight of 0 hides an infinity."""
+    """Return x + part (y - x), exactly x at 0 and y at 1.
+
+    If y - x overflows or is infinite, return (1 - part) x + part y, in which a weight of 0 hides an
+    infinity."""
     away = y - x
     is_finite = op.isfinite(away)
     away = op.where(is_finite, away, constant(0.0, away.dtype))
@@ -63,10 +65,11 @@ def _finite(x: Tensor) -> Tensor:
 
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
-    """Convert x to another dtype, on its VM or on `device`. Floats are truncated to integers; those
-    out of range become the nearest integer, and nan becomes 0. Nonzero elements become True in
-    bool. A tensor that has the dtype is not copied, whatever `copy` is: an update of one does not
-    change the other.
+    """Convert x to another dtype, on its VM or on `device`.
+
+    Floats are truncated to integers; those out of range become the nearest integer, and nan becomes
+    0. Nonzero elements become True in bool. A tensor that has the dtype is not copied, whatever
+    `copy` is: an update of one does not change the other.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown, or complex numbers
     would lose their imaginary parts.
@@ -122,8 +125,9 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 
 @public
 def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
-    """Take the slices of x at `indices` along `axis`; the axes of `indices` replace it. A vector
-    needs no `axis`.
+    """Take the slices of x at `indices` along `axis`; the axes of `indices` replace it.
+
+    A vector needs no `axis`.
 
     x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` if
     an index is out of range; `AxisRefused` if x has no such axis; `ArgumentError` if no axis is
@@ -202,8 +206,9 @@ def dynamic_update(
 
 @public
 def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Round to the given number of decimals, halves to even; both parts of a complex number. A
-    number that has no more decimals than that is returned as it is, also if 10^decimals times the
+    """Round to the given number of decimals, halves to even; both parts of a complex number.
+
+    A number that has no more decimals than that is returned as it is, also if 10^decimals times the
     number overflows.
 
     x: [...], any dtype, or one of floats for other `decimals` than 0. The result: [...], in x's
@@ -227,8 +232,10 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
 
 
 def _round(x: Tensor, places: int) -> Tensor:
-    """Round f32 or f64 to decimals. The power of 10 has two factors if the dtype cannot represent
-    it; beyond its least digit, and beyond its largest number, all powers have the same effect."""
+    """Round f32 or f64 to decimals.
+
+    The power of 10 has two factors if the dtype cannot represent it; beyond its least digit, and
+    beyond its largest number, all powers have the same effect."""
     most, least = (308, 330) if x.dtype is f64 else (38, 50)
     power = min(abs(places), least)
     factors = [10.0 ** min(power, most), 10.0 ** max(power - most, 0)]

@@ -160,8 +160,9 @@ def ifftn(
 
 @public
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
-    conjugates in reverse order.
+    """Return the first n // 2 + 1 elements of `fft` of n real ones: complex.
+
+    The others are their conjugates in reverse order.
 
     x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
     `AxisRefused` if x has no such axis; `ShapeError` if there is no element along it;
@@ -179,8 +180,9 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 @public
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Invert `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. Imaginary parts of
-    the first element of x, and of the last for an even n, are ignored.
+    """Invert `rfft`: n real elements, 2 (m - 1) if x has m and n is not given.
+
+    Imaginary parts of the first element of x, and of the last for an even n, are ignored.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
     there is no element along it; `ArgumentError` if `norm` is unknown.

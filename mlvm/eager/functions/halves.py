@@ -35,9 +35,10 @@ checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
 
 
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that half-precision operands are converted to f32. The f32 result is
-    rounded to their dtype. With wider floats beside them, or under `autocast`, it stays f32: for
-    functions that sum, or contain `exp`.
+    """Wrap a function so that half-precision operands are converted to f32.
+
+    The f32 result is rounded to their dtype. With wider floats beside them, or under `autocast`, it
+    stays f32: for functions that sum, or contain `exp`.
 
     The f32 intermediates are recomputed in the backward pass, not saved."""
     return _widening(fn, lambda: autocast_dtype() is None)

@@ -40,9 +40,10 @@ Item: TypeAlias = "int | slice | Tensor | None"
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return `x[key]`. A single mask tensor selects elements by `boolean_index`. A mask
-    beside other items, or an array or list as mask, becomes the positions where it is True: an
-    index tensor for each of its axes.
+    """Return `x[key]`.
+
+    A single mask tensor selects elements by `boolean_index`. A mask beside other items, or an array
+    or list as mask, becomes the positions where it is True: an index tensor for each of its axes.
 
     Raises `IndexRefused` if an index is out of range, of another kind, or one too many;
     `PositionRefused` if a value of an index tensor is out of range; `MaskRefused` if a mask does
@@ -69,8 +70,9 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 
 def _item(key: object) -> Item | EllipsisType:
-    """Convert one element of a key; integers of any type become ints. Raises `IndexRefused` if it
-    is not an index."""
+    """Convert one element of a key; integers of any type become ints.
+
+    Raises `IndexRefused` if it is not an index."""
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
@@ -114,8 +116,10 @@ def _covers(mask: Shape, axes: Shape) -> bool:
 def _with_positions(
     x: Tensor, items: list[Item | EllipsisType], keys: tuple[Any, ...]
 ) -> list[Item | EllipsisType]:
-    """Replace each mask by the positions where it is True. Positions of an array or list come from
-    numpy, so that the result's shape is known before any launch."""
+    """Replace each mask by the positions where it is True.
+
+    Positions of an array or list come from numpy, so that the result's shape is known before any
+    launch."""
     lengths = [cast(Tensor, item).ndim if _is_mask(item) else 1 for item in items]
     for i, item in enumerate(items):
         if item is None or item is Ellipsis:
@@ -224,8 +228,9 @@ def _window(places: list[Span]) -> dict[str, Any]:
 
 
 def _places(item: int | slice | Tensor, length: int) -> Span:
-    """Return the positions of an axis that an item selects. Raises `IndexRefused` if there are
-    none."""
+    """Return the positions of an axis that an item selects.
+
+    Raises `IndexRefused` if there are none."""
     if isinstance(item, Tensor):
         return Span(0, length)
     if isinstance(item, int):
@@ -308,8 +313,9 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they are of another
-    kind."""
+    """Convert the values to a tensor of x's dtype.
+
+    Raises `DTypeError` if they are of another kind."""
     try:
         operand = as_operand(values, x)
     except errors.OpError as error:
@@ -341,8 +347,9 @@ def _converted(values: object, dtype: DType, target: DType) -> str:
 
 
 def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
-    """Return the shape of the values without leading axes of 1. Raises `ShapeError` unless it
-    broadcasts to that shape."""
+    """Return the shape of the values without leading axes of 1.
+
+    Raises `ShapeError` unless it broadcasts to that shape."""
     behind = values.shape[max(0, values.ndim - len(shape)) :]
     fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
     if not fits or values.size != math.prod(behind):
@@ -460,8 +467,9 @@ Combine: TypeAlias = Literal["multiply", "minimum", "maximum"]
 
 @public
 def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
-    """Add `updates` to x[indices], as `x.at[indices].add(updates)`; return a new tensor. If an
-    element is selected several times, all of its updates are added, in row-major order.
+    """Add `updates` to x[indices], as `x.at[indices].add(updates)`; return a new tensor.
+
+    If an element is selected several times, all of its updates are added, in row-major order.
 
     x: [...], any dtype but bool; indices: a key of x[...]; updates: any shape that broadcasts to
     x[indices], and a dtype that promotes to that of x -> [...]. Raises `IndexRefused` if x[indices]

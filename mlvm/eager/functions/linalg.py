@@ -284,8 +284,9 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 @public
 @through_f32
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
-    """Multiply n times a square matrix, in about log2(n) products. n = 0 gives the identity, a
-    negative n the power of the inverse.
+    """Multiply n times a square matrix, in about log2(n) products.
+
+    n = 0 gives the identity, a negative n the power of the inverse.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
     matrices are not square; `LinAlgError` if a matrix to invert is singular.
@@ -550,8 +551,9 @@ def expm(x: Tensor, /) -> Tensor:
 
 @public
 def det(x: Tensor, /) -> Tensor:
-    """Return the determinants of square matrices. A singular one has a first gradient; a second one
-    raises `LinAlgError`.
+    """Return the determinants of square matrices.
+
+    A singular one has a first gradient; a second one raises `LinAlgError`.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` if the
     matrices are not square.
@@ -833,9 +835,11 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
 @public
 @in_f32
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
-    """Compute a norm of each matrix. "fro" (or None) is the root of the sum of squares, "nuc" the
-    sum of the singular values. 2 and -2 are the largest and the smallest singular value. 1 and -1
-    are the largest and the smallest sum of |x| in a column, inf and -inf in a row.
+    """Compute a norm of each matrix.
+
+    "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. 2 and
+    -2 are the largest and the smallest singular value. 1 and -1 are the largest and the smallest
+    sum of |x| in a column, inf and -inf in a row.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
     Raises `ShapeError` if x has fewer than two axes; `ArgumentError` if `ord` is unknown;
@@ -866,9 +870,10 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
 
 @public
 def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Compute `vector_norm` or `matrix_norm`, as numpy chooses. Two axes, or two dimensions, are a
-    matrix; one axis, or one dimension, is a vector. Without `ord` and `axis` it is the norm of all
-    elements.
+    """Compute `vector_norm` or `matrix_norm`, as numpy chooses.
+
+    Two axes, or two dimensions, are a matrix; one axis, or one dimension, is a vector. Without
+    `ord` and `axis` it is the norm of all elements.
 
     x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
     or with 1 in their place if `keepdims`. Raises `ShapeError` if x is neither; `AxisRefused` if x

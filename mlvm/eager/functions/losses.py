@@ -1,7 +1,9 @@
-"""Losses. A loss takes two tensors of one shape (predictions, then targets) and returns one loss
-for each element, or for each distribution. `reduction="mean"` or `"sum"` reduces them to one
-number. Only `mean_squared_error` is a mean by default. Losses of half-precision tensors are
-computed in f32 and rounded once.
+"""Losses.
+
+A loss takes two tensors of one shape (predictions, then targets) and returns one loss for each
+element, or for each distribution. `reduction="mean"` or `"sum"` reduces them to one number. Only
+`mean_squared_error` is a mean by default. Losses of half-precision tensors are computed in f32 and
+rounded once.
 """
 
 from __future__ import annotations
@@ -581,8 +583,9 @@ def _of_labels(
 
 
 def _require_alike(*tensors: Tensor) -> TensorType:
-    """Return the type of the first one, the predictions. Raises `DTypeError` unless all are floats;
-    `ShapeError` unless all have the same shape."""
+    """Return the type of the first one, the predictions.
+
+    Raises `DTypeError` unless all are floats; `ShapeError` unless all have the same shape."""
     types = [type_of(x) for x in tensors]
     for type in types:
         if not type.dtype.is_float:

@@ -108,8 +108,9 @@ def var(
     keepdims: bool = False,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the variance with numpy's keywords; `numpy.var(x)` calls it. `ddof` is numpy's name
-    for `correction`."""
+    """Compute the variance with numpy's keywords; `numpy.var(x)` calls it.
+
+    `ddof` is numpy's name for `correction`."""
     by = _correction(ddof, correction)
     return sums.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out, where=where)
 
@@ -127,8 +128,9 @@ def std(
     keepdims: bool = False,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the standard deviation with numpy's keywords; `numpy.std(x)` calls it. `ddof` is
-    numpy's name for `correction`."""
+    """Compute the standard deviation with numpy's keywords; `numpy.std(x)` calls it.
+
+    `ddof` is numpy's name for `correction`."""
     by = _correction(ddof, correction)
     if out is None:
         return sums.std(_cast(x, dtype), axis, correction=by, keepdims=keepdims, where=where)

@@ -145,8 +145,9 @@ def atleast_2d(*arrays: Operand) -> Any:
 
 @public
 def atleast_3d(*arrays: Operand) -> Any:
-    """Convert operands to three dimensions: [n] to [1, n, 1], and [m, n] to [m, n, 1]. Several
-    operands give a tuple.
+    """Convert operands to three dimensions: [n] to [1, n, 1], and [m, n] to [m, n, 1].
+
+    Several operands give a tuple.
 
     Each result: [m, n, k], the dtype of the operand. Raises `DTypeError` if an operand has no
     tensor's values.

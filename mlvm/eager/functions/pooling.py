@@ -1,5 +1,7 @@
-"""Pooling: the largest element or the mean of each window, channel by channel. Sequences are
-[batch, length, channels], images NHWC, volumes [batch, depth, height, width, channels].
+"""Pooling: the largest element or the mean of each window, channel by channel.
+
+Sequences are [batch, length, channels], images NHWC, volumes [batch, depth, height, width,
+channels].
 """
 
 from __future__ import annotations
@@ -64,10 +66,12 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Take the largest element of each window of NHWC images. The stride is the window unless
-    given; padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too. With
-    `ceil_mode`, a last window may extend beyond the padding. With `return_indices`, the positions
-    (i64) of these elements in the flattened H W places follow, as in PyTorch.
+    """Take the largest element of each window of NHWC images.
+
+    The stride is the window unless given; padding, as in `conv2d`, counts as -inf; `dilation` is
+    that of `conv2d`, too. With `ceil_mode`, a last window may extend beyond the padding. With
+    `return_indices`, the positions (i64) of these elements in the flattened H W places follow, as
+    in PyTorch.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
     x has another number of axes, or the window is larger than the padded image; `ArgumentError`
@@ -95,10 +99,11 @@ def avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of NHWC images. The stride is the window unless given; padding, as in
-    `conv2d`, counts as zeros, and without `count_include_pad` not at all; `dilation` is that of
-    `conv2d`, too. With `ceil_mode`, a last window may extend beyond the padding, where nothing
-    counts.
+    """Average each window of NHWC images.
+
+    The stride is the window unless given; padding, as in `conv2d`, counts as zeros, and without
+    `count_include_pad` not at all; `dilation` is that of `conv2d`, too. With `ceil_mode`, a last
+    window may extend beyond the padding, where nothing counts.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
     x has another number of axes, or the window is larger than the padded image; `ArgumentError`
@@ -276,8 +281,9 @@ def avg_pool3d(
 @public
 @through_f32
 def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
-    """Average `size` windows, one number or (vertical, horizontal, ...), that together cover x. Of
-    n places, window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k. It is
+    """Average `size` windows, one number or (vertical, horizontal, ...), that together cover x.
+
+    Of n places, window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k. It is
     PyTorch's adaptive_avg_pool1d, 2d and 3d, for channels last.
 
     x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has

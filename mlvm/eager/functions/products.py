@@ -36,8 +36,9 @@ def dot(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def inner(x: Tensor, y: Tensor, /) -> Tensor:
-    """Sum products over the last axes of both; a number gives the elementwise product. Nothing is
-    conjugated.
+    """Sum products over the last axes of both; a number gives the elementwise product.
+
+    Nothing is conjugated.
 
     x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` if the axes have
     different lengths; `DTypeError` if an operand is bool or the dtypes do not promote.

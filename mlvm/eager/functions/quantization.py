@@ -1,5 +1,6 @@
-"""Quantisation to few bits with a scale, and back. Products are `quantized_matmul` and
-`integer_matmul`."""
+"""Quantisation to few bits with a scale, and back.
+
+Products are `quantized_matmul` and `integer_matmul`."""
 
 from __future__ import annotations
 

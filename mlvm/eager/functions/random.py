@@ -151,8 +151,10 @@ class _Global:
 
 
 class _Process:
-    """Seed of all VMs of this process. `number` counts its changes, `all` has the state of each VM,
-    `alone` is the name of a VM that was seeded alone."""
+    """Seed of all VMs of this process.
+
+    `number` counts its changes, `all` has the state of each VM, `alone` is the name of a VM that
+    was seeded alone."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -161,8 +163,9 @@ class _Process:
         self.alone: str | None = None
 
     def start(self, number: int, seed: int) -> None:
-        """Start the keys of all VMs, those that are made later included, from that seed. A VM
-        that fails is left out: its next draw warns."""
+        """Start the keys of all VMs, those that are made later included, from that seed.
+
+        A VM that fails is left out: its next draw warns."""
         with self.lock:
             self.number, self.seed, states = number, seed, [*self.all]
         for each in states:
@@ -373,8 +376,9 @@ class _KeysOf:
             each.write(row)
 
     def fitted(self, state: Array) -> Array:
-        """Fit the states of other VMs to these. A single state is for all; else VM i takes state i,
-        and VMs without one keep theirs."""
+        """Fit the states of other VMs to these.
+
+        A single state is for all; else VM i takes state i, and VMs without one keep theirs."""
         if state.dtype != np.uint64 or state.shape[-1:] != (2,) or state.ndim > 2:
             return state
         now, rows = self.state(), state.reshape(-1, 2)
@@ -480,8 +484,9 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
 def randint(
     shape: Ints, *, low: int, high: int, key: Tensor | None = None, dtype: object = i64
 ) -> Tensor:
-    """Draw integers low <= i < high, all exactly equally likely. `low` and `high` are keywords,
-    since other libraries disagree about their position.
+    """Draw integers low <= i < high, all exactly equally likely.
+
+    `low` and `high` are keywords, since other libraries disagree about their position.
 
     The result: i[*shape]. Raises `ArgumentError` unless low < high and the dtype holds both;
     `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not an
@@ -559,8 +564,9 @@ def choice(
     axis: int = 0,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Draw from the numbers 0 .. a-1 (i64), or from the slices of a tensor along `axis`, which the
-    axes of `shape` replace.
+    """Draw from the numbers 0 ..
+
+    a-1 (i64), or from the slices of a tensor along `axis`, which the axes of `shape` replace.
 
     All are equally likely, or weighted by the float vector `p`, whose sum need not be 1. With
     `replace`, draws are independent, and each reads all of `p`. Without, none is drawn twice; with
@@ -821,8 +827,10 @@ def beta(
 def dirichlet(
     alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1. `alpha` has
-    their parameters along its last axis, and broadcasts to [*shape, n]. It has no gradient.
+    """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1.
+
+    `alpha` has their parameters along its last axis, and broadcasts to [*shape, n]. It has no
+    gradient.
 
     alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises what `gamma` raises.
 
@@ -964,8 +972,9 @@ def multinomial(
 
 
 def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DType]:
-    """Draw 0 <= u < 1 in f64: the 24 bits of f32 would not give the tails of a distribution. Also
-    return the dtype of the result."""
+    """Draw 0 <= u < 1 in f64: the 24 bits of f32 would not give the tails of a distribution.
+
+    Also return the dtype of the result."""
     target = float_dtype(dtype)
     _require_float(target)
     return op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=f64), target

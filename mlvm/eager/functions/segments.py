@@ -119,8 +119,9 @@ def _limits(data: Tensor) -> tuple[int, int]:
 
 @contextmanager
 def from_front(indices: Tensor, length: int) -> Iterator[Tensor]:
-    """Move negative indices out of range, so that they do not count from the end. The block gets
-    them; an error in it has the indices as they were."""
+    """Move negative indices out of range, so that they do not count from the end.
+
+    The block gets them; an error in it has the indices as they were."""
     wide = astype(indices, i64)
     with rewording(_reword):
         yield op.where(op.less(wide, 0), wide - length, wide)

@@ -452,8 +452,9 @@ def neighbours(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 @public
 def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
-    """Repeat x repetitions[i] times along axis i. The shorter of shape and repetitions gets ones in
-    front.
+    """Repeat x repetitions[i] times along axis i.
+
+    The shorter of shape and repetitions gets ones in front.
 
     x: [n] -> [n repetitions]. Raises `ArgumentError` if a number is negative.
 
@@ -520,9 +521,10 @@ def _listed(repeats: Ints | Tensor) -> Ints:
 
 @public
 def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None) -> Tensor:
-    """Move every element `shift` places up along `axis` (None: in row-major order). Elements moved
-    beyond the end come to the front. The shift may be a tensor of one integer for one axis, such as
-    the counter of a loop.
+    """Move every element `shift` places up along `axis` (None: in row-major order).
+
+    Elements moved beyond the end come to the front. The shift may be a tensor of one integer for
+    one axis, such as the counter of a loop.
 
     x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `ArgumentError`
     unless shifts and axes are equally many; `DTypeError` if a tensor `shift` is not of integers;
@@ -652,8 +654,10 @@ Border: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 def pad(
     x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0, *, mode: Border = "constant"
 ) -> Tensor:
-    """Pad x with `value`. `widths` is one int for all sides, a pair (before, after) for all axes,
-    or a pair for each axis. A negative width removes elements from that side.
+    """Pad x with `value`.
+
+    `widths` is one int for all sides, a pair (before, after) for all axes, or a pair for each axis.
+    A negative width removes elements from that side.
 
     The other modes are numpy's: "edge" repeats the edge, "symmetric" mirrors x with the edge,
     "reflect" without it, and "wrap" continues at the other end. A border wider than x repeats the

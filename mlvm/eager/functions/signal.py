@@ -223,9 +223,10 @@ def _places(frames: int, hop: int, size: int) -> Tensor:
 @public
 @in_f32
 def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
-    """Convolve two vectors: element k is the sum of x[i] y[k - i]. "full" has all sums, "same" as
-    many as the longer vector, from the middle, and "valid" those in which all elements of the
-    shorter vector take part.
+    """Convolve two vectors: element k is the sum of x[i] y[k - i].
+
+    "full" has all sums, "same" as many as the longer vector, from the middle, and "valid" those in
+    which all elements of the shorter vector take part.
 
     x: [m], y: [n], any dtype but bool -> [m + n - 1], [max(m, n)] or [max(m, n) - min(m, n) + 1].
     Raises `ShapeError` if an operand is not a vector, or is empty; `ArgumentError` if the mode is
@@ -262,8 +263,10 @@ def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
 
 
 def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
-    """Convolve vectors; `first` is where "same" begins. Products are arranged so that each column
-    of a matrix has those of one sum; floats take a convolution of sequences."""
+    """Convolve vectors; `first` is where "same" begins.
+
+    Products are arranged so that each column of a matrix has those of one sum; floats take a
+    convolution of sequences."""
     require("numeric", type_of(x), type_of(y))
     if mode not in get_args(Mode):
         raise ArgumentError(

@@ -70,8 +70,9 @@ def argsort(
     stable: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return the positions (i64) along `axis` of the elements in the order of `sort`. Equal
-    elements keep their order, so it is always `stable`.
+    """Return the positions (i64) along `axis` of the elements in the order of `sort`.
+
+    Equal elements keep their order, so it is always `stable`.
 
     x: [...] -> i64[...]. Raises what `sort` raises.
 
@@ -219,8 +220,9 @@ class UniqueInverseResult(NamedTuple):
 
 
 class _Sorted:
-    """Sorted elements of x as a vector, and the places where groups of equal elements start. With
-    `equal_nan`, nans are equal."""
+    """Sorted elements of x as a vector, and the places where groups of equal elements start.
+
+    With `equal_nan`, nans are equal."""
 
     def __init__(self, x: Tensor, equal_nan: bool = False) -> None:
         type_of(x)
@@ -385,8 +387,9 @@ def unique(
 
 
 def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
-    """Return the lexicographic rank of each row of x; equal rows have equal ranks. Columns are
-    ranked separately, then in pairs, until one is left."""
+    """Return the lexicographic rank of each row of x; equal rows have equal ranks.
+
+    Columns are ranked separately, then in pairs, until one is left."""
     n = x.shape[0]
     ranks = _dense(reshape(x, (n, math.prod(x.shape[1:]))), equal_nan)
     while (columns := ranks.shape[1]) > 1:
@@ -458,8 +461,10 @@ def interp(
 
 
 def _share(x: Tensor, x0: Tensor, x1: Tensor, is_level: Tensor) -> Tensor:
-    """Return (x - x0) / (x1 - x0). An infinite end has the share 0 or 1 of a finite x; between two
-    of them only a level function has a value."""
+    """Return (x - x0) / (x1 - x0).
+
+    An infinite end has the share 0 or 1 of a finite x; between two of them only a level function
+    has a value."""
     is_finite = op.logical_and(op.isfinite(x0), op.isfinite(x1))
     halves = op.where(op.isfinite(x1 - x0), constant(1.0, x1.dtype), constant(0.5, x1.dtype))
     start, end, at = [op.where(is_finite, each, constant(0.0, each.dtype)) for each in (x0, x1, x)]

@@ -30,8 +30,9 @@ from mlvm.eager.tensor.wrapper import public
 def isclose(
     x: Tensor, y: Operand, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
-    """Test |x - y| <= atol + rtol |y|, elementwise, with broadcasting. Equal infinities are close;
-    so are nans with `equal_nan`.
+    """Test |x - y| <= atol + rtol |y|, elementwise, with broadcasting.
+
+    Equal infinities are close; so are nans with `equal_nan`.
 
     x and y: shapes that broadcast to [...], any dtype -> bool[...]. Raises `ShapeError` if the
     shapes do not fit; `DTypeError` if the dtypes do not promote.
@@ -215,8 +216,9 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
 @public
 @in_f32
 def gamma(x: Tensor, /) -> Tensor:
-    """Compute the gamma function, a sign times e^`lgamma`: nan at -1, -2, ..., and inf at 0. Draws
-    are `random.gamma`.
+    """Compute the gamma function, a sign times e^`lgamma`: nan at -1, -2, ..., and inf at 0.
+
+    Draws are `random.gamma`.
 
     x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `DTypeError` if x
     is complex.
@@ -304,9 +306,10 @@ at Chebyshev points, to a relative error of 4e-17."""
 @public
 @in_f32
 def i0(x: Tensor, /) -> Tensor:
-    """Compute the modified Bessel function of the first kind and order 0, as in `numpy.i0`. It is
-    the sum of (x^2 / 4)^k / (k!)^2 below |x| = 8, and then e^|x| / sqrt(|x|) times a polynomial of
-    1 / |x|. The relative error is below 1e-15 in f64.
+    """Compute the modified Bessel function of the first kind and order 0, as in `numpy.i0`.
+
+    It is the sum of (x^2 / 4)^k / (k!)^2 below |x| = 8, and then e^|x| / sqrt(|x|) times a
+    polynomial of 1 / |x|. The relative error is below 1e-15 in f64.
 
     x: [...], floats -> f[...]. Raises `DTypeError` if x is not of floats.
 

@@ -329,8 +329,9 @@ def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor
 def _nanquantile(
     x: Tensor, q: Numbers, most: float, axis: Axis, method: Method, keepdims: bool
 ) -> Tensor:
-    """Compute `nanquantile` for q in 0 .. most. Sorting puts nan last, so the numbers of a row are
-    its first elements."""
+    """Compute `nanquantile` for q in 0 ..
+
+    most. Sorting puts nan last, so the numbers of a row are its first elements."""
     if method not in _METHODS:
         raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
     x = floating(x)

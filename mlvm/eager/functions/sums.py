@@ -37,8 +37,9 @@ def std(
     keepdims: bool = False,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the standard deviation along `axis`: the square root of `var`. If all elements are
-    equal, its gradient is 0, like that of `sqrt` at 0.
+    """Compute the standard deviation along `axis`: the square root of `var`.
+
+    If all elements are equal, its gradient is 0, like that of `sqrt` at 0.
 
     x: [...], any dtype. The result: the shape and dtype that `var` has. Raises what `var` raises.
 
@@ -140,8 +141,9 @@ def gradient(
 
 @through_f32
 def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> Tensor:
-    """Differentiate samples along one axis (Fornberg, Math. Comp. 51, 1988, 699-706, for three
-    points)."""
+    """Differentiate samples along one axis (Fornberg, Math.
+
+    Comp. 51, 1988, 699-706, for three points)."""
     n = f.shape[axis]
     if n < edge_order + 1:
         raise ShapeError(f"axis {axis} of {n} samples is shorter than {edge_order + 1}")
@@ -263,9 +265,10 @@ def cumulative_sum(
     exclusive: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
-    `include_initial` a 0 comes before them, and the axis is longer by one; with `exclusive` each is
-    the sum of the elements before that one.
+    """Compute running sums along `axis` (None: the only one), in the dtype that `sum` uses.
+
+    With `include_initial` a 0 comes before them, and the axis is longer by one; with `exclusive`
+    each is the sum of the elements before that one.
 
     x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
     and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
@@ -355,8 +358,10 @@ def finite_along(x: Tensor, axis: int | tuple[int, ...]) -> Tensor | None:
 
 
 def product(x: Tensor, y: Tensor, finite: Tensor | None) -> Tensor:
-    """Return x y. Where they are products of `finite` numbers, one is 0 and the other one has
-    overflowed, it is 0 instead of nan."""
+    """Return x y.
+
+    Where they are products of `finite` numbers, one is 0 and the other one has overflowed, it is 0
+    instead of nan."""
     if finite is None:
         return x * y
     most = float(finfo(x.dtype).max)
@@ -502,8 +507,9 @@ def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
 
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
-    """Sum x over the axes that broadcasting added or stretched from `type`, and cast it. A real
-    type gets the real part."""
+    """Sum x over the axes that broadcasting added or stretched from `type`, and cast it.
+
+    A real type gets the real part."""
     if x.dtype.kind == "complex" and type.dtype.is_float:
         x = op.real(x)
     if x.dtype is not type.dtype:

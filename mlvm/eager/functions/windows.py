@@ -40,8 +40,9 @@ KINDS: Final = {
 
 
 def require_places(x: Tensor, axes: int) -> Shape:
-    """Return the number of places of x along each of `axes` axes. Raises `ShapeError` if x has
-    another number of axes."""
+    """Return the number of places of x along each of `axes` axes.
+
+    Raises `ShapeError` if x has another number of axes."""
     kind, names, _ = KINDS[axes]
     if type_of(x).ndim != axes + 2:
         raise ShapeError(f"expected {kind} of {axes + 2} axes {names}, got {x.ndim}")
@@ -63,8 +64,9 @@ class Geometry(NamedTuple):
 def geometry_of(
     size: Shape, window: Shape, stride: Ints, padding: object, dilation: Ints
 ) -> tuple[Geometry, Shape]:
-    """Return the geometry of windows in an input of that size, and the span of a window. Raises
-    `ArgumentError`."""
+    """Return the geometry of windows in an input of that size, and the span of a window.
+
+    Raises `ArgumentError`."""
     axes = len(size)
     steps, dilations, span = each_of(stride, axes, "stride"), (1,) * axes, window
     if type(dilation) is not int or dilation != 1:
@@ -74,17 +76,19 @@ def geometry_of(
 
 
 def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
-    """Return the padding, (before, after) for each axis. Raises `ArgumentError` if it is
-    invalid."""
+    """Return the padding, (before, after) for each axis.
+
+    Raises `ArgumentError` if it is invalid."""
     if isinstance(padding, str):
         return resolve_padding(padding.upper(), span, stride, size)
     return numbers_of(padding, len(size))
 
 
 def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
-    """Return a padding of numbers as (before, after) for each axis. As in PyTorch, one number is
-    for both sides of all axes, and a number an axis for both sides of it; of a sequence a pair is
-    (before, after). Raises `ArgumentError`."""
+    """Return a padding of numbers as (before, after) for each axis.
+
+    As in PyTorch, one number is for both sides of all axes, and a number an axis for both sides of
+    it; of a sequence a pair is (before, after). Raises `ArgumentError`."""
     if isinstance(padding, (int, np.integer)):
         padding = (padding,) * axes
     elif axes == 1 and isinstance(padding, (tuple, list)) and len(padding) == 2:

@@ -49,9 +49,10 @@ Hint: TypeAlias = str | Callable[[], Callable[..., Any]]
 
 
 class Elsewhere:
-    """Stands in a class for a name of other libraries. Asking for it raises `AttributeError` with
-    the hint. A hint that is a function gives a function of `ml`, and the error shows a call of it.
-    `help` shows the hint, too."""
+    """Stands in a class for a name of other libraries.
+
+    Asking for it raises `AttributeError` with the hint. A hint that is a function gives a function
+    of `ml`, and the error shows a call of it. `help` shows the hint, too."""
 
     def __init__(self, name: str, hint: Hint) -> None:
         self.name = name
@@ -91,8 +92,9 @@ _UNUSED: Final = {"requires_grad", "trainable"}
 
 
 def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
-    """Give the class a hint at each of these names that it lacks. `listing` becomes the `dir` of
-    its instances."""
+    """Give the class a hint at each of these names that it lacks.
+
+    `listing` becomes the `dir` of its instances."""
     own = set(dir(owner))
     for name, text in texts.items():
         if name not in own or isinstance(getattr_static(owner, name), Elsewhere):
@@ -225,8 +227,9 @@ hint_at(Places, hints()["mlvm.eager.Places"], existing)
 
 
 def of_users(instance: object) -> list[str]:
-    """Return the public names of a tensor. No property is evaluated, except those that some shapes
-    lack."""
+    """Return the public names of a tensor.
+
+    No property is evaluated, except those that some shapes lack."""
     owner = type(instance)
     return [
         name

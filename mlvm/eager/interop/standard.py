@@ -70,8 +70,9 @@ class Info:
 
 
 def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleType:
-    """Return the module with the functions for x. Raises `ArgumentError` if it does not
-    implement that version of the standard."""
+    """Return the module with the functions for x.
+
+    Raises `ArgumentError` if it does not implement that version of the standard."""
     if api_version is not None and api_version not in _VERSIONS:
         raise ArgumentError(
             f"versions of the standard are {', '.join(_VERSIONS)}, not {brief(api_version)}"

@@ -110,8 +110,9 @@ class MultiHeadAttention(Module):
         cache: Cache | None = None,
         position: Tensor | int | None = None,
     ) -> Any:
-        """Attend: f[batch, time, embed_dim] -> the same. It is self-attention unless there is a
-        `memory`, f[batch, length, memory_dim].
+        """Attend: f[batch, time, embed_dim] -> the same.
+
+        It is self-attention unless there is a `memory`, f[batch, length, memory_dim].
 
         `mask`, a bool tensor that broadcasts to [batch, num_heads, time, length], is True where a
         query may see a key; with `is_causal`, query i sees keys 0 .. i only. With a cache the

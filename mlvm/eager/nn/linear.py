@@ -124,9 +124,10 @@ class Bilinear(Module):
 
 
 class Embedding(Module):
-    """Row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features; `embedding_init` replaces them: see `ml.nn.init`. As in an index, -1 is
-    the last row.
+    """Row of `embedding` for each integer: i[...] -> [..., features].
+
+    The rows are normal of variance 1 / features; `embedding_init` replaces them: see `ml.nn.init`.
+    As in an index, -1 is the last row.
 
     Raises `OperandValueError` if an integer is out of range; `DTypeError` if the indices are not
     integers; `ArgumentError` if a size is below 1.

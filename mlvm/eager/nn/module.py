@@ -44,8 +44,9 @@ _TRAINING: Final = "training"
 
 
 class Name(str):
-    """Name of a parameter. Methods of PyTorch's tensors and pairs raise errors that say where these
-    are."""
+    """Name of a parameter.
+
+    Methods of PyTorch's tensors and pairs raise errors that say where these are."""
 
     __slots__ = ()
 
@@ -136,8 +137,9 @@ class Module(Node):
 
     @hinted
     def unfreeze(self, where: Where | None = None) -> Self:
-        """Undo `freeze` for the parameters that `where` selects; return self. Fields assigned as an
-        `nn.buffer` stay buffers.
+        """Undo `freeze` for the parameters that `where` selects; return self.
+
+        Fields assigned as an `nn.buffer` stay buffers.
 
             >>> model = ml.nn.Linear(2, 3).freeze()
             >>> list(model.unfreeze("bias").named_parameters())
@@ -318,8 +320,9 @@ def _a(module: Module) -> str:
 
 
 def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
-    """Yield a line for a part of a Module, and an indented one for each part of it. The parameters
-    are `counted`, except in buffers."""
+    """Yield a line for a part of a Module, and an indented one for each part of it.
+
+    The parameters are `counted`, except in buffers."""
     if isinstance(part, Tensor):
         yield repr(part.type)
         return

@@ -116,8 +116,9 @@ class GroupNorm(Module):
         return shapes.reshape(y, x.shape)
 
     def _over_groups(self, means: Tensor) -> Tensor:
-        """Replace means of channels, f[N, 1, channels], by the mean of their group. Reducing places
-        first, and then channels, is much faster than both at once."""
+        """Replace means of channels, f[N, 1, channels], by the mean of their group.
+
+        Reducing places first, and then channels, is much faster than both at once."""
         shape = (means.shape[0], 1, self.groups, means.shape[2] // self.groups)
         grouped = shapes.reshape(means, shape)
         mean = op.mean(grouped, axis=3, keepdims=True)
@@ -220,8 +221,9 @@ def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 def _checked(
     layer: str, features: int, eps: float, dtype: object, name: str = "features"
 ) -> tuple[tuple[int, ...], float, DType]:
-    """Check and return the shape of a scale, eps and dtype. Raises `ArgumentError` or
-    `DTypeError`."""
+    """Check and return the shape of a scale, eps and dtype.
+
+    Raises `ArgumentError` or `DTypeError`."""
     shape = sizes(layer, **{name: features})
     if not eps > 0:
         raise ArgumentError(f"{layer}: expected a positive eps, got {eps}")

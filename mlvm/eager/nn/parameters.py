@@ -109,8 +109,9 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
 
 
 def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
-    """Return an int >= 1 for each axis; a single int is repeated. Raises `ArgumentError` if
-    there are others."""
+    """Return an int >= 1 for each axis; a single int is repeated.
+
+    Raises `ArgumentError` if there are others."""
     try:
         return each_of(value, axes, name)
     except ArgumentError as error:

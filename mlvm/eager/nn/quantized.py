@@ -207,8 +207,9 @@ class Left(NamedTuple):
 
 
 class QuantizationErrors:
-    """Table of the layers that `quantize` has replaced; `rows` has it as numbers. `left` has the
-    layers that were not quantised."""
+    """Table of the layers that `quantize` has replaced; `rows` has it as numbers.
+
+    `left` has the layers that were not quantised."""
 
     def __init__(self, rows: list[Row], left: list[Left]) -> None:
         self.rows = rows

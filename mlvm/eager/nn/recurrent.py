@@ -115,8 +115,9 @@ class _Cell(Module):
         return zeros[0] if self.STATES == 1 else tuple(zeros)
 
     def required_state(self, layer: str, state: Any, *batch: int) -> Any:
-        """Return the state as tensors. Raises `ShapeError` or `DTypeError` unless it has the types
-        of `initial_state(*batch)`.
+        """Return the state as tensors.
+
+        Raises `ShapeError` or `DTypeError` unless it has the types of `initial_state(*batch)`.
 
         Refuses:
             cell.required_state("GRUCell", ml.ones((1, 2), dtype="i64"), 1)  # DTypeError
@@ -227,8 +228,9 @@ class LSTMCell(_Cell):
 
 
 class GRUCell(_Cell):
-    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of p = x
-    input_kernel + bias and of q = h hidden_kernel:
+    """The state is h (Cho et al., arXiv 1406.1078).
+
+    With the gates r, z, n as the parts of p = x input_kernel + bias and of q = h hidden_kernel:
 
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))

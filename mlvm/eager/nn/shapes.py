@@ -90,8 +90,9 @@ class PixelUnshuffle(PixelShuffle):
 
 
 class Flatten(Module):
-    """Merge the axes from `start` on, in row-major order: [N, ...] -> [N, n]. Channels vary fastest
-    in the result; in PyTorch, places do.
+    """Merge the axes from `start` on, in row-major order: [N, ...] -> [N, n].
+
+    Channels vary fastest in the result; in PyTorch, places do.
 
     Raises `ShapeError` if x has fewer than `start` axes; `ArgumentError` if `start` is below 0.
 

@@ -36,8 +36,9 @@ class Row(NamedTuple):
 
 
 class Summary:
-    """Table of the layers of a model; `rows` has it as numbers. `needed` is the capacity in bytes
-    of an arena for the call, without parameters and inputs."""
+    """Table of the layers of a model; `rows` has it as numbers.
+
+    `needed` is the capacity in bytes of an arena for the call, without parameters and inputs."""
 
     def __init__(self, rows: list[Row], needed: int | None) -> None:
         self.rows = rows
@@ -79,8 +80,9 @@ class Summary:
 
 
 def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
-    """Return a table of the layers in order: parameters, and bytes of parameters and buffers. With
-    `inputs` for a call of the model, the table has the type of each layer's output.
+    """Return a table of the layers in order: parameters, and bytes of parameters and buffers.
+
+    With `inputs` for a call of the model, the table has the type of each layer's output.
 
     The inputs are tensors, arrays or `TensorType`s, possibly in lists and dicts; a single tuple of
     ints is the shape of an f32 tensor. No value is computed and no memory allocated: the call of a

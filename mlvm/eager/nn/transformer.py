@@ -18,8 +18,10 @@ from mlvm.eager.tensor.wrapper import public
 
 
 class _TransformerLayer(Module):
-    """Base of encoder and decoder layers. Each part is a residual branch; the sum is normalised, or
-    with `pre_norm` the input of the branch."""
+    """Base of encoder and decoder layers.
+
+    Each part is a residual branch; the sum is normalised, or with `pre_norm` the input of the
+    branch."""
 
     _parts: int
 

@@ -82,9 +82,10 @@ class EMA:
             apply_into(average, COPY, widened(parameters[path]))
 
     def update(self) -> None:
-        """Take the parameters as they are now into the averages. Raises as `Optimizer.update` does
-        for parameters of other paths or types, `ArgumentError` inside `swapped()`, and
-        `GradientError` inside a differentiated function.
+        """Take the parameters as they are now into the averages.
+
+        Raises as `Optimizer.update` does for parameters of other paths or types, `ArgumentError`
+        inside `swapped()`, and `GradientError` inside a differentiated function.
 
         Refuses:
             within(swapped.swapped(), swapped.update)  # ArgumentError
@@ -122,8 +123,9 @@ class EMA:
         return dict(named_leaves({"count": self.count, "average": self._averages}))
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the paths of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays over the state, in place, by the paths of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
 
     def _params(self) -> dict[str, Tensor]:
@@ -184,8 +186,9 @@ class MultiSteps:
         self.count = zeros_beside(optimizer.count, optimizer.count.type)
 
     def update(self, grads: Tree) -> Tensor:
-        """Add gradients to the sums; with the last of `every` ones update the parameters. Whether
-        they were updated: bool[]. Raises what `Optimizer.update` does."""
+        """Add gradients to the sums; with the last of `every` ones update the parameters.
+
+        Whether they were updated: bool[]. Raises what `Optimizer.update` does."""
         sums = self._sums_of(grads)
         for total, g in {id(total): (total, g) for total, g in sums.values()}.values():
             total += g * (1.0 / self.every)
@@ -229,8 +232,9 @@ class MultiSteps:
         return {**self.optimizer._own_state(), **own}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the paths of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays over the state, in place, by the paths of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         self.optimizer._layout.load_state(self._own_state(), arrays)
 
     def __repr__(self) -> str:

@@ -246,8 +246,9 @@ class LossScale:
         return {"value": self.value, "good_steps": self.good_steps}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the names of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays over the state, in place, by the names of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
 
     def __repr__(self) -> str:
@@ -256,8 +257,9 @@ class LossScale:
 
 @hinted
 def all_finite(tree: Tree) -> Tensor:
-    """Test whether all elements of a tree of float tensors are finite: bool[]. Sharded gradients
-    (`ml.parallel.Parts`) are tested as a whole: all members call this.
+    """Test whether all elements of a tree of float tensors are finite: bool[].
+
+    Sharded gradients (`ml.parallel.Parts`) are tested as a whole: all members call this.
 
     Raises `DTypeError` if a leaf is not a tensor.
 

@@ -225,8 +225,9 @@ _LEAST_CURVATURE: Final = 1e-10  # as PyTorch has it
 
 
 class LBFGS(Optimizer):
-    """Quasi-Newton method for a loss that is the same in every update: p -= rate * H g. H
-    approximates the inverse Hessian of all parameters of a group by the last `history_size` steps
+    """Quasi-Newton method for a loss that is the same in every update: p -= rate * H g.
+
+    H approximates the inverse Hessian of all parameters of a group by the last `history_size` steps
     (Nocedal and Wright, "Numerical Optimization", algorithm 7.5; in matrix form by Byrd, Nocedal
     and Schnabel, 1994).
 

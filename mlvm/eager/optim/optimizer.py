@@ -119,9 +119,10 @@ _OF_ALL: Mapping[str, Any] = {"maximize": bool}
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
-    """Base of classes whose fields are hyperparameters. Each is a keyword of the constructor, with
-    the range of its annotation, as `ranges.checked` reads it. A subclass without an update rule
-    adds no hyperparameters."""
+    """Base of classes whose fields are hyperparameters.
+
+    Each is a keyword of the constructor, with the range of its annotation, as `ranges.checked`
+    reads it. A subclass without an update rule adds no hyperparameters."""
 
     count: Tensor
     groups: tuple[Group, ...]
@@ -170,8 +171,9 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
 
 
 class Optimizer(_OfFields):
-    """Updates a tree of parameters in place; base of the optimizers. With `maximize`, the gradients
-    count with the other sign.
+    """Updates a tree of parameters in place; base of the optimizers.
+
+    With `maximize`, the gradients count with the other sign.
 
     `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
     updates done. All state is allocated at construction, in the arena of the parameter that it
@@ -224,8 +226,9 @@ class Optimizer(_OfFields):
     def _begin(
         self, params: Tree, groups: Groups, where: Where | None, options: dict[str, Any]
     ) -> None:
-        """Check everything, and create the state. `options` are the default hyperparameters of
-        groups."""
+        """Check everything, and create the state.
+
+        `options` are the default hyperparameters of groups."""
         try:
             vars(self).update(self._checked_options(options, options))
         except ArgumentError as error:
@@ -375,8 +378,9 @@ class Optimizer(_OfFields):
         self._layout.gather(self._params, params)
 
     def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
-        """Return the state of each parameter that its hyperparameters need. Raises
-        `ArgumentError` if some was not created."""
+        """Return the state of each parameter that its hyperparameters need.
+
+        Raises `ArgumentError` if some was not created."""
         states: dict[str, Tensors] = {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             names: dict[TensorType, list[str]] = {}
@@ -406,8 +410,9 @@ class Optimizer(_OfFields):
         return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`. Sharded state is
-        gathered: then all members call this."""
+        """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`.
+
+        Sharded state is gathered: then all members call this."""
         return self._layout.state(self._own_state())
 
     def _own_state(self) -> dict[str, Tensor]:
@@ -612,8 +617,10 @@ def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
-    """Check an assigned hyperparameter. Schedules, tensors and traced numbers are not checked, as a
-    captured function must not read their values."""
+    """Check an assigned hyperparameter.
+
+    Schedules, tensors and traced numbers are not checked, as a captured function must not read
+    their values."""
     if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
         return value
     return checked(where, name, value, kind)

@@ -21,8 +21,9 @@ Count: TypeAlias = Annotated[int, (1, 2**24)]
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
-    """Return the value as a float. Raises `ArgumentError` unless low <= value < below, or if it
-    is text."""
+    """Return the value as a float.
+
+    Raises `ArgumentError` unless low <= value < below, or if it is text."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -369,8 +369,9 @@ class Adamax(Optimizer):
 
 
 class NAdam(Adam):
-    """Adam with Nesterov's momentum (Dozat, "Incorporating Nesterov momentum into Adam", 2016). m
-    is replaced by beta1 times the next step's m without a gradient, plus (1 - beta1) g / (1 -
+    """Adam with Nesterov's momentum (Dozat, "Incorporating Nesterov momentum into Adam", 2016).
+
+    m is replaced by beta1 times the next step's m without a gradient, plus (1 - beta1) g / (1 -
     beta1^t). As in optax, beta1 is constant; in PyTorch it grows.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
@@ -568,7 +569,9 @@ def multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
 
 
 def sum_of_weights(beta: float, t: Tensor) -> Tensor:
-    """Compute 1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta), accurately also for beta
-    near 1, where the digits of 1 - beta^t would cancel."""
+    """Compute 1 + beta + ...
+
+    + beta^(t-1) = (1 - beta^t) / (1 - beta), accurately also for beta near 1, where the digits of 1
+    - beta^t would cancel."""
     log = compute(math.log, beta) if beta else -math.inf
     return op.expm1(log * t) / (beta - 1)

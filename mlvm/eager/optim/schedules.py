@@ -31,8 +31,9 @@ P = ParamSpec("P")
 
 
 class _PicklableSchedule:
-    """Schedule of plain numbers and integers, too. Copies and pickles repeat the call that returned
-    it."""
+    """Schedule of plain numbers and integers, too.
+
+    Copies and pickles repeat the call that returned it."""
 
     def __init__(self, rate: Schedule, call: partial[Any]) -> None:
         self._rate = rate
@@ -289,8 +290,9 @@ class Plateau:
         return {name: vars(self)[name] for name in names}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the names of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays over the state, in place, by the names of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
 
     def __repr__(self) -> str:

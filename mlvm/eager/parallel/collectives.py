@@ -48,8 +48,9 @@ def rank() -> int: ...
 def rank(axis_name: str) -> Tensor: ...
 @hinted
 def rank(axis_name: str | None = None) -> int | Tensor:
-    """Return the current VM's rank in its group, from 0; 0 on a VM without a group. With an
-    `axis_name`, the index along the `vmap` of that name, i64[].
+    """Return the current VM's rank in its group, from 0; 0 on a VM without a group.
+
+    With an `axis_name`, the index along the `vmap` of that name, i64[].
 
     Raises `ArgumentError` if no enclosing `vmap` has that name.
 
@@ -64,8 +65,9 @@ def rank(axis_name: str | None = None) -> int | Tensor:
 
 @hinted
 def size(axis_name: str | None = None) -> int:
-    """Return the size of the current VM's group; 1 on a VM without a group. With an `axis_name`,
-    the size of the `vmap` of that name.
+    """Return the size of the current VM's group; 1 on a VM without a group.
+
+    With an `axis_name`, the size of the `vmap` of that name.
 
     Raises `ArgumentError` if no enclosing `vmap` has that name.
 
@@ -122,8 +124,9 @@ def all_reduce(
 
 @hinted
 def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
-    """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
-    nothing may use its tensors.
+    """Begin what `all_reduce` does, and go on.
+
+    Until `all_reduce_wait` of the same tree returns, nothing may use its tensors.
 
     The tensors: any shapes. Raises what `all_reduce` raises.
 
@@ -189,8 +192,9 @@ def broadcast(
 
 @hinted
 def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None = None) -> Tensor:
-    """Concatenate all members' x along axis 0 in order of rank: f[k, ...] -> f[size * k, ...]. A
-    scalar counts as one element. With an `axis_name`, x along the `vmap` of that name.
+    """Concatenate all members' x along axis 0 in order of rank: f[k, ...] -> f[size * k, ...].
+
+    A scalar counts as one element. With an `axis_name`, x along the `vmap` of that name.
 
     x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` if members pass different
     types.
@@ -215,8 +219,9 @@ def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None
 def reduce_scatter(
     x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> Tensor:
-    """Return this member's shard of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...]. With an
-    `axis_name`, the shard of this index along the `vmap` of that name.
+    """Return this member's shard of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
+
+    With an `axis_name`, the shard of this index along the `vmap` of that name.
 
     Raises `ShapeError` if the size does not divide axis 0; and what `all_reduce` raises.
 
@@ -241,8 +246,9 @@ def reduce_scatter(
 
 @hinted
 def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
-    """Begin what `all_gather` does, and go on. Until `all_gather_wait` of the result and x returns,
-    nothing may use the two.
+    """Begin what `all_gather` does, and go on.
+
+    Until `all_gather_wait` of the result and x returns, nothing may use the two.
 
     x: [k, ...] -> [size * k, ...], the same dtype. Raises what `all_gather` raises.
 
@@ -282,8 +288,9 @@ def all_gather_wait(y: Tensor, x: Tensor) -> None:
 def reduce_scatter_start(
     x: Tensor, op: Reduction = "sum", *, timeout: float | None = None
 ) -> Tensor:
-    """Begin what `reduce_scatter` does, and go on. Until `reduce_scatter_wait` of the result and x
-    returns, nothing may use the two.
+    """Begin what `reduce_scatter` does, and go on.
+
+    Until `reduce_scatter_wait` of the result and x returns, nothing may use the two.
 
     x: [size * k, ...] -> [k, ...], the same dtype. Raises what `reduce_scatter` raises.
 

@@ -182,8 +182,9 @@ def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
 
 
 def keep_parts(model: Tree) -> dict[str, TensorType]:
-    """Shard the parameters of a Module, unless they are sharded already. Return the types of the
-    whole parameters by path.
+    """Shard the parameters of a Module, unless they are sharded already.
+
+    Return the types of the whole parameters by path.
 
     A field with parameters is gathered whenever it is read; the whole tensor lives as long as it is
     referenced, for example by a tape. Gradients flow through it to the shards, as the mean over all

@@ -134,8 +134,10 @@ def launch_watched(
     updated: Sequence[Allocation],
     saved: Callable[[], tuple[SavedStep, list[Array]]],
 ) -> None:
-    """Launch the program of a step, which updates these tensors. If it raises `NotFinite`, restore
-    the tensors. `saved` returns the step with its present state, and its inputs."""
+    """Launch the program of a step, which updates these tensors.
+
+    If it raises `NotFinite`, restore the tensors. `saved` returns the step with its present state,
+    and its inputs."""
     rehearsal = watched[vm]
     if rehearsal is not None:
         step, inputs = saved()

@@ -79,8 +79,9 @@ _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
 class RetryAfterCopy(BaseException):
-    """Raised for an update of a tensor whose old value is needed outside. The recording is given
-    up; the tensor is moved, and the function or block is recorded again.
+    """Raised for an update of a tensor whose old value is needed outside.
+
+    The recording is given up; the tensor is moved, and the function or block is recorded again.
 
     x: the tensor.
     depth: the number of blocks around the one to record again; None for the whole function.
@@ -359,8 +360,9 @@ class Recorder:
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Record the program's call. Raises `CaptureError` if it is not one call, or has
-        outputs."""
+        """Record the program's call.
+
+        Raises `CaptureError` if it is not one call, or has outputs."""
         name, op, numbers, attributes = _only_call(program)
         params = [self._operand(args[i]) for i in numbers]
         line = user_line()
@@ -392,8 +394,9 @@ class Recorder:
         )
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the tensors that the function uses in place of these. See
-        `mlvm.eager.transform.trace`."""
+        """Return the tensors that the function uses in place of these.
+
+        See `mlvm.eager.transform.trace`."""
         return xs
 
     def stopped(self, x: Tensor) -> Tensor:
@@ -582,9 +585,10 @@ class Recorder:
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
-        """Check an update, in a block, of a tensor that an outer tape tracks. Raise
-        `RetryWithCarry` if the tensor is from outside and the block does not carry it, since blocks
-        may run never or often. Raise `GradientError` if the block is a function's."""
+        """Check an update, in a block, of a tensor that an outer tape tracks.
+
+        Raise `RetryWithCarry` if the tensor is from outside and the block does not carry it, since
+        blocks may run never or often. Raise `GradientError` if the block is a function's."""
         opened = self.scopes.open[-1] if self.scopes.open else None
         if opened is None or opened.tape is not tape or self._is_new(x):
             return
@@ -618,9 +622,10 @@ class Recorder:
 
     @contextmanager
     def block(self, carried: Sequence[Tensor] = ()) -> Iterator[Block]:
-        """Record calls into a block, which `control` then runs. Tensors of the block cannot be used
-        outside of it. It may update outer tensors in place; a tape tracks that only for those that
-        are `carried`."""
+        """Record calls into a block, which `control` then runs.
+
+        Tensors of the block cannot be used outside of it. It may update outer tensors in place; a
+        tape tracks that only for those that are `carried`."""
         calls, elements, depth = self.calls, self.placeholders.nelements, self.depth
         block = Block()
         self.calls = block.calls
@@ -716,8 +721,9 @@ class Recorder:
         return [self.released(x) for x in outputs]
 
     def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
-        """Return a tensor for blocks to write, without a value at first. With `outside` it belongs
-        to the scope around the open block."""
+        """Return a tensor for blocks to write, without a value at first.
+
+        With `outside` it belongs to the scope around the open block."""
         x, reference = self._new_tensor(type)
         self._fix_home(reference, type)
         value = self._new_value(reference, type)
@@ -739,8 +745,9 @@ class Recorder:
     def pull(
         self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
     ) -> list[Tensor]:
-        """Return the tensors of a record; for an array of numbers, row i of record i. A record of
-        another recorder is one of the same program; a trace reads it by `outside`."""
+        """Return the tensors of a record; for an array of numbers, row i of record i.
+
+        A record of another recorder is one of the same program; a trace reads it by `outside`."""
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])
 
@@ -853,8 +860,10 @@ class Recorder:
         return sum(self.storages.used.values())
 
     def escaped_tensors(self) -> list[Tensor]:
-        """Return the function's tensors and placeholders that are still alive. The recorder drops
-        its placeholders here: only those that the user's code refers to remain."""
+        """Return the function's tensors and placeholders that are still alive.
+
+        The recorder drops its placeholders here: only those that the user's code refers to remain.
+        """
         self.placeholders.clear()
         alive: list[Allocation] = []
         for key, reference in self.memory.references.items():
@@ -916,13 +925,13 @@ class Recorder:
     # --- the tensor of a handle ---------------------------------------------------------
 
     def _reference(self, handle: TensorHandle) -> Reference:
-        """Return the reference to the tensor that holds the handle's region. A tensor's values are
-        stored by it."""
+        """Return the reference to the tensor that holds the handle's region.
+
+        A tensor's values are stored by it."""
         return self._operand(handle)[0]
 
     def _operand(self, handle: TensorHandle) -> _Operand:
-        """Return the reference to the tensor that holds the handle's region, and the handle's
-        type."""
+        """Return the reference to the tensor that holds the handle's region, and the handle's type."""
         self._require_live(handle)
         weak = self.memory.regions.data.get(handle)
         region = weak() if weak is not None else None
@@ -1110,8 +1119,9 @@ def _layer(recorder: Recorder, name: str) -> Layer:
 
 
 def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
-    """Return a layer that refuses tensors of another VM in recorded threads. Handles that the VM
-    has for one elsewhere are not its tensors."""
+    """Return a layer that refuses tensors of another VM in recorded threads.
+
+    Handles that the VM has for one elsewhere are not its tensors."""
 
     def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
         handles = (first,) if isinstance(first, int) else args[0] if args else ()

@@ -65,8 +65,9 @@ def run_diff(options: argparse.Namespace) -> int:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Print whether a recording matches the computation. Return 0 if it does; 1 if it does not, or
-    if it is incomplete."""
+    """Print whether a recording matches the computation.
+
+    Return 0 if it does; 1 if it does not, or if it is incomplete."""
     run = open_run(options.folder)
     verified = verify(Replay(run), steps=options.steps, seed=options.seed)
     if not verified.is_closed:

@@ -186,8 +186,7 @@ def in_present_precision(fn: F) -> F:
 
 
 def carried(task: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a group's task, which runs under the `autocast` and the default dtype of the
-    caller."""
+    """Return a group's task, which runs under the `autocast` and the default dtype of the caller."""
     half, default = autocast_dtype(), default_float()
     if half is None and default is f32:
         return task

@@ -139,15 +139,15 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
 
 
 def scalar_kind(kind: type) -> type | None:
-    """Return the class of Python's numbers that a class is, such as int for an IntEnum; else
-    None."""
+    """Return the class of Python's numbers that a class is, such as int for an IntEnum; else None."""
     return kind if kind in KINDS else next((x for x in KINDS if issubclass(kind, x)), None)
 
 
 def dtype_beside(kind: type, dtype: DType) -> DType:
-    """Return the dtype of a Python scalar of that class beside a tensor of that dtype. It is the
-    tensor's, unless the scalar has a higher kind: 1j beside f64 is c128, and 1.5 beside i64 has the
-    default float dtype."""
+    """Return the dtype of a Python scalar of that class beside a tensor of that dtype.
+
+    It is the tensor's, unless the scalar has a higher kind: 1j beside f64 is c128, and 1.5 beside
+    i64 has the default float dtype."""
     kind = scalar_kind(kind) or kind
     if dtype.is_integer if kind is int else kind is float and dtype.is_inexact:
         return dtype

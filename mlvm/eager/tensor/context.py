@@ -207,8 +207,10 @@ class _ThreadKey:
 
 
 class _Arenas:
-    """A VM's arenas of interactive use, one for each thread. They end with the thread or the VM: a
-    `threading.local` of arenas would keep the VM alive, which they refer to."""
+    """A VM's arenas of interactive use, one for each thread.
+
+    They end with the thread or the VM: a `threading.local` of arenas would keep the VM alive, which
+    they refer to."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = vm

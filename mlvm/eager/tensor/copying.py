@@ -1,5 +1,6 @@
-"""Templates: copies of objects with leaves in the place of tensors and numbers. A captured function
-makes the object that each call returns from its template."""
+"""Templates: copies of objects with leaves in the place of tensors and numbers.
+
+A captured function makes the object that each call returns from its template."""
 
 from __future__ import annotations
 

@@ -29,10 +29,11 @@ default_float: Final[Callable[[], DType]] = _default.get
 
 
 def set_default_dtype(dtype: object, /) -> None:
-    """Set the default float dtype of this thread or task, f32 at first. It applies to creation
-    functions, Python's floats without a tensor beside them, float results of integer tensors (such
-    as their mean), random draws and layers. The default complex dtype follows: c128 for f64, else
-    c64.
+    """Set the default float dtype of this thread or task, f32 at first.
+
+    It applies to creation functions, Python's floats without a tensor beside them, float results of
+    integer tensors (such as their mean), random draws and layers. The default complex dtype
+    follows: c128 for f64, else c64.
 
     Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
     start later begin with f32, tasks of asyncio and of a group with the dtype of their creator.

@@ -83,8 +83,10 @@ def isdtype(dtype: object, kind: object) -> bool:
 
 @hinted
 def result_type(*arrays_and_dtypes: object) -> DType:
-    """Return the dtype that tensors, dtypes and Python's numbers promote to together. Numbers take
-    the dtype of the others unless they have a higher kind. An array of f64 is as beside a tensor.
+    """Return the dtype that tensors, dtypes and Python's numbers promote to together.
+
+    Numbers take the dtype of the others unless they have a higher kind. An array of f64 is as
+    beside a tensor.
 
     Raises `DTypeError` if there is no such dtype, and without arguments.
 
@@ -133,8 +135,10 @@ def can_cast(source: object, to: object, /) -> bool:
 
 @hinted
 def finfo(type: object, /) -> FloatInfo:
-    """Return the limits of a float dtype, or of a tensor's. Of a complex one they are those of its
-    parts, whose dtype is `dtype`. Raises `DTypeError` for another dtype.
+    """Return the limits of a float dtype, or of a tensor's.
+
+    Of a complex one they are those of its parts, whose dtype is `dtype`. Raises `DTypeError` for
+    another dtype.
 
         >>> ml.finfo(ml.float32).eps
         1.1920928955078125e-07
@@ -155,8 +159,9 @@ def finfo(type: object, /) -> FloatInfo:
 
 @hinted
 def iinfo(type: object, /) -> IntInfo:
-    """Return the limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another
-    dtype.
+    """Return the limits of an integer dtype, or of a tensor's.
+
+    Raises `DTypeError` for another dtype.
 
     >>> ml.iinfo(ml.int64).max
     9223372036854775807

@@ -113,8 +113,9 @@ class Numbers:
 
     @contextmanager
     def recording(self) -> Iterator[list[Number]]:
-        """Record computation on the inputs inside the block, which gets their placeholders. After
-        the block a placeholder behaves as its number."""
+        """Record computation on the inputs inside the block, which gets their placeholders.
+
+        After the block a placeholder behaves as its number."""
         try:
             with bound(_current, self):
                 yield [self._number(place) for place in range(self.inputs)]
@@ -261,8 +262,9 @@ class Numbers:
         return p
 
     def type_of(self, dtype: DType, shape: Sequence[Any]) -> TensorType:
-        """Return the one type of that dtype and shape, some of whose lengths are open. Raises
-        `ShapeError` for a negative length."""
+        """Return the one type of that dtype and shape, some of whose lengths are open.
+
+        Raises `ShapeError` for a negative length."""
         lengths: list[Any] = []
         key: list[Any] = [dtype]
         for n in shape:
@@ -284,10 +286,11 @@ class Numbers:
     def planning(
         self, bounds: Sequence[int], present: Sequence[Any]
     ) -> Iterator[tuple[list[Any], dict[int, Any]]]:
-        """Record computation on lengths again inside the block, with the `present` values. Types
-        have their bytes at these bounds of all lengths. The block gets placeholders of the values
-        and, at its end, the guards by place. Raises `Pinned` after a block that needed the value of
-        a length; its computation is dropped then."""
+        """Record computation on lengths again inside the block, with the `present` values.
+
+        Types have their bytes at these bounds of all lengths. The block gets placeholders of the
+        values and, at its end, the guards by place. Raises `Pinned` after a block that needed the
+        value of a length; its computation is dropped then."""
         before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
         self.values = [*present]
@@ -440,8 +443,9 @@ def is_free(value: Any) -> bool:
 
 
 def compute(fn: Callable[..., Any], *operands: Any) -> Any:
-    """Return fn(*operands) for Python numbers, of which any may be a `Number`. A function in C that
-    user code calls directly, as math.log(x), needs the value."""
+    """Return fn(*operands) for Python numbers, of which any may be a `Number`.
+
+    A function in C that user code calls directly, as math.log(x), needs the value."""
     for each in operands:
         if type(each) is Number and each.recorded is not None:
             return each.recorded.compute(fn, operands)
@@ -477,8 +481,10 @@ def plain(tree: Any) -> Any:
 
 
 def _binary(fn: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return an operator and the reflected one. For an operand that is no Python number, such as a
-    Tensor, they return NotImplemented, so that Python asks that."""
+    """Return an operator and the reflected one.
+
+    For an operand that is no Python number, such as a Tensor, they return NotImplemented, so that
+    Python asks that."""
 
     def forward(self: Number, other: Any) -> Any:
         if type(other) is Number or type(other) in _COMPUTED:
@@ -507,8 +513,10 @@ def _by_value(*fns: Callable[..., Any]) -> list[Any]:
 
 
 class Number(Length):
-    """Placeholder of a Python number in a trace. `isinstance` takes it for the number's class, and
-    it has all methods of the number. `place` is its place among the values."""
+    """Placeholder of a Python number in a trace.
+
+    `isinstance` takes it for the number's class, and it has all methods of the number. `place` is
+    its place among the values."""
 
     __slots__ = ("__weakref__", "_numbers", "_value", "place")
 
@@ -523,8 +531,9 @@ class Number(Length):
 
     @property
     def recorded(self) -> Numbers | None:
-        """The computation that it belongs to, while that is recorded here. Afterwards, and on
-        another thread, it behaves as its value, which is guarded."""
+        """The computation that it belongs to, while that is recorded here.
+
+        Afterwards, and on another thread, it behaves as its value, which is guarded."""
         own = self._numbers
         return own if _current.get() is own and not own.closed else None
 

@@ -34,8 +34,9 @@ _INT: Final = TensorType(default_of(int))
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
-    """Convert the value that a user gives for an operand to a tensor. `like` is a tensor that the
-    op takes with it.
+    """Convert the value that a user gives for an operand to a tensor.
+
+    `like` is a tensor that the op takes with it.
 
     1. A tensor is itself.
     2. An array has the dtype that `asarray` gives it. But f64, numpy's default, becomes the float
@@ -122,8 +123,7 @@ def _rank(value: object) -> int:
 
 
 def is_array(value: object) -> bool:
-    """Return whether an operand that is neither a tensor nor a number may have an array's
-    values."""
+    """Return whether an operand that is neither a tensor nor a number may have an array's values."""
     if isinstance(value, (Tensor, *NUMBERS)):
         return False
     return (
@@ -164,9 +164,10 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
 
 
 def _listed_dtype(values: object, array: Array) -> DType:
-    """Return the dtype of nested lists, whose numbers are in `array`. Scalars and arrays of numpy
-    keep their dtypes, and Python numbers are as beside these. Without them, and without a Python
-    number, it is the default dtype of the array's kind."""
+    """Return the dtype of nested lists, whose numbers are in `array`.
+
+    Scalars and arrays of numpy keep their dtypes, and Python numbers are as beside these. Without
+    them, and without a Python number, it is the default dtype of the array's kind."""
     kinds = dict.fromkeys(getattr(leaf, "dtype", leaf.__class__) for leaf in leaves(values))
     own = [DType.of(kind) for kind in kinds if not isinstance(kind, type)]
     if not own:

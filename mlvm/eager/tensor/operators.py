@@ -56,8 +56,9 @@ def _reflected(op: str) -> Binary:
 
 
 def _without_zero(op: str, operator: Binary) -> Binary:
-    """Decorate `//` or `%`: integers by the number 0 raise `OperandValueError`. Divisors in a
-    tensor are not checked: a quotient by 0 is 0 there."""
+    """Decorate `//` or `%`: integers by the number 0 raise `OperandValueError`.
+
+    Divisors in a tensor are not checked: a quotient by 0 is 0 there."""
 
     def checked(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is int and other == 0 and self.dtype.is_integer:
@@ -122,8 +123,9 @@ def _of_one(op: str) -> Callable[[Tensor], Tensor]:
 
 
 def _comparison(op: str) -> Binary:
-    """Return the operator `==` or `!=`. For anything but a number or an array, Python compares
-    identities."""
+    """Return the operator `==` or `!=`.
+
+    For anything but a number or an array, Python compares identities."""
     call = one_op(op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:

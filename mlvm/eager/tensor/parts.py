@@ -74,8 +74,9 @@ def warn_of_part(frame: FrameType, x: Any) -> None:
 
 
 def _lost(frame: FrameType, tensor: type) -> str | None:
-    """Describe the part whose update at the frame's instruction is lost. None if the update has an
-    effect, as far as the source tells."""
+    """Describe the part whose update at the frame's instruction is lost.
+
+    None if the update has an effect, as far as the source tells."""
     code = frame.f_code
     body = _body_of(code, "".join(linecache.getlines(code.co_filename, frame.f_globals)))
     nodes = list(_own_nodes(body))

@@ -18,8 +18,9 @@ _warned: set[str | None] = set()  # lines
 
 
 class PrecisionWarning(UserWarning):
-    """A product of f64 with f32 or less computes in f64, and so does all that follows. numpy and
-    pandas give f64 by default. The text names both operands; each line is warned of once.
+    """A product of f64 with f32 or less computes in f64, and so does all that follows.
+
+    numpy and pandas give f64 by default. The text names both operands; each line is warned of once.
 
         >>> import warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:

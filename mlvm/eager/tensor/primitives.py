@@ -27,8 +27,9 @@ from mlvm.eager.tensor.wrapper import annotate_error
 
 
 def reduce_where(name: str, x: Tensor, **attributes: Any) -> Tensor:
-    """Reduce the elements at which the attribute `where` is True. `mlvm.eager.functions.sums` sets
-    it."""
+    """Reduce the elements at which the attribute `where` is True.
+
+    `mlvm.eager.functions.sums` sets it."""
     raise NotImplementedError
 
 

@@ -15,8 +15,9 @@ from mlvm.eager.tensor.templates import opaque
 
 
 def note_read(x: Any) -> None:
-    """Note on the tape of x the line that reads its values, for a `NoEffectWarning`. A tensor
-    without a gradient that is read decides what is computed, and loses nothing."""
+    """Note on the tape of x the line that reads its values, for a `NoEffectWarning`.
+
+    A tensor without a gradient that is read decides what is computed, and loses nothing."""
     if x.tape is None:
         tape = current_tape.get()
         if tape is not None:
@@ -26,8 +27,10 @@ def note_read(x: Any) -> None:
 
 
 def values_of(x: Allocation) -> Array:
-    """Return a copy of the values, in the tensor's dtype. Raises `StaleTensor` for a tensor that
-    has ended, and `CaptureError` in a captured function, on whichever VM the tensor is."""
+    """Return a copy of the values, in the tensor's dtype.
+
+    Raises `StaleTensor` for a tensor that has ended, and `CaptureError` in a captured function, on
+    whichever VM the tensor is."""
     opaque()
     recorder = current_capture.get()
     try:
@@ -52,8 +55,9 @@ def write(x: Allocation, array: Array) -> None:
 def launch_for_values(
     program: Program, vm: VMProtocol, operands: Sequence[Allocation]
 ) -> list[Array]:
-    """Launch a program on operands and return its outputs. Raises `StaleTensor` for an operand that
-    has ended."""
+    """Launch a program on operands and return its outputs.
+
+    Raises `StaleTensor` for an operand that has ended."""
     opaque()
     try:
         outputs = vm.launch(program, [x.handle for x in operands])

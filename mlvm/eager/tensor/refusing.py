@@ -82,8 +82,9 @@ def refusal(
 def _misfit(
     parameter: inspect.Parameter, given: Mapping[str, Any], hint: Any, strict: bool
 ) -> OpError | None:
-    """Return the error for the arguments of a parameter, unless they fit its annotation. With
-    `strict`, a number is no tensor."""
+    """Return the error for the arguments of a parameter, unless they fit its annotation.
+
+    With `strict`, a number is no tensor."""
     if parameter.name not in given or parameter.name == "self":
         return None
     value, each = given[parameter.name], ""

@@ -1,6 +1,8 @@
-"""The class of eager tensors. Methods that need upper floors are bound from there: operators
-(`operators.py`), functions that are methods, too (`functions/methods.py`), indexing
-(`functions/indexing.py`) and exchange with other libraries (`interop/`).
+"""The class of eager tensors.
+
+Methods that need upper floors are bound from there: operators (`operators.py`), functions that are
+methods, too (`functions/methods.py`), indexing (`functions/indexing.py`) and exchange with other
+libraries (`interop/`).
 """
 
 from __future__ import annotations
@@ -135,8 +137,10 @@ class Tensor(Methods, Allocation):
     # --- values ---
 
     def numpy(self) -> Array:
-        """Return a copy as a numpy array. bf16, which numpy does not have, becomes f32, and dtypes
-        of few bits become i8, u8 or f32. Raises `StaleTensor` after the tensor has ended.
+        """Return a copy as a numpy array.
+
+        bf16, which numpy does not have, becomes f32, and dtypes of few bits become i8, u8 or f32.
+        Raises `StaleTensor` after the tensor has ended.
 
         Refuses:
             stale.numpy()  # StaleTensor
@@ -145,8 +149,9 @@ class Tensor(Methods, Allocation):
         return half.shown(values_of(self))
 
     def item(self) -> Any:
-        """Return the one element as a Python scalar. Raises `ShapeError` for more or fewer, and
-        `GradientError` if a gradient goes through x.
+        """Return the one element as a Python scalar.
+
+        Raises `ShapeError` for more or fewer, and `GradientError` if a gradient goes through x.
 
         Refuses:
             v.item()  # ShapeError

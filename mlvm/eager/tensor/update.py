@@ -27,9 +27,11 @@ live_tapes: set[Tape] = set()
 
 
 def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and give its result to the tensor `out`. A result of the same kind and another
-    dtype is cast, as in numpy: f64 to f32, i64 to i32, and neither f32 to i32 nor i8 to u8. With
-    the C extension, `apply_into` does this in C for the common case, and calls this for all others.
+    """Run one op and give its result to the tensor `out`.
+
+    A result of the same kind and another dtype is cast, as in numpy: f64 to f32, i64 to i32, and
+    neither f32 to i32 nor i8 to u8. With the C extension, `apply_into` does this in C for the
+    common case, and calls this for all others.
 
     If a view or a tape needs the old value, or the op cannot write over its operand, `out` moves to
     new memory of its arena. Otherwise the result is written over its bytes.
@@ -109,8 +111,9 @@ def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
 
 
 def make_exclusive(x: Allocation) -> None:
-    """Move x to new memory if it shares its bytes, so that a launch may write to its handle. Raises
-    `StaleTensor` if x has ended."""
+    """Move x to new memory if it shares its bytes, so that a launch may write to its handle.
+
+    Raises `StaleTensor` if x has ended."""
     if x.handle == STALE:
         raise x.stale()
     recorder = current_capture.get()

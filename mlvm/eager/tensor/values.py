@@ -27,8 +27,9 @@ def in_memory(obj: Any) -> Array | None:
 
 
 def array_of(obj: Any) -> Array:
-    """Return an array over the values of an array-like object. Raises `DTypeError` if numpy cannot
-    read them."""
+    """Return an array over the values of an array-like object.
+
+    Raises `DTypeError` if numpy cannot read them."""
     if type(obj) is np.ndarray and obj.dtype.isbuiltin == 1:
         return obj
     _require_no_mask(obj)

@@ -18,9 +18,10 @@ _registries: Final[dict[str, dict[Any, Any]]] = {}
 
 
 class NoEffectWarning(UserWarning):
-    """A line has no effect. For example a seed that a draw does not follow, a gradient that reaches
-    no parameter, a Module that is neither trained nor saved, an update of a temporary. The text has
-    the remedy.
+    """A line has no effect.
+
+    For example a seed that a draw does not follow, a gradient that reaches no parameter, a Module
+    that is neither trained nor saved, an update of a temporary. The text has the remedy.
 
         >>> x = ml.zeros((2, 2))
         >>> import warnings
@@ -118,8 +119,9 @@ def _reads(part: Any, name: str) -> bool:
 
 
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
-    """Issue a warning about that `file:line`, or about this file for None. By default a line is
-    warned about once."""
+    """Issue a warning about that `file:line`, or about this file for None.
+
+    By default a line is warned about once."""
     opaque()
     file, _, number = (line or f"{__file__}:1").rpartition(":")
     registry = _registries.setdefault(file, {})

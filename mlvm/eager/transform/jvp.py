@@ -236,8 +236,9 @@ class JvpInterpreter:
         return duals
 
     def _dry_run(self, fn: Callable[[], Duals]) -> _Abstract | None:
-        """Return what the function's results are without running it, or None if not known yet. A
-        branch inside runs once."""
+        """Return what the function's results are without running it, or None if not known yet.
+
+        A branch inside runs once."""
         results: list[_Abstract] = []
 
         def run() -> None:

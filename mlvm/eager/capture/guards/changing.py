@@ -73,8 +73,10 @@ class Retrace(NamedTuple):
 
 
 class Changing:
-    """Descriptions of a function's traces. Each one after the first has causes: the values that
-    differ from the most similar of the last `MANY` traces. `MANY` traces issue one warning."""
+    """Descriptions of a function's traces.
+
+    Each one after the first has causes: the values that differ from the most similar of the last
+    `MANY` traces. `MANY` traces issue one warning."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
@@ -95,8 +97,10 @@ class Changing:
         return words
 
     def add(self, description: Description, name: str) -> None:
-        """Add a trace that has led to a program. Issue `RecompilationWarning` at the user's line if
-        the function of that name now has `MANY`."""
+        """Add a trace that has led to a program.
+
+        Issue `RecompilationWarning` at the user's line if the function of that name now has `MANY`.
+        """
         self._count += 1
         if self._recordings:
             recent = [_changes([each, description]) for each in reversed(self._recordings)]

@@ -98,9 +98,10 @@ def names_in_builtin(name: str) -> CodeNames:
 def is_implicit(
     name: str, field: object, of_class: Mapping[str, Any], *, may_construct: bool
 ) -> bool:
-    """Return whether Python may read a class's field without code that names it. It never calls
-    `__repr__` so. It calls constructors if code `may_construct` an object, and then comparisons
-    that `dataclass` wrote, which compare objects of just this class."""
+    """Return whether Python may read a class's field without code that names it.
+
+    It never calls `__repr__` so. It calls constructors if code `may_construct` an object, and then
+    comparisons that `dataclass` wrote, which compare objects of just this class."""
     generated = name in COMPARISONS and "__dataclass_params__" in of_class
     code = field.__code__ if generated and isinstance(field, types.FunctionType) else None
     if name in CONSTRUCTORS or (code is not None and code.co_filename == "<string>"):

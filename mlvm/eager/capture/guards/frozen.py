@@ -64,8 +64,9 @@ _warned: set[tuple[str, str]] = set()  # lines, each with the function that it c
 
 
 class FrozenWarning(UserWarning):
-    """A captured function reads a clock, draws from numpy's generators or reads a user's input. It
-    does so once, in its trace: all later calls have the same value. The text has the remedy.
+    """A captured function reads a clock, draws from numpy's generators or reads a user's input.
+
+    It does so once, in its trace: all later calls have the same value. The text has the remedy.
 
         >>> import time, warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:

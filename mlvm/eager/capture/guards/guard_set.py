@@ -164,8 +164,10 @@ class GuardSet:
         return not (self._needs_rescan or self.fields)
 
     def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:
-        """Return the present tensors of `fields`, and `numbers`. None if their classes differ, or
-        if it is `checked` and another walk might have another result."""
+        """Return the present tensors of `fields`, and `numbers`.
+
+        None if their classes differ, or if it is `checked` and another walk might have another
+        result."""
         values = None
         if not checked or (not self._needs_rescan and self.checker.holds()):
             values = self.checker.values()
@@ -181,8 +183,10 @@ class GuardSet:
         return GuardChecker(guards).native
 
     def _add_part(self, name: Any, value: Any) -> None:
-        """Make the value of a name part of the key. Its contents follow when the walk comes to it;
-        for a value that was visited before, the part is its ordinal."""
+        """Make the value of a name part of the key.
+
+        Its contents follow when the walk comes to it; for a value that was visited before, the part
+        is its ordinal."""
         kind, key = type(value), id(value)
         part: Any
         if kind in layout.PLAIN:
@@ -198,8 +202,9 @@ class GuardSet:
     def _enqueue(
         self, key: int, name: Any, value: Any, visitor: _Visitor | None = None
     ) -> int | None:
-        """Enqueue a value, or return the ordinal that it has under that key. Ordinals are negative,
-        which ids are not."""
+        """Enqueue a value, or return the ordinal that it has under that key.
+
+        Ordinals are negative, which ids are not."""
         if key in self._visited:
             return self._visited[key][0]
         self._visited[key] = ~len(self._visited), self._current, name
@@ -291,8 +296,9 @@ class GuardSet:
         self._fields(fn, fn.__dict__)
 
     def _global(self, fn: types.FunctionType, name: str) -> None:
-        """Read a global or, where the function's module has none of that name, a builtin. Of
-        Python's own builtins only the identity counts, which is no part of the key."""
+        """Read a global or, where the function's module has none of that name, a builtin.
+
+        Of Python's own builtins only the identity counts, which is no part of the key."""
         value = fn.__globals__.get(name, MISSING)
         self._guard("item", fn.__globals__, name, value)
         if value is not MISSING:
@@ -317,8 +323,10 @@ class GuardSet:
                 self.names |= {*names_of_format(fn.__self__)}
 
     def _cached(self, fn: Any) -> None:
-        """Visit a function with a cache of results. These may come from values that have changed
-        since, so the function may read nothing that changes."""
+        """Visit a function with a cache of results.
+
+        These may come from values that have changed since, so the function may read nothing that
+        changes."""
         self._needs_rescan = True
         self._enqueue(-id(fn), None, fn, GuardSet._require_steady)
         self._attributes(fn, "__wrapped__")
@@ -395,9 +403,10 @@ class GuardSet:
             self._guard("item", vars(os), "environ", os.environ)
 
     def _class(self, kind: type, *, may_construct: bool = True) -> None:
-        """Visit a class: its fields and its bases. A constructor counts if reached code
-        `may_construct` an object. A method that overrides a library's counts, as the library may
-        call it."""
+        """Visit a class: its fields and its bases.
+
+        A constructor counts if reached code `may_construct` an object. A method that overrides a
+        library's counts, as the library may call it."""
         if issubclass(type(kind), abc.ABCMeta):  # `register` changes what is an instance of it
             self._guard_only("equal", None, _registered, token := _registered(None))
             self._parts.append(token)
@@ -428,8 +437,9 @@ class GuardSet:
                 self._base(each, may_construct=may_construct)
 
     def _base(self, kind: type, *, may_construct: bool = False) -> None:
-        """Enqueue the class of an object, or of a class. There may be two objects of it to
-        compare."""
+        """Enqueue the class of an object, or of a class.
+
+        There may be two objects of it to compare."""
         may_construct |= "__dataclass_params__" in vars(kind) and -id(kind) in self._visited
         key, visitor = -id(kind), _CLASS_OF_OBJECT
         if may_construct:
@@ -509,8 +519,10 @@ class GuardSet:
                 self._add_part(name, field)
 
     def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = _NAMED_FIELDS) -> None:
-        """Visit the fields that code names. Of a Module also those that are part of its tree; of
-        an optimizer all but its own dicts, which hold only tensors that it updates."""
+        """Visit the fields that code names.
+
+        Of a Module also those that are part of its tree; of an optimizer all but its own dicts,
+        which hold only tensors that it updates."""
         but, how = frozenset[str](), shown.how
         is_tree = how == "node" and id(owner) not in self._read_by_name
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()

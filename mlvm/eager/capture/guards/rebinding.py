@@ -65,8 +65,9 @@ class NamespaceSnapshot:
                         _put(place, name, after)
 
     def restore(self, *, failed: bool) -> None:
-        """Restore rebound fields, and numbers that the function has not replaced. If it has
-        failed, restore all fields that held a tensor or a number."""
+        """Restore rebound fields, and numbers that the function has not replaced.
+
+        If it has failed, restore all fields that held a tensor or a number."""
         for field, x in self._fields:
             now = field.value
             if failed or (isinstance(now, Tensor) and now.type is x.type):
@@ -79,8 +80,9 @@ class NamespaceSnapshot:
         self._lent.clear()
 
     def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str] | None:
-        """Return one of these tensors and the name that keeps it, or None. Restore all names that
-        keep one, and clear the caches that do."""
+        """Return one of these tensors and the name that keeps it, or None.
+
+        Restore all names that keep one, and clear the caches that do."""
         ids = set(map(id, escaped))
         first: tuple[Tensor, str] | None = None
         for place, text, before in self._places:
@@ -136,8 +138,10 @@ def _put(place: Any, name: Any, value: Any) -> None:
 
 
 def settled(value: Any, visited: set[int]) -> Any:
-    """Return the value with numbers in the place of placeholders. Lists, dicts, variables and
-    fields are changed in place; a tuple, set or slice of some is another object."""
+    """Return the value with numbers in the place of placeholders.
+
+    Lists, dicts, variables and fields are changed in place; a tuple, set or slice of some is
+    another object."""
     kind = type(value)
     if kind is Number:
         return value.keep()

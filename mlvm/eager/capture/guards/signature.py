@@ -110,8 +110,7 @@ class Signature:
         return id(x) in self.guards.tensors
 
     def place_of(self, x: Tensor) -> tuple[TensorType, int, int, bool]:
-        """Return a tensor's type, its ordinal, the place of its memory, and whether it is no
-        view."""
+        """Return a tensor's type, its ordinal, the place of its memory, and whether it is no view."""
         root = x if x.base is None else x.base
         return x.type, self._ordinals[id(x)], self._roots[id(root)], root is x
 
@@ -152,8 +151,10 @@ def context_guards(vm: VMProtocol) -> list[Guard]:
 
 
 class Signatures:
-    """Signatures of a function's calls. It keeps a guard set for each tuple of objects among
-    arguments, and walks again after a guard that does not hold."""
+    """Signatures of a function's calls.
+
+    It keeps a guard set for each tuple of objects among arguments, and walks again after a guard
+    that does not hold."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -168,8 +169,9 @@ class Signatures:
     def of(
         self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
     ) -> tuple[Signature, Any]:
-        """Return a call's signature, and the key of its programs in the cache. Unless it is
-        `reduced`, all children of Modules count that did before the last trace."""
+        """Return a call's signature, and the key of its programs in the cache.
+
+        Unless it is `reduced`, all children of Modules count that did before the last trace."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
         guards = self._guard_sets.get(ids)
@@ -197,8 +199,10 @@ class Signatures:
                 self._guard_sets.clear()
 
     def note_flattened(self, guards: GuardSet, flattened: Set[int]) -> bool:
-        """Note of which Modules a trace has read all children. Of others, walks leave out fields
-        that no code names from now on. Return whether that is so for more Modules than before."""
+        """Note of which Modules a trace has read all children.
+
+        Of others, walks leave out fields that no code names from now on. Return whether that is so
+        for more Modules than before."""
         with self._lock:
             known = self._read_by_name
             self._read_by_name_before = known - flattened
