@@ -1,9 +1,10 @@
-"""Open lengths: axes of a captured function's arguments whose size is a value of a launch.
+"""Dynamic axes: axes of a captured function's arguments whose size may change per launch.
 
-In: what the user names, `capture(lengths={"tokens": (None, "time")})`, and the signature of a call.
-Out: `OpenLength`s, each with the axes that have it; for a trace the open types of tensors.
-A length above its bound and two sizes of one name raise `ShapeError`, before anything is run.
-Callers: `Captured` for each call that is no hit of the fast path; `trace`.
+In: the names from `capture(lengths={"tokens": (None, "time")})`, and the signature of a call. Out:
+`OpenLength`s, each with the axes that share the length; for a trace the dynamic types of tensors. A
+length above its bound and two sizes of one name raise `ShapeError` before anything runs.
+
+Callers: `Captured` for each call that the fast path does not match; `trace`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tree import leaves
 
 _LONGEST = 2**40
-"""The highest bound of a length: bytes of a plan at the bounds are counted in 64 bits."""
+"""Maximum bound of a length: the bytes of a plan for the bounds must fit into 64 bits."""
 
 
 class Axis(NamedTuple):
-    """An axis of a tensor of a signature, by the number of the tensor: `times` the length."""
+    """An axis of a tensor of a signature (by index), whose size is `times` the length."""
 
     tensor: int
     axis: int
     times: int = 1
 
     def size_in(self, signature: Signature) -> int:
-        """Return its size in a call."""
+        """Return the size of the axis in a call."""
         return signature.tensors[self.tensor].shape[self.axis]
 
 
 class OpenLength(NamedTuple):
-    """A length: the axes that have it, and the name and bound that the user gave, or None."""
+    """A dynamic length: the axes that share it, and the user's name and bound, or None."""
 
     axes: tuple[Axis, ...]
     name: str | None = None
@@ -50,12 +51,11 @@ class OpenLength(NamedTuple):
 
 
 class LengthSpec:
-    """The axes that the user has opened by name.
+    """The axes that the user has named as dynamic.
 
-    names: for each parameter, the names of its axes, in a tree as its argument.
-    lengths: the names of all.
-    at_most: the bound of a length, by its name.
-    is_allowed: whether axes may be opened at all.
+    names: for each parameter, the names of its axes, as a tree like the argument. lengths: all
+    names. at_most: the bound of a length, by its name. is_allowed: whether any axis may become
+    dynamic.
     """
 
     def __init__(self, fn: Callable[..., Any], lengths: object, at_most: object) -> None:
@@ -105,14 +105,14 @@ class LengthSpec:
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
         """Return the named axes of a call.
 
-        Raises `ShapeError` for a length above its bound, two sizes of one name, and a tensor of
-        other dimensions than the names given for it."""
+        Raises `ShapeError` for a length above its bound, for two sizes of one name, and for a
+        tensor whose rank differs from the number of names."""
         if self._parameters is None:
             return []
         try:
             bound = self._parameters.bind(*args, **kwargs).arguments
         except TypeError:
-            return []  # the call itself raises it
+            return []  # the call itself raises an error for this argument
         for parameter in self._parameters.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 bound |= bound.pop(parameter.name, {})
@@ -161,7 +161,7 @@ class LengthSpec:
 
 
 def _is_axes(spec: Any) -> bool:
-    """Return whether it is a name or None for each axis of a tensor."""
+    """Return whether the value is a tuple with a name or None for each axis of a tensor."""
     return isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec)
 
 
@@ -170,7 +170,9 @@ def _described(value: Any) -> str:
 
 
 def _names_in(spec: Any, path: str) -> set[str]:
-    """Return the names in a tree of axes. Raises `ArgumentError` for other things."""
+    """Return the names in a tree of axes.
+
+    Raises `ArgumentError` for any other value."""
     if _is_axes(spec):
         return {each for each in spec if each is not None}
     if isinstance(spec, Mapping):
@@ -184,10 +186,10 @@ def _names_in(spec: Any, path: str) -> set[str]:
 
 
 def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
-    """Return the tensors of an argument, with the names of their axes and where they are.
+    """Return the tensors of an argument, with the names of their axes and their paths.
 
-    A tuple of names stands for all tensors in its place."""
-    fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
+    A tuple of names applies to all tensors in its position of the tree."""
+    fields = value._asdict() if hasattr(value, "_asdict") else value  # a named tuple
     pairs: Iterable[tuple[Any, Any, Any]]
     if _is_axes(spec):
         if isinstance(value, Tensor):
@@ -220,8 +222,7 @@ def sizes_of(signature: Signature) -> dict[Axis, int]:
 
 
 def may_open(signature: Signature, number: int) -> bool:
-    """Return whether axes of that tensor may be open: no other tensor shares its memory in the
-    call."""
+    """Return whether axes of that tensor may be dynamic: no other tensor shares its memory."""
     x = signature.tensors[number]
     return (
         not signature.is_reached(x)
@@ -234,7 +235,7 @@ def may_open(signature: Signature, number: int) -> bool:
 def open_types(
     axes: Sequence[OpenLength], signature: Signature, lengths: Sequence[Any]
 ) -> dict[int, TensorType]:
-    """Return the open types of tensors, by their ids, for the lengths of a trace."""
+    """Return the dynamic types of tensors, by their ids, for the lengths of a trace."""
     shapes: dict[int, list[Any]] = {}
     for each, length in zip(axes, lengths, strict=True):
         for axis in each.axes:
