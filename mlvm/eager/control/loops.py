@@ -132,9 +132,7 @@ def fori_loop(
     *,
     checkpoint: bool = False,
 ) -> Tree:
-    """Apply `state = body_fun(i, state)` for i in `lower` ..
-
-    `upper - 1`; return the final state.
+    """Apply `state = body_fun(i, state)` for i in `lower` .. `upper - 1`; return the final state.
 
     The initial state is `init_val`; `i` is an i64[]. For `checkpoint` and for Python numbers in the
     state see `while_loop`.

@@ -161,8 +161,7 @@ class _Buckets:
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
-    """Return a training step that the members of the group share; each processes a part of the
-    batch.
+    """Return a training step that all members of a group run, each on its part of the batch.
 
     `make_step(vm)` is called once on each member. It creates the model and the optimizer there, and
     returns the member's step. Each member must create the same model, for instance from the same
@@ -254,8 +253,9 @@ class _Maker(Generic[R]):
 
 
 def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
-    """Split every array into the rows of each member, as views; tensors must belong to this
-    process."""
+    """Split every array into the rows of each member, as views without a copy.
+
+    Tensors must belong to this process."""
     arrays = [_array(each) for each in batch]
     lengths = {array.shape[0] if array.ndim else None for array in arrays}
     if len(lengths) > 1 or None in lengths or any(n % members for n in lengths if n is not None):
