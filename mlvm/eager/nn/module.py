@@ -192,7 +192,7 @@ class Module(Node):
         return type(parameters)({Name(name): part for name, part in parameters.items()})
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Return the parameters by path, as in `block_0/token_mixing/kernel`; shared tensors once."""
+        """Return the parameters by path, as in `block_0/mixing/kernel`; shared tensors once."""
         return {Name(path): x for path, x in _named_tensors(self).items()}
 
     def named_buffers(self) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ class Module(Node):
         return state if self._buffer_of is None else {**state, BUFFER_OF: self}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values of parameters and buffers; unpickling allocates in the current arena."""
+        """Pickle the values of parameters and buffers, which load into the current arena."""
         make, kind, state = reduced(self)
         return make, kind, self._alone(state)
 

@@ -96,8 +96,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def biased(y: Tensor, bias: Tensor | None) -> Tensor:
-    """Add the bias to the product of a layer, in the dtype of the product if that is half
-    precision."""
+    """Add the bias to a layer's product, in the product's dtype if that is half precision."""
     if bias is None:
         return y
     return y + (rounded(bias, y.dtype) if y.dtype.is_half else bias)

@@ -1,4 +1,4 @@
-"""Layers with low-bit weights, and `quantize`, which replaces the Linear layers of a model by them."""
+"""Layers with low-bit weights, and `quantize`, which replaces a model's Linear layers by them."""
 
 from __future__ import annotations
 
