@@ -316,8 +316,8 @@ class Captured(Generic[P, R]):
         launch = entry.variants.select(in_loop=True)
         if entry.outcome.rebound:
             raise CaptureError(
-                f"{self!r} rebinds {entry.rebound_names()}, which a loop of the machine cannot do; "
-                f"update it in place"
+                f"drain: {self!r} rebinds {entry.rebound_names()}, which a loop of the VM cannot "
+                f"repeat; update it in place"
             )
         if len(launch.queues) > 1:
             raise no_loop(len(launch.queues))
@@ -519,16 +519,18 @@ class Captured(Generic[P, R]):
         """
         if Path(path).suffix in (".onnx", ".safetensors"):
             raise ArgumentError(
-                f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
-                "ONNX is written by ml.onnx.save, and a model's tensors by ml.save"
+                f"Captured.save: expected a file name such as step.mlvm, got {path}; "
+                "ml.onnx.save writes ONNX files, and ml.save the tensors of a model"
             )
         entry = self._last_entry()
         launch, outcome = entry.launch, entry.outcome
         planned = launch.planned
         if launch.queues or planned.takes:
-            raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
+            raise CaptureError(f"Captured.save: {self!r} reads from a queue, which cannot be saved")
         if entry.fields or outcome.rebound:
-            raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")
+            raise CaptureError(
+                f"Captured.save: {self!r} rebinds {entry.rebound_names()}, which cannot be saved"
+            )
         returned = [outcome.results[number] for _, number in outcome.named_results()]
         results = [x.home.location(x.type) for x in returned]
         states: list[Allocation] = list(launch.states)
@@ -564,19 +566,22 @@ class Captured(Generic[P, R]):
                     "call it at other lengths, or capture it with lengths=False"
                 )
             raise CaptureError(
-                f"the last program of {self!r}, of ({types}), is for its lengths alone: {why}"
+                f"the last program of {self!r}, for ({types}), is valid only for its own "
+                f"lengths: {why}"
             )
         opened = entry.open_part(entry, planned, states)
         closed = self._spec.lengths - {each.name for each in opened.lengths}
         if closed:
             raise CaptureError(
-                f"the last program of {self!r} has {', '.join(sorted(closed))} closed, as it is at "
-                f"0 and 1, where Python code needs its value, and where two arguments share memory"
+                f"the last program of {self!r} has constant sizes for {', '.join(sorted(closed))}: "
+                f"a size is constant at 0 and 1, if Python code needs its value, and if two "
+                f"arguments share memory"
             )
         empty = [each.name for each in opened.lengths if not opened.values[each.place]]
         if empty:
             raise CaptureError(
-                f"the last call of {self!r} has length 0 of {', '.join(empty)}; call it at others"
+                f"the last call of {self!r} has length 0 for {', '.join(empty)}; call it with "
+                f"longer inputs"
             )
         return opened
 

@@ -66,7 +66,9 @@ class LengthSpec:
         self._parameters: inspect.Signature | None = None
         if lengths is None or lengths is False:
             if at_most is not None:
-                raise ArgumentError("capture: at_most bounds lengths, and no length has a name")
+                raise ArgumentError(
+                    "capture: at_most= needs named axes; write lengths= with the same names"
+                )
             return
         if not isinstance(lengths, Mapping):
             raise ArgumentError(
@@ -78,21 +80,23 @@ class LengthSpec:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):
             raise ArgumentError(
-                "capture: lengths needs a function whose parameters Python can tell"
+                "capture: lengths= needs a Python function with a signature"
             ) from None
         kinds = {each.kind for each in self._parameters.parameters.values()}
         unknown = [name for name in self.names if name not in self._parameters.parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
             others = ", ".join(self._parameters.parameters)
             raise ArgumentError(
-                f"capture: lengths names the parameter {unknown[0]!r}; the function has {others}"
+                f"capture: expected parameters of the function ({others}) in lengths=, got "
+                f"{unknown[0]!r}"
             )
         if at_most is not None and not isinstance(at_most, Mapping):
             raise ArgumentError(f'capture: expected at_most={{"time": 512}}, got {brief(at_most)}')
         for name, bound in dict(at_most or {}).items():
             if name not in names:
                 raise ArgumentError(
-                    f"capture: at_most bounds {name!r}; lengths names {', '.join(sorted(names))}"
+                    f"capture: expected names of lengths= in at_most= "
+                    f"({', '.join(sorted(names))}), got {name!r}"
                 )
             is_integer = isinstance(bound, (int, np.integer)) and type(bound) is not bool
             if not is_integer or not 1 <= bound <= _LONGEST:
@@ -121,8 +125,8 @@ class LengthSpec:
         unnamed = sorted(self.names.keys() - bound.keys())
         if rest is not None and unnamed:
             raise ArgumentError(
-                f"capture: lengths names {unnamed[0]!r}, which no argument of the call has: write "
-                f"{unnamed[0]}=..., as those of {rest} have no names"
+                f"capture: lengths= names {unnamed[0]!r}, but the arguments of {rest} have no "
+                f"names; pass it as {unnamed[0]}=..."
             )
         ordinals = {id(x): i for i, x in enumerate(signature.tensors)}
         axes: dict[str, list[Axis]] = {}
@@ -132,8 +136,8 @@ class LengthSpec:
             tensors = _tensors(value, spec, name)
             if not tensors and leaves(value):
                 raise ArgumentError(
-                    f"capture: lengths names axes of {name!r}, which is {_described(value)} "
-                    f"without tensors; pass ml.asarray({name})"
+                    f"capture: lengths= names axes of {name!r}, expected tensors, got "
+                    f"{_described(value)}; pass ml.asarray({name})"
                 )
             for x, names, path in tensors:
                 if len(names) != x.ndim:
@@ -147,13 +151,14 @@ class LengthSpec:
                     most = self.at_most.get(length)
                     if most is not None and size > most:
                         raise ShapeError(
-                            f"capture: {where} is {length!r} = {size}, at most {most}: got {x.type}"
+                            f"capture: expected at most {most} as {length!r} ({where}), got "
+                            f"{size}: {x.type}"
                         )
                     expected, first = sizes.setdefault(length, (size, where))
                     if expected != size:
                         raise ShapeError(
-                            f"capture: {length!r} is {expected} at {first}, and {size} at {where}: "
-                            f"axes of one name have one size"
+                            f"capture: axes with the name {length!r} must have equal sizes, got "
+                            f"{expected} at {first} and {size} at {where}"
                         )
                     if id(x) in ordinals:
                         axes.setdefault(length, []).append(Axis(ordinals[id(x)], axis))
@@ -205,7 +210,9 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
         for name in spec:
             if name not in names:
                 others = ", ".join(map(str, names)) or _described(value)
-                raise ArgumentError(f"capture: lengths of {path} names {name!r}; got {others}")
+                raise ArgumentError(
+                    f"capture: expected items of {path} ({others}) in lengths=, got {name!r}"
+                )
         pairs = [(name, names[name], each) for name, each in spec.items()]
     elif not isinstance(value, (list, tuple)) or len(spec) != len(value):
         got = len(value) if isinstance(value, (list, tuple)) else _described(value)

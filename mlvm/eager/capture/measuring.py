@@ -99,7 +99,7 @@ class Measured:
         if self._cached_facts is None:
             sizes = ", ".join(f"{name}=32" for name in self._names)
             raise ArgumentError(
-                f"measure: expected sizes of {', '.join(self._names)}: write .at({sizes})"
+                f"measure: expected sizes for {', '.join(self._names)}; write .at({sizes})"
             )
         return self._cached_facts
 
@@ -189,7 +189,7 @@ class Measured:
                 f'ml.TensorType("f32", ("batch", 784))'
             )
         if self._options.budget is None:
-            raise ArgumentError("largest: expected measure(memory=), which the size must fit")
+            raise ArgumentError("largest: expected a budget, got none; write measure(memory=)")
         self.at(**{**others, name: 1})
         fits, fails = 1, 2
         while fails <= _LARGEST and self._fits({**others, name: fails}):
@@ -303,7 +303,7 @@ def measure(
     if isinstance(fn, Captured):
         fuse, recompute, hoist = fuse and fn.fuse, recompute and fn.recompute, hoist and fn.hoist
         budget = fn.budget if budget is None else budget
-    recorder.refuse_captured("a function is measured")
+    recorder.refuse_captured("measure a function")
     options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
     names: set[str] = set()
     replace(lambda type: names.update(type.names), (args, kwargs), NamedType)

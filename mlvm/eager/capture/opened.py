@@ -256,14 +256,16 @@ class OpenTrace:
             if each.name is None:
                 i, axis = axes[0]
                 raise CaptureError(
-                    f"axis {axis} of input {i}, {entry.input_types[i]}, was opened by itself; a "
-                    f"step with lengths needs its name in lengths=, and its bound in at_most="
+                    f"axis {axis} of input {i}, {entry.input_types[i]}, became dynamic "
+                    f"automatically; to save the step, name the axis in lengths=, with a bound in "
+                    f"at_most="
                 )
             if each.at_most is None:
                 unbounded = {x.name: 512 for x in self.open if x.name and x.at_most is None}
                 raise CaptureError(
-                    f"a step with lengths: expected a bound of {', '.join(map(repr, unbounded))}, "
-                    f"got none; capture it with at_most={unbounded}"
+                    f"a step with dynamic axes needs bounds for "
+                    f"{', '.join(map(repr, unbounded))}, got none; capture it with "
+                    f"at_most={unbounded}"
                 )
             lengths.append(StepLength(each.name, each.at_most, place, axes))
             for i, axis in axes:
@@ -274,9 +276,9 @@ class OpenTrace:
             for length in lengths:
                 if length.place in numbers.sources({pin}):
                     raise CaptureError(
-                        f"{line or 'the function'} needs the value of {length.name!r}, so that "
-                        f"each size has its program; compute with tensors, or with sizes as they "
-                        f"are"
+                        f"{line or 'the function'} needs the value of {length.name!r}, so each "
+                        f"size gets its own program; compute with tensors, or with x.shape "
+                        f"directly"
                     )
         outcome, by_id = self.call.outcome, {id(x): i for i, x in enumerate(states)}
         tensors = numbers.tensors.items()
@@ -288,7 +290,7 @@ class OpenTrace:
         for place, fn, operands in numbers.steps:
             if place in used:
                 if FUNCTIONS.get(fn.__name__) is not fn:
-                    raise CaptureError(f"no file can hold {fn.__name__} of a length")
+                    raise CaptureError(f"a file cannot contain {fn.__name__} of a dynamic length")
                 steps.append((place, fn.__name__, operands))
         return OpenStep(
             tuple(lengths),

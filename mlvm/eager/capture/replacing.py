@@ -113,7 +113,7 @@ def _probes(pattern: Callable[..., Any]) -> list[Pattern]:
         except MlvmError as refused:
             error = error or refused
     if not probes and error is not None:
-        raise CaptureError(f"the pattern {_named(pattern)} takes no operands: {error}")
+        raise CaptureError(f"capture: the pattern {_named(pattern)} rejects all operands: {error}")
     return probes
 
 

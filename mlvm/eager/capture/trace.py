@@ -293,7 +293,7 @@ def trace_once(
     for _, x in flatten((args, kwargs), None, ends=_at(str))[0]:
         code = code_for_type(x)
         if code is not None:
-            raise CaptureError(f"for the type {x!r} write {code}")
+            raise CaptureError(f"expected a TensorType, got the text {x!r}; write {code}")
     signatures, arena = Signatures(fn), current_arena()
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
@@ -377,7 +377,7 @@ def trace(
         )
         if lengths:
             if record.outside.queues:
-                raise CaptureError("an element of a queue is taken ahead of a launch")
+                raise CaptureError("an element of a queue is taken before the launch")
             call = call.frozen()
         else:
             numbers.see_kept()
@@ -451,8 +451,8 @@ class _Results:
             raise
         except Exception as error:  # an error of the object's own code
             raise CaptureError(
-                f"a captured function returns a {type(part).__name__} that it creates, of which no "
-                f"call can get a copy ({brief(str(error))}); return what it holds, or create it "
+                f"a captured function returns a {type(part).__name__} that it creates, but later "
+                f"calls cannot copy it ({brief(str(error))}); return its contents, or create it "
                 f"outside"
             ) from error
 
@@ -472,7 +472,7 @@ class _Results:
 
     def _result(self, x: Tensor) -> Result:
         if x.handle == STALE:
-            raise CaptureError(f"a captured function returns a tensor that has ended: {x.stale()}")
+            raise CaptureError(f"a captured function returns a tensor that was freed: {x.stale()}")
         value = self._record.value_of(x)
         self.values.append(value)
         home = value.home
@@ -480,8 +480,8 @@ class _Results:
             home.role == "element" or home in self._record.outside.queue_homes
         ):
             raise CaptureError(
-                f"a captured function returns a {x.type} that lies in a queue's slot; "
-                f"return copy(x)"
+                f"a captured function returns a {x.type} in the slot of a queue, which will be "
+                f"reused; return ml.copy(x)"
             )
         if home is None or home.role == "scratch":
             home = value.home = home or Home("output", 0, x.root.type)
@@ -517,14 +517,14 @@ def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> N
     escaped = record.escaped_tensors()
     if not escaped:
         return
-    x, where = snapshot.find(escaped) or (escaped[0], "some other place")
+    x, where = snapshot.find(escaped) or (escaped[0], "an unknown object")
     line = record.line_of(x)
     if x.arena not in (record.arena, record.arguments):
         where = f"arena {x.arena.name!r}"
-    what = f"{line}: a {x.type} made inside" if line else f"a {x.type} given to"
+    what = f"{line}: a {x.type} created in" if line else f"a {x.type} passed to"
     raise CaptureError(
-        f"{what} a captured function is kept in {where}, where later calls would put no other; "
-        f"return it, and keep it outside, or rebind a Module's field that holds a {x.type}"
+        f"{what} a captured function was stored in {where}; later calls would not update it. "
+        f"Return it instead, or assign it to a Module field that contains a {x.type}"
     )
 
 
@@ -538,8 +538,8 @@ def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
     for name, argument in old.items():
         if not _is_same_tree(argument, new[name]):
             raise CaptureError(
-                f"a captured function changes argument {name!r}, a {type(argument).__name__}, "
-                f"which no later call would do; return a new one instead"
+                f"a captured function changes argument {name!r}, a {type(argument).__name__}; "
+                f"later calls would not repeat this. Return a new {type(argument).__name__} instead"
             )
 
 
@@ -555,8 +555,8 @@ def _is_same_tree(before: Any, after: Any) -> bool:
 
 def _refuse_deferred(result: object) -> NoReturn:
     raise CaptureError(
-        f"a captured function returns a {type(result).__name__}, which runs after the call, and "
-        f"for one call alone; return a list or tuple"
+        f"a captured function returns a {type(result).__name__}, which would run after the call; "
+        f"return a list or tuple"
     )
 
 

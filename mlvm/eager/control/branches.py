@@ -100,7 +100,7 @@ def _bind(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list
         if not callable(each):
             raise DTypeError(
                 f"{name}: expected a function as branch, got {described(each)}; "
-                "ml.where chooses between tensors"
+                "use ml.where to select between tensors"
             )
     trees = [as_tree(each) for each in operands]
 

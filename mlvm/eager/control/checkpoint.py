@@ -92,7 +92,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _refuse(*_: object) -> NoReturn:
-    raise GradientError("a tensor of a checkpointed function is used outside of it; return it")
+    raise GradientError("cannot use a tensor of a checkpointed function outside of it; return it")
 
 
 _LEFT: Final[Node] = MultiOutputVjp((), _refuse), (), ()

@@ -204,16 +204,16 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     tape = taping()
     if any(x.tape is not None and x.tape is tape and not x.dtype.is_inexact for x in args):
         raise GradientError(
-            f"a gradient through a direction of a gradient of {name} is not supported in a "
-            f"captured function; a direction of the gradient of its gradient is"
+            f"reverse mode over forward mode over reverse mode of {name} is not supported in a "
+            f"captured function; use forward mode over two gradients"
         )
     key = key, tape is None, autocast_dtype(), default_float()
     callee = next((each for each in _opened.get() if each.key == key), None)
     if callee is None:
         if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
             raise CaptureError(
-                f"{name} calls itself each time with arguments of other types, or with other "
-                f"objects among them, such as a new Module"
+                f"{name} calls itself with different argument types, or different objects such as "
+                f"a new Module, in each call"
             )
         opened = _Open(key, name)
         outputs = _call_new(opened, args, run, [], [])
@@ -285,8 +285,8 @@ def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
                 del tape.nodes[start:]
             if opened.is_guess and not any(each.is_guess for each in around):
                 raise CaptureError(
-                    f"{opened.name} calls itself in any case: its result types are known by "
-                    f"a branch of a cond, or a loop of zero iterations, in which it does not"
+                    f"{opened.name} calls itself unconditionally, so its result types are "
+                    f"unknown; end the recursion in a branch of ml.cond"
                 ) from None
             raise
         if not opened.is_guess:
@@ -396,9 +396,7 @@ def _recursive_vjp(callee: _Open, args: Tensors, gs: Cotangents, saved: Saved, s
     """Return the cotangents of the arguments of a recursive call."""
     vjp = callee.vjp
     if vjp is None or not vjp.open_backward:
-        raise GradientError(
-            f"{callee.name} takes a gradient of itself; capture does not support it"
-        )
+        raise GradientError(f"{callee.name} differentiates itself, which capture does not support")
     [backward] = vjp.open_backward
     results = _call_again(backward, _vjp_operands(vjp, backward, gs, saved[0]))
     parts: list[Tensor | None] = [None] * len(args)

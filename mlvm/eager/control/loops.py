@@ -468,7 +468,9 @@ def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
 
 def _require_no_rows(y: Tree) -> None:
     if any(named_leaves(y)):
-        raise ShapeError("scan: cannot stack results without xs for a length known at run time")
+        raise ShapeError(
+            "scan: cannot stack results without xs if the length is a tensor; pass an int as length"
+        )
 
 
 def _condition(value: Any) -> Tensor:
@@ -942,7 +944,7 @@ def _new_stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> T
     Raises `ShapeError` if `total` is None.
     """
     if total is None:
-        raise ShapeError("cannot stack results of a loop whose length is known at run time only")
+        raise ShapeError("cannot stack results of a loop whose length is only known at run time")
     with taped(None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:

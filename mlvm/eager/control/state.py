@@ -57,7 +57,7 @@ def as_like(
     """
 
     def differ(path: str, was: Tree, now: Tree) -> NoReturn:
-        raise DTypeError(f"{what}: {_listed(path, now)}, not {_listed(path, was)}")
+        raise DTypeError(f"{what}: expected {_listed(path, was)}, got {_listed(path, now)}")
 
     leaves_before, structure = flatten(before, buffers=True)
     leaves_after = partners(structure, after, lambda x, y: type(x) is type(y), differ, buffers=True)
@@ -67,7 +67,7 @@ def as_like(
         if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
-            raise refused(f"{what}: {y.type}{where}, not {x.type}{_of_autocast(x, y)}")
+            raise refused(f"{what}: expected {x.type}{where}, got {y.type}{_of_autocast(x, y)}")
     return unflatten(structure, leaves_after)
 
 

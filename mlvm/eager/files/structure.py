@@ -75,8 +75,8 @@ class Structure:
                 self._add(self.plain, {path: x})
             else:
                 raise DTypeError(
-                    f"{path or 'it'} must be a tensor, an array, a number, a text, None, or an "
-                    f"object with state() and load_state(), not {brief(x)}"
+                    f"expected a tensor, an array, a number, a str, None, or an object with "
+                    f"state() and load_state() as {path or 'value'}, got {brief(x)}"
                 )
 
     def _vms(self) -> list[VMProtocol]:
@@ -197,7 +197,7 @@ def _is_keys(part: Any) -> bool:
 def _array(path: str, x: Any) -> Array:
     """Convert an array of any library to numpy, once."""
     if isinstance(x, np.ma.MaskedArray):
-        raise DTypeError(f"{path} is a masked array, and a file has no masks")
+        raise DTypeError(f"{path} is a masked array; a file cannot store masks")
     try:
         return array_of(x)
     except DTypeError as error:
@@ -263,7 +263,7 @@ def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
     names = {name for each in numbers for name in each if name not in optimizer._options}
     if len(numbers) != len(holders) or names:
         what = f"no {', '.join(sorted(names))}" if names else f"{len(holders) - 1} groups"
-        raise PathError(f"{optimizer!r} has {what}, and the file's has {len(numbers) - 1} groups")
+        raise PathError(f"{optimizer!r} has {what}, but the file has {len(numbers) - 1} groups")
     for holder, values in zip(holders, numbers, strict=True):
         for name in _own(holder, optimizer).keys() & values.keys():
             x = values[name]

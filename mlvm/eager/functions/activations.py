@@ -160,7 +160,7 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
         Tensor([[-0.25, -0.5 ]], f32[1,2])
     """
     if _floats(slope).shape not in ((), _floats(x).shape[-1:]):
-        raise ShapeError("expected one slope, or one for each channel, the last axis of x")
+        raise ShapeError("expected a slope of shape [] or [channels], the last axis of x")
     positive = op.greater(x, 0.0)
     return where(positive, x, slope * where(positive, 0.0, x))
 

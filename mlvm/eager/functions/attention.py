@@ -58,10 +58,10 @@ def scaled_dot_product_attention(
         ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
     if min(type_of(x).ndim for x in (query, key, value)) < 2:
-        raise ShapeError("expected query, key and value of two axes or more")
+        raise ShapeError("expected query, key and value with at least two axes")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            "expected equally many features in query and key, equally many rows in key and value"
+            "query and key must have the same number of features, key and value of rows"
         )
     causal = causal_mask(query.shape[-2], key.shape[-2]) if is_causal else None
     scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
@@ -109,8 +109,8 @@ def _groups(query: Tensor, key: Tensor, value: Tensor) -> int:
         return 1
     if heads % shared or value.shape[-3] != shared:
         raise ShapeError(
-            f"{heads} heads of queries share {shared} of keys and {value.shape[-3]} of values; "
-            "these are equally many, and divide those"
+            f"the number of query heads ({heads}) must be a multiple of the number of key heads "
+            f"({shared}), which must equal the number of value heads ({value.shape[-3]})"
         )
     return heads // shared
 
@@ -137,8 +137,8 @@ def _require_mask(mask: Any, scores: Tensor) -> None:
     shape, actual = list(scores.shape), mask.type if isinstance(mask, Tensor) else brief(mask)
     if not isinstance(mask, Tensor) or mask.dtype.kind != "bool":
         raise DTypeError(
-            f"attention: expected a mask of bools that broadcasts to {shape}, True where a query "
-            f"may see a key, got {actual}"
+            f"attention: expected a bool mask that broadcasts to {shape}, True where a query "
+            f"attends to a key, got {actual}"
         )
     fits = zip(mask.shape[::-1], scores.shape[::-1], strict=False)
     if mask.ndim > scores.ndim or any(n not in (1, length) for n, length in fits):

@@ -77,7 +77,7 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
-            raise ShapeError(f"{part!r} of {subscripts!r} does not fit {ndim} dimensions")
+            raise ShapeError(f"{part!r} of {subscripts!r} does not match {ndim} dimensions")
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
     counted = [label for each in labels for label in each]
     dotted = [sum(label[0] == "-" for label in each) for each in labels]
@@ -88,7 +88,9 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     out = _labels(result, len(broadcast), subscripts)
     if len({*out}) < len(out) or not {*out} <= {*counted}:
         wrong = next(label for label in out if label not in counted or out.count(label) > 1)
-        raise ArgumentError(f"{subscripts!r}: {wrong!r} is in no operand, or twice in the result")
+        raise ArgumentError(
+            f"{subscripts!r}: {wrong!r} is not in an operand, or twice in the result"
+        )
     if not {*broadcast} <= {*out}:
         raise ArgumentError(f"{subscripts!r}: the result lacks the ... of the operands")
     return labels, out

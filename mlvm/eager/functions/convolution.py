@@ -230,7 +230,7 @@ def _geometry(
 def _require_kernel(kernel: Tensor, axes: int) -> None:
     if type_of(kernel).ndim != axes + 2:
         raise ShapeError(
-            f"expected a kernel of {axes + 2} axes, those of a window and two of channels, got "
+            f"expected a kernel of {axes + 2} axes, [*window, channels, channels], got "
             f"{kernel.ndim}"
         )
     if 0 in kernel.shape[:axes]:
@@ -287,8 +287,8 @@ def _transposed(
     if inputs != x.shape[-1] or inputs % groups:
         parts, each = (f" in {groups} groups", f" / {groups}") if groups > 1 else ("", "")
         raise ShapeError(
-            f"a kernel for {x.shape[-1]} channels{parts} is [*window, channels out{each}, "
-            f"{x.shape[-1]}], not {list(kernel.shape)}"
+            f"expected a kernel [*window, channels out{each}, {x.shape[-1]}] for "
+            f"{x.shape[-1]} channels{parts}, got {list(kernel.shape)}"
         )
     steps = each_of(stride, axes, "stride")
     size = tuple(n * step for n, step in zip(places, steps, strict=True))
@@ -299,7 +299,7 @@ def _transposed(
             for n, step, length, side in zip(places, steps, span, geometry.padding, strict=True)
         )
     if min(size) < 1:
-        raise ShapeError(f"a padding of {padding} leaves nothing of the result")
+        raise ShapeError(f"the result would be empty with a padding of {padding}")
     shape = (x.shape[0], *size, outputs * groups)
     if axes > 1:
         return transpose(x, kernel, shape, *geometry, groups)

@@ -121,8 +121,8 @@ def asarray(
             return _of_tensor(obj, target, device, copy)
         if copy is False:
             raise CopyRefused(
-                f"asarray: the values of a {kind_of(obj)} are copied into a VM, which copy=False "
-                f"forbids"
+                f"asarray: the values of a {kind_of(obj)} must be copied into a VM; leave out "
+                f"copy=False"
             )
         return tensor_of(obj, target)
 
@@ -133,7 +133,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
         target = elsewhere.name if elsewhere and same_dtype else dtype and dtype.name
-        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
+        raise CopyRefused(f"asarray: {x.type} as {target} needs a copy; leave out copy=False")
     if elsewhere is not None:
         x = reused(x, elsewhere)
     if dtype is not None and not same_dtype:
@@ -463,7 +463,7 @@ def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: object) -> 
         result = default_of(float)
     target = result if dtype is None else DType.of(dtype)
     if result.kind == "complex" and target.kind != "complex":
-        raise ArgumentError(f"expected real bounds for {target.name}; take real or imag")
+        raise ArgumentError(f"expected real bounds for {target.name}; use real or imag")
     if target is bool_ or target.is_storage:
         raise DTypeError(f"expected a float, complex or integer dtype, got {target.name}")
     wide = f64 if result.is_float else DType.named("c128")

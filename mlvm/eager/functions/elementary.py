@@ -211,7 +211,8 @@ def select(
     conditions, choices = [*condlist], [*choicelist]
     if len(conditions) != len(choices) or not conditions:
         raise ArgumentError(
-            f"expected as many conditions as choices, got {len(conditions)} and {len(choices)}"
+            f"expected equal numbers of conditions and choices, got {len(conditions)} and "
+            f"{len(choices)}"
         )
     *operands, result = as_operands([*choices, default])
     for condition, choice in zip(reversed(conditions), reversed(operands), strict=True):
@@ -384,7 +385,7 @@ def _scattered(x: Tensor, axis: int | None, indices: Tensor, values: Operand, by
         raise ShapeError(f"expected indices of {x.ndim} dimensions, got {indices.type}")
     pairs = enumerate(zip(indices.shape, x.shape, strict=True))
     if any(i != along and n > m for i, (n, m) in pairs):
-        raise ShapeError(f"indices {indices.type} are longer than x beside axis {along}")
+        raise ShapeError(f"indices {indices.type} exceed x on an axis other than {along}")
     updates = as_operand(values, x)
     updates = broadcast_to(updates, indices.shape)
     key = [

@@ -145,7 +145,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """
     if axis is None:
         if type_of(x).ndim != 1:
-            raise ArgumentError("expected an axis, unless x has 1 dimension")
+            raise ArgumentError("expected an axis, because x is not a vector")
         axis = 0
     return op.take(x, as_operand(indices), axis=axis)
 
@@ -345,7 +345,7 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
         (Tensor([1, 3], i64[2]),)
     """
     if type_of(x).ndim == 0:
-        raise ShapeError("a scalar has no axes")
+        raise ShapeError("expected at least 1 dimension, got a scalar")
     return unstack(op.nonzero_indices(x), axis=1)
 
 

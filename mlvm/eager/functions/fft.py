@@ -29,7 +29,7 @@ from mlvm.eager.tensor.wrapper import names_of, public
 def _real(x: Tensor) -> Tensor:
     x = floating(x)
     if not x.dtype.is_float:
-        raise DTypeError("expected real numbers; fft takes complex ones")
+        raise DTypeError("expected real numbers; use fft for complex numbers")
     return x
 
 
@@ -42,7 +42,7 @@ def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, .
         return along, [x.shape[i] for i in along]
     lengths = integers(s, "s")
     if len(lengths) != len(along):
-        raise ArgumentError(f"expected {len(along)} lengths, one an axis, got {len(lengths)}")
+        raise ArgumentError(f"expected {len(along)} lengths, one per axis, got {len(lengths)}")
     return along, [x.shape[i] if n == -1 else n for n, i in zip(lengths, along, strict=True)]
 
 

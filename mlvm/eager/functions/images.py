@@ -71,7 +71,7 @@ def interpolate(
     """
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
-        raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
+        raise ShapeError(f"expected x as [N, ..., C] with spatial axes between, got {x.type}")
     if mode not in get_args(Mode):
         raise ArgumentError(f"expected mode as one of {', '.join(get_args(Mode))}, got {mode!r}")
     if align_corners and mode in ("nearest", "nearest-exact", "area"):
@@ -144,7 +144,7 @@ def _counts(
     """Return the length of the result along each axis, and the step in x between its positions."""
     axes = len(places)
     if (size is None) == (scale is None):
-        raise ArgumentError("expected either a size or a scale")
+        raise ArgumentError("expected exactly one of size and scale")
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
@@ -153,7 +153,7 @@ def _counts(
         raise ArgumentError(f"expected scale as one number > 0, or {axes}, got {brief(scale)}")
     counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))
     if min(counts) < 1:
-        raise ArgumentError(f"a scale of {brief(scale)} leaves nothing of {list(places)}")
+        raise ArgumentError(f"the result would be empty: scale {brief(scale)} for {list(places)}")
     return counts, [1 / each for each in scales]
 
 
@@ -296,7 +296,7 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
     r = _factor(x, factor)
     n, height, width, channels = x.shape
     if channels % (r * r):
-        raise ShapeError(f"{r * r} do not divide {channels} channels")
+        raise ShapeError(f"expected a multiple of {r * r} channels, got {channels}")
     blocks = reshape(x, (n, height, width, channels // (r * r), r, r))
     shape = (n, height * r, width * r, channels // (r * r))
     return reshape(permute_dims(blocks, (0, 1, 4, 2, 5, 3)), shape)
@@ -319,7 +319,7 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
     r = _factor(x, factor)
     n, height, width, channels = x.shape
     if height % r or width % r:
-        raise ShapeError(f"{r} does not divide the height and width, {height} x {width}")
+        raise ShapeError(f"expected height and width as multiples of {r}, got {height} x {width}")
     blocks = reshape(x, (n, height // r, r, width // r, r, channels))
     shape = (n, height // r, width // r, channels * r * r)
     return reshape(permute_dims(blocks, (0, 1, 3, 5, 2, 4)), shape)

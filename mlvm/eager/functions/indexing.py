@@ -79,7 +79,7 @@ def _item(key: object) -> Item | EllipsisType:
         return key
     if isinstance(key, Tensor):
         if key.dtype.is_inexact:
-            raise errors.IndexRefused("an index tensor holds integers, or is a mask")
+            raise errors.IndexRefused("expected integers or bools in an index tensor")
         return key
     try:
         if not isinstance(key, bool):
@@ -89,8 +89,8 @@ def _item(key: object) -> Item | EllipsisType:
     if is_array(key):
         return _item(_tensor_of(key))
     raise errors.IndexRefused(
-        f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
-        f"and lists of integers are"
+        f"expected integers, slices, None, ... or tensors, arrays and lists of integers as index, "
+        f"got a {type(key).__name__}"
     )
 
 
@@ -127,7 +127,9 @@ def _with_positions(
         if item is None or item is Ellipsis:
             lengths[i] = 0
         elif lengths[i] == 0:
-            raise errors.IndexRefused("a mask without dimensions stands alone between the brackets")
+            raise errors.IndexRefused(
+                "a mask without dimensions cannot be combined with other indices"
+            )
     rest = x.ndim - sum(lengths)
     lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
     expanded: list[Item | EllipsisType] = []
@@ -150,10 +152,10 @@ def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]
     """Return one item per axis: full slices replace `...`, or are appended."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
-        raise errors.IndexRefused("there is more than one ...")
+        raise errors.IndexRefused("expected at most one ... in an index")
     count = len([item for item in items if item is not None]) - len(dots)
     if count > ndim:
-        raise errors.IndexRefused(f"{count} indices are too many for {ndim} dimensions")
+        raise errors.IndexRefused(f"expected at most {ndim} indices, got {count}")
     position = dots[0] if dots else len(items)
     missing = [slice(None)] * (ndim - count)
     return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
@@ -243,7 +245,7 @@ def _places(item: int | slice | Tensor, length: int) -> Span:
     try:
         places = sliced(item, length)
     except (TypeError, ValueError) as error:
-        raise errors.IndexRefused(f"{brief(item)} does not work: {error}") from None
+        raise errors.IndexRefused(f"{brief(item)} is not a valid index: {error}") from None
     return places if places.step == 1 or places.length > 1 else Span(places.start, places.length)
 
 

@@ -175,7 +175,7 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     axis = _common_axis(x1, x2, axis)
     if x1.shape[axis] != x2.shape[axis]:
         raise ShapeError(
-            f"vectors have lengths {x1.shape[axis]} and {x2.shape[axis]}, which do not broadcast"
+            f"vectors of lengths {x1.shape[axis]} and {x2.shape[axis]} do not broadcast"
         )
     product = conj(x1) * x2
     return op.sum(product, axis=axis, dtype=product.dtype)
@@ -187,8 +187,8 @@ def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
     axis = integer(axis, "axis")
     if axis >= 0 and ndims[0] != ndims[1]:
         raise ArgumentError(
-            f"axis {axis} is another one in each, of {ndims[0]} and {ndims[1]} dimensions; count "
-            f"from the last, as in axis=-1"
+            f"axis {axis} is ambiguous for operands with {ndims[0]} and {ndims[1]} dimensions; use "
+            f"a negative axis, for example -1"
         )
     return normalize_axis(axis, min(ndims)) - min(ndims)
 

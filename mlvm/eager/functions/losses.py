@@ -208,7 +208,7 @@ def kl_divergence(
     """
     type = _require_alike(log_predictions, targets)
     if not type.ndim:
-        raise ShapeError("a distribution has an axis, which a scalar lacks")
+        raise ShapeError("expected distributions along a last axis, got a scalar")
     never = op.equal(targets, 0.0)
     log_targets = op.log(op.where(never, constant(1.0, targets.dtype), targets))
     log_ratio = log_targets - op.where(never, constant(0.0, type.dtype), log_predictions)
@@ -304,11 +304,11 @@ def softmax_cross_entropy(
         _require_class_weight(weight, logits.type)
     if labels.dtype.is_float:
         if ignore_index is not None:
-            raise ArgumentError("an ignore_index is of class numbers, not of distributions")
+            raise ArgumentError("ignore_index needs class numbers as labels, got distributions")
         if labels.shape != logits.shape or not labels.ndim:
             raise ShapeError(
-                "labels that are floats are distributions, of the shape of the logits; class "
-                "numbers are integers"
+                "expected float labels (distributions) with the shape of the logits; pass class "
+                "numbers as integers"
             )
         if smoothing:
             labels = labels * (1.0 - smoothing) + smoothing / labels.shape[-1]
@@ -375,7 +375,7 @@ def cosine_embedding(
     """
     type = _require_alike(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
-        raise ShapeError("expected one target for each pair of vectors, the last axes")
+        raise ShapeError("expected one target for each pair of vectors (last axis)")
     cosine = cosine_similarity(x, y)
     dissimilar = op.maximum(cosine - margin, 0.0)
     return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, dissimilar), reduction)
@@ -411,7 +411,7 @@ def triplet_margin(
         ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
     """
     if not _require_alike(anchor, positive, negative).ndim:
-        raise ShapeError("a vector has an axis, which a scalar lacks")
+        raise ShapeError("expected vectors along a last axis, got a scalar")
     power = _positive(p, "p")
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
@@ -563,7 +563,7 @@ def _require_weight(weight: Tensor, type: TensorType, name: str) -> Tensor:
 def _require_class_weight(weight: Tensor, type: TensorType) -> None:
     require("float", type_of(weight))
     if weight.shape != type.shape[-1:]:
-        raise ShapeError("expected a weight of one number for each class, the last axis")
+        raise ShapeError("expected a weight with one number per class (last axis)")
 
 
 def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
@@ -596,7 +596,7 @@ def _require_alike(*tensors: Tensor) -> TensorType:
         if not type.dtype.is_float:
             raise DTypeError(f"expected floats, got {type.dtype.name}; convert with astype")
         if type.shape != types[0].shape:
-            raise ShapeError("expected predictions and targets of one shape")
+            raise ShapeError("expected predictions and targets of the same shape")
     return types[0]
 
 

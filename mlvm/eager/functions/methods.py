@@ -150,7 +150,7 @@ def _correction(ddof: float, correction: float | None) -> float:
     if correction is None:
         return float(ddof)
     if ddof:
-        raise ArgumentError("ddof and correction are one thing; give one")
+        raise ArgumentError("ddof and correction are synonyms; pass only one")
     return correction
 
 

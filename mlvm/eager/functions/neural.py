@@ -80,11 +80,11 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"expected mode as one of 'sum', 'mean', 'max', got {mode!r}")
     if embedding.ndim != 2 or not type_of(indices).ndim:
-        raise ShapeError("expected an embedding of two axes, and a bag of indices of one")
+        raise ShapeError("expected an embedding with two axes, and indices with at least one")
     if weights is not None:
         require("float", type_of(weights))
         if mode == "max":
-            raise ArgumentError("weights are of a sum or a mean, not of a max")
+            raise ArgumentError("weights are only supported for a sum or a mean, got mode max")
         if weights.shape != indices.shape:
             raise ShapeError("expected weights of the shape of the indices")
     if offsets is not None:
@@ -92,7 +92,7 @@ def embedding_bag(
         if offsets.ndim != 1 or indices.ndim != 1:
             raise ShapeError("expected offsets and indices of one axis each")
         if mode == "max":
-            raise ArgumentError("a max is of bags of one length, without offsets")
+            raise ArgumentError("offsets are only supported for a sum or a mean, got mode max")
     rows = op.take(embedding, indices, axis=0)
     if weights is not None:
         rows = rows * expand_dims(weights, axis=-1)

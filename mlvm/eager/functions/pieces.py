@@ -183,7 +183,7 @@ def _joined(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
         raise DTypeError(f"expected a list of tensors, got {brief(arrays)}")
     xs = [*arrays]
     if not xs:
-        raise ShapeError("expected one tensor, or more")
+        raise ShapeError("expected at least one tensor")
     return as_operands(xs)
 
 

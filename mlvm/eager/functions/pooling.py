@@ -434,7 +434,7 @@ def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
     """Reduce axis by axis: each window is a product of intervals."""
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
-        raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
+        raise ShapeError(f"expected x as [N, ..., C] with spatial axes between, got {x.type}")
     for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
         if count > _MOST_WINDOWS:
             raise ArgumentError(f"expected size of at most {_MOST_WINDOWS} windows, got {count}")

@@ -64,7 +64,7 @@ def vdot(x: Tensor, y: Tensor, /) -> Tensor:
         Tensor(9.+0.j, c64[])
     """
     if type_of(x).size != type_of(y).size:
-        raise ShapeError(f"x has {x.size} elements, and y {y.size}")
+        raise ShapeError(f"expected equal numbers of elements, got {x.size} and {y.size}")
     return vecdot(reshape(x, -1), reshape(y, -1))
 
 
@@ -111,7 +111,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
     if not (is_real(p) and p >= 0):
         raise ArgumentError(f"expected p as a number >= 0, got {p!r}")
     if x1.shape[-1] != x2.shape[-1]:
-        raise ShapeError(f"rows have lengths {x1.shape[-1]} and {x2.shape[-1]}")
+        raise ShapeError(f"expected rows of equal length, got {x1.shape[-1]} and {x2.shape[-1]}")
     differences = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
     return vector_norm(differences, axis=-1, ord=float(p))
 

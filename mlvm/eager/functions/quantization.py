@@ -25,7 +25,7 @@ def require_quantized(dtype: object) -> DType:
     target = DType.of(dtype, in_bits=True)
     if target not in (i8, u8) and not target.is_storage:
         raise DTypeError(
-            f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {target.name}"
+            f"expected a quantized dtype, i8, u8, {', '.join(DType.storage)}, got {target.name}"
         )
     return target
 
@@ -61,7 +61,7 @@ def quantize_groups(
         raise ShapeError(f"expected rows, got {type}")
     length = type.shape[-1] if group is None else integer(group, "group")
     if length < 1 or type.shape[-1] % length:
-        raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")
+        raise ShapeError(f"expected rows as a multiple of the group {length}, got {type.shape[-1]}")
     grouped = reshape(x, (*type.shape[:-1], type.shape[-1] // length, length))
     low, high = few.limits(target)
     if low == 0:
@@ -187,5 +187,5 @@ def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
         m == n or i == axis for i, (m, n) in enumerate(zip(scale.shape, x.shape, strict=True))
     )
     if not same or not scale.shape[axis] or x.shape[axis] % scale.shape[axis]:
-        raise ShapeError(f"a scale {scale.type} does not go with {x.type} along axis {axis}")
+        raise ShapeError(f"a scale {scale.type} does not fit {x.type} along axis {axis}")
     return repeat(scale, x.shape[axis] // scale.shape[axis], axis=axis)

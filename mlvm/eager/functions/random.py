@@ -531,7 +531,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)
     if x.ndim == 0:
-        raise ShapeError("a scalar has no axis to permute")
+        raise ShapeError("expected at least 1 dimension to permute, got a scalar")
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
 
 
@@ -623,9 +623,9 @@ def _require_weights(p: Array) -> None:
     wrong = ~((p >= 0) & np.isfinite(p))
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise OperandValueError(f"p has weights, which are 0 or more, and p[{i}] is {p[i]:g}")
+        raise OperandValueError(f"expected weights p >= 0, got {p[i]:g} at index {i}")
     if not p.any():
-        raise OperandValueError("p has no weight above 0")
+        raise OperandValueError("expected a weight p above 0, got only zeros")
 
 
 @public
@@ -767,7 +767,7 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
     """
     target = DType.of(dtype)
     if target.kind not in ("signed", "float"):
-        raise DTypeError(f"{target.name} has no -1")
+        raise DTypeError(f"expected a dtype that contains -1, got {target.name}")
     return op.where(bernoulli(shape, key=key), constant(1, target), constant(-1, target))
 
 
@@ -1058,7 +1058,7 @@ def _drawn_shape(parameter_shape: Shape, shape: Ints | None) -> Shape:
         fits = False
     if not fits:
         raise ShapeError(
-            f"draws of shape {parameter_shape} do not broadcast to shape {result_shape}"
+            f"parameters of shape {parameter_shape} do not broadcast to shape {result_shape}"
         )
     return result_shape
 

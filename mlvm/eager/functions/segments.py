@@ -141,7 +141,7 @@ def _segments(data: Tensor, ids: Tensor, count: int | None) -> Iterator[tuple[in
     require("numeric", type_of(data))
     require("integer", type_of(ids))
     if ids.ndim != 1 or data.shape[:1] != ids.shape:
-        raise ShapeError(f"expected one id for each row in segment_ids, got {ids.type}")
+        raise ShapeError(f"expected one id per row as segment_ids, got {ids.type}")
     if count is None:
         count = max(int(op.max(ids)) + 1, 0) if ids.size else 0
     [length] = counts_of(integer(count, "num_segments"), "num_segments")

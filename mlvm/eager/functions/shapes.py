@@ -56,7 +56,7 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
     if -1 in lengths:
         rest = -math.prod(lengths)
         if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
-            raise ShapeError(f"no length for -1 lets {type.size} elements fill {lengths}")
+            raise ShapeError(f"cannot infer -1: {type.size} elements do not fill {lengths}")
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
     return _shaped(x, lengths)
 
@@ -98,7 +98,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     removed = axes_of(axis, x)
     for i in removed:
         if x.shape[i] != 1:
-            raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1")
+            raise ShapeError(f"expected length 1 for axis {i}, got {x.shape[i]}")
     return _shaped(x, [n for i, n in enumerate(x.shape) if i not in removed])
 
 
@@ -174,7 +174,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         return reshape(x, -1)
     [first], [last] = axes_of(start_dim, x), axes_of(end_dim, x)
     if last < first:
-        raise ArgumentError(f"axis {end_dim} is before axis {start_dim}")
+        raise ArgumentError(f"expected end_dim after start_dim={start_dim}, got {end_dim}")
     length = math.prod(x.shape[first : last + 1])
     return reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
@@ -196,7 +196,7 @@ def moveaxis(
     """
     sources, destinations = axes_of(source, x), axes_of(destination, x)
     if len(sources) != len(destinations):
-        raise ArgumentError(f"expected equally many axes, got {source} and {destination}")
+        raise ArgumentError(f"expected equal numbers of axes, got {source} and {destination}")
     order = [i for i in range(x.ndim) if i not in sources]
     for position, axis in sorted(zip(destinations, sources, strict=True)):
         order.insert(position, axis)
@@ -357,7 +357,7 @@ def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Convert the tensors. Raises `ShapeError` if there are none."""
     xs = [*arrays]
     if not xs:
-        raise ShapeError("expected one tensor, or more")
+        raise ShapeError("expected at least one tensor")
     return as_operands(xs)
 
 
@@ -506,7 +506,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
         repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, n, *behind))
         return reshape(repeated, (*before[:-1], before[-1] * n, *behind))
     if len(counts) != x.shape[along]:
-        raise ShapeError(f"{len(counts)} repeats for {x.shape[along]} places of axis {axis}")
+        raise ShapeError(f"expected {x.shape[along]} repeats for axis {axis}, got {len(counts)}")
     return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
@@ -714,7 +714,7 @@ def _cropped(x: Tensor, pairs: tuple[Pair, ...]) -> Tensor:
     for axis, (before, after) in enumerate(pairs):
         start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)
         if start > stop:
-            raise ShapeError(f"axis {axis} of {x.shape[axis]} elements has none to remove so many")
+            raise ShapeError(f"cannot remove more elements than axis {axis} has: {x.shape[axis]}")
         x = part(x, axis, span(start, stop))
     return x
 
@@ -729,7 +729,7 @@ def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
             continue
         n = x.shape[axis]
         if n == 0:
-            raise ShapeError(f"axis {axis} has no elements to make a border of")
+            raise ShapeError(f"axis {axis} is empty: a border needs elements to repeat")
         places = arange(-before, n + after)
         if mode == "edge":
             places = op.clip(places, 0, n - 1)

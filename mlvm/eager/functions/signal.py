@@ -114,7 +114,7 @@ def stft(
         raise ShapeError("expected a signal with an axis of samples")
     n, margin = x.shape[-1], size // 2 if center else 0
     if n + 2 * margin < size or (margin and n <= margin):
-        raise ShapeError(f"{n} samples are too few for frames of {size}")
+        raise ShapeError(f"expected at least {size} samples for a frame, got {n}")
     places = _places((n + 2 * margin - size) // hop + 1, hop, size) - margin
     if margin:
         last = n - 1
@@ -276,7 +276,7 @@ def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
             f"expected mode as one of {', '.join(get_args(Mode))}, got {brief(mode)}"
         )
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
-        raise ShapeError("expected two vectors with elements")
+        raise ShapeError("expected two nonempty vectors")
     if x.size < y.size:
         x, y = y, x
     m, n = x.size, y.size

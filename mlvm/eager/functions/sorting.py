@@ -194,7 +194,7 @@ def _ordered(x: Tensor) -> Tensor:
     Raises `DTypeError` if x is complex, because complex numbers have no order."""
     type = type_of(x)
     if type.dtype.kind == "complex":
-        raise DTypeError("complex numbers have no order; take real, imag or abs")
+        raise DTypeError("complex numbers have no order; use real, imag or abs")
     return astype(x, u8) if type.dtype is bool_ else x
 
 

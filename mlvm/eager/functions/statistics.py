@@ -80,7 +80,7 @@ def _quantile(
     share = _share(q, most)
     rows = _rows(widened(x), axis)
     if not rows.shape[-1]:
-        raise ShapeError("there are no elements")
+        raise ShapeError("expected at least one element, got none")
     rows = op.sort(rows, axis=-1)
     valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
     place = op.where(valid, share, constant(0.0, f64)) * (rows.shape[-1] - 1)
@@ -340,7 +340,7 @@ def _nanquantile(
     share = _share(q, most)
     rows = _rows(widened(x), axis)
     if not rows.shape[-1]:
-        raise ShapeError("there are no elements")
+        raise ShapeError("expected at least one element, got none")
     rows = op.sort(rows, axis=-1)
     counts = op.sum(astype(op.logical_not(op.isnan(rows)), f64), axis=-1, keepdims=True)
     valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
@@ -438,7 +438,9 @@ def cov(
     """
     rows = [_variables(each, rowvar) for each in (x, y) if each is not None]
     if rows[0].shape[1] != rows[-1].shape[1]:
-        raise ShapeError(f"x has {rows[0].shape[1]} observations, and y {rows[-1].shape[1]}")
+        raise ShapeError(
+            f"expected equal observations, got {rows[0].shape[1]} and {rows[-1].shape[1]}"
+        )
     joined = concat(rows)
     away = joined - op.mean(joined, axis=1, keepdims=True)
     covariance = away @ adjoint(away) / max(away.shape[1] - float(correction), 0.0)
@@ -599,7 +601,7 @@ def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
     """Return the edges of equal bins, computed like `numpy.linspace`."""
     [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
     if not count:
-        raise ArgumentError("expected one bin or more")
+        raise ArgumentError("expected at least one bin, got none")
     if ends is None and x.size:
         low, high = op.min(x), op.max(x)
     else:

@@ -148,7 +148,7 @@ def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> T
     Fornberg, Math. Comp. 51, 1988, 699-706."""
     n = f.shape[axis]
     if n < edge_order + 1:
-        raise ShapeError(f"axis {axis} of {n} samples is shorter than {edge_order + 1}")
+        raise ShapeError(f"expected at least {edge_order + 1} samples on axis {axis}, got {n}")
     if is_array(spacing):
         spacing = as_operand(spacing, f)
     ndim = f.ndim
@@ -464,7 +464,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     if x.ndim == 1:
         x = reshape(x, [x.size if i == along else 1 for i in range(y.ndim)])
     if x.ndim != y.ndim or x.shape[along] != y.shape[along]:
-        raise ShapeError(f"x is {x.type}, and has to be as y, or a vector of {y.shape[along]}")
+        raise ShapeError(f"expected x like y, or a vector of {y.shape[along]}, got {x.type}")
     return op.sum(heights * op.subtract(*neighbours(x, along)), axis=along) / 2.0
 
 

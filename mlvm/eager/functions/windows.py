@@ -110,9 +110,7 @@ def grid_of(size: Shape, span: Shape, stride: Shape, sides: tuple[Pair, ...]) ->
     padded = tuple(n + sum(side) for n, side in zip(size, sides, strict=True))
     if any(length > n for n, length in zip(padded, span, strict=True)):
         shown, available = (" x ".join(map(str, each)) for each in (span, padded))
-        raise ShapeError(
-            f"a window spans {shown}, more than the padded input, which is {available}"
-        )
+        raise ShapeError(f"the window ({shown}) exceeds the padded input ({available})")
     return tuple(
         (n - length) // step + 1 for n, length, step in zip(padded, span, stride, strict=True)
     )
@@ -181,6 +179,6 @@ def fold(
     geometry, span = geometry_of(lengths, window, stride, padding, dilation)
     grid = grid_of(lengths, span, geometry.stride, geometry.padding)
     if places != grid:
-        raise ShapeError(f"images of {lengths} have {grid} windows, not {places}")
+        raise ShapeError(f"expected {grid} windows for images of {lengths}, got {places}")
     shape = (windows.shape[0], *lengths, windows.shape[5])
     return op.unpatches(windows, shape=shape, **geometry._asdict())

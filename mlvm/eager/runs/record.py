@@ -93,9 +93,9 @@ class record(ContextDecorator):
         self._every = every
 
     def __enter__(self) -> None:
-        refuse_captured("a recording begins")
+        refuse_captured("start a recording")
         if step_observers:
-            raise CaptureError("record: a recording is on already; close it first")
+            raise CaptureError("record: another recording is active; close it first")
         self._session = _Session(self._folder, self._every, self._limit)
         step_observers.append(self._session.observe)
 

@@ -124,7 +124,7 @@ class Signature:
         if isinstance(root.arena, ScratchPad):
             raise CaptureError(
                 f"an argument of a captured function is a {x.type} of scratch pad "
-                f"{x.arena.name!r}, which may lie over other tensors; give it a copy"
+                f"{x.arena.name!r}, which may overlap other tensors; pass ml.copy(x)"
             )
         ordinal = self._ordinals.setdefault(id(x), len(self.tensors))
         if ordinal == len(self.tensors):
