@@ -33,8 +33,7 @@ _ALIGNMENT: Final = "general.alignment"
 
 
 class Format(NamedTuple):
-    """Block format: elements and bytes per block, dtype of the elements, and a function to unpack
-    blocks."""
+    """Block format: elements and bytes per block, element dtype, and the unpacking function."""
 
     name: str
     elements: int
@@ -51,8 +50,7 @@ def _half(blocks: Array, at: int) -> Array:
 
 
 def _nibbles(x: Array) -> Array:
-    """Unpack nibbles [n, m] -> [n, 2 m]: for each 16 or 32 bytes the low nibbles, then the high
-    ones."""
+    """Unpack nibbles [n, m] -> [n, 2 m]: for 16 or 32 bytes the low nibbles, then the high ones."""
     return np.concatenate([x & 15, x >> 4], axis=-1)
 
 
@@ -174,10 +172,10 @@ class Entry(NamedTuple):
 class GgufFile:
     """The tensors of a file by name, in its order, and its metadata by name, `plain`.
 
-    The file is mapped into memory: nothing but the header is read before a tensor is asked for.
+    The file is mapped into memory: only the header is read before a tensor is requested.
 
-    Raises `OSError` for a file that cannot be read; `WeightsError`, whose text does not name the
-    file, for one that is no such file, is damaged, or is one part of several.
+    Raises `OSError` if the file cannot be read; `WeightsError`, without the name of the file, if it
+    is not a GGUF file, is damaged, or is one part of several.
     """
 
     def __init__(self, file: Path) -> None:
@@ -230,6 +228,7 @@ class GgufFile:
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
         """Read a tensor, or its scales; f16 and bf16 are converted to f32 unless `keep_halves`.
+
         Raises `WeightsError` if its format is not supported."""
         entry = self._stored.get(name)
         is_scale = entry is None
@@ -293,7 +292,7 @@ class GgufFile:
         return struct.unpack("<" + form, self._take(struct.calcsize("<" + form)))[0]
 
     def _count(self, count: int, least: int) -> int:
-        """Read the count of items of at least `size` bytes, and check it against the bytes left."""
+        """Read the count of items of at least `size` bytes; check it against the bytes left."""
         if count * least > self._size - self._at:
             raise WeightsError(f"the file is truncated: the header announces {count} items")
         return count

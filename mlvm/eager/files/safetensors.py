@@ -1,8 +1,9 @@
 """Safetensors files: written atomically, read by memory map.
 
-A file has the length of its header as a little-endian u64. The header is JSON in UTF-8, with each
-tensor's dtype, shape and place, and texts under `__metadata__`. Then come the bytes of the tensors,
-row-major and little-endian, without gaps (https://github.com/huggingface/safetensors).
+A file starts with the length of its header as a little-endian u64. The header is JSON in UTF-8,
+with each tensor's dtype, shape and offsets, and metadata under `__metadata__`. The bytes of the
+tensors follow, row-major and little-endian, without gaps
+(https://github.com/huggingface/safetensors).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _require_no_other(head: bytes) -> None:
 
 
 class Entry(NamedTuple):
-    """A tensor's dtype as the file has it, its shape, and where its bytes begin and end."""
+    """A tensor's dtype as stored in the file, its shape, and the start and end of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,13 +66,13 @@ class Entry(NamedTuple):
 
 
 class WeightsFile:
-    """The tensors of a file by name, in the order of its header, and its texts.
+    """The tensors of a file by name, in the order of its header, and its metadata.
 
-    The file is mapped into memory: nothing but the header is read before a tensor is asked for. It
-    stays as it is while it is read; `write` puts another file in its place.
+    The file is mapped into memory: only the header is read before a tensor is requested. The mapped
+    file does not change while it is read; `write` replaces the file.
 
-    Raises `OSError` for a file that cannot be read, or is none; `WeightsError`, whose text does not
-    name the file, for one that is no such file, or is damaged.
+    Raises `OSError` if it cannot be read, or is not a file; `WeightsError`, without the name of the
+    file, if it is not a safetensors file, or is damaged.
     """
 
     def __init__(self, file: Path) -> None:
@@ -96,9 +97,10 @@ class WeightsFile:
         _require_no_gaps(self.entries, len(self.data))
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
-        """Return a tensor as a read-only array over the bytes of the file; f16 and bf16 are
-        converted to f32 unless `keep_halves`. Raises `WeightsError` if the dtype is unknown, or a
-        bool is neither False nor True."""
+        """Return a tensor as a read-only array over the bytes of the file.
+
+        f16 and bf16 are converted to f32 unless `keep_halves`. Raises `WeightsError` if the dtype
+        is unknown, or a bool is neither False nor True."""
         entry = self.entries[name]
         dtype = self._dtype(name)
         stored = dtype.numpy.newbyteorder("<")
@@ -121,14 +123,14 @@ def write(
     read: Callable[[str], Array],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write tensors of these types, which are read one by one, and texts.
+    """Write tensors of these types, which are read one by one, and metadata.
 
-    The write is atomic: readers find the old file or the new one. The new one keeps the mode of the
-    old one, and links are followed. Only a killed process leaves a temporary file, `.mlvm-` and 16
-    digits, in the same folder.
+    The write is atomic: readers find either the old file or the new one. The new file keeps the
+    mode of the old one, and links are followed. Only a killed process leaves a temporary file,
+    `.mlvm-` and 16 digits, in the same folder.
 
     Raises `OSError` if it fails, or the target is not a regular file; `WeightsError` if the format
-    lacks a dtype, or names or texts are not text.
+    does not support a dtype, or names or metadata are not str.
     """
     header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
     for name, text in metadata.items():
@@ -153,13 +155,16 @@ def write(
 
 
 def order(types: Mapping[str, TensorType]) -> list[str]:
-    """Return the names in the order of the file, as the format's library has it: the largest
-    elements first, so that all are aligned. Raises `WeightsError` as `write` does."""
+    """Return the names in the order of the file: the largest elements first, so all are aligned.
+
+    This is the order of the format's library. Raises `WeightsError` as `write` does."""
     return sorted(types, key=lambda name: (-_place(name, types[name]), name))
 
 
 def type_of(array: Array) -> TensorType:
-    """Return the type of an array in either byte order. Raises `DTypeError` if no tensor has it."""
+    """Return the type of an array in either byte order.
+
+    Raises `DTypeError` if no tensor type fits."""
     return TensorType(array.dtype.newbyteorder("="), array.shape)
 
 
@@ -172,7 +177,7 @@ def packed(array: Array) -> memoryview:
 def _place(name: str, type: TensorType) -> int:
     """Return the position of a dtype in the format's list.
 
-    Raises `WeightsError` if it is not there, or the name is not that of a tensor."""
+    Raises `WeightsError` if it is not supported, or the name is not a valid tensor name."""
     if not isinstance(name, str) or name == METADATA:
         raise WeightsError(f"{name!r} is not a valid name of a tensor")
     if type.dtype not in _NAMES:

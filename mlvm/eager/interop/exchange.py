@@ -225,8 +225,7 @@ def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
 
 
 def _shown(x: Tensor) -> str:
-    """Return the representation in notebooks: a table for a small tensor, otherwise the printed
-    text.
+    """Return the representation in notebooks: a table for a small tensor, otherwise the text.
 
     A tensor is small if it has one or two short axes."""
     from mlvm.show import html  # imported here because many programs do not use it

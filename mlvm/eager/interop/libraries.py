@@ -27,8 +27,7 @@ def _enter_in_einops(backends: Any) -> None:
     einops selects the backend whose framework is imported and whose arrays it gets."""
 
     class Backend(backends.AbstractBackend):  # type: ignore[misc]
-        """Backend that reshapes, transposes and reduces by the methods of a tensor, einops'
-        default."""
+        """Backend that reshapes, transposes and reduces by the methods of a tensor."""
 
         framework_name = "mlvm"
 

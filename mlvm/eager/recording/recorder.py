@@ -614,7 +614,7 @@ class Recorder:
         return not self._is_before(id(self._reference(x.handle)))
 
     def _is_before(self, key: int, depth: int = -1) -> bool:
-        """Return whether the tensor had a value before that open block, by default the innermost."""
+        """Return whether the tensor had a value before that open block, or the innermost block."""
         return self.memory.values.at(key, self.scopes.open[depth].depth) is not None
 
     def _is_from_before(self, view: Allocation, opened: _Open) -> bool:
@@ -907,8 +907,7 @@ class Recorder:
             each.clear()
 
     def _require_writable(self, op: Op, params: Sequence[_Operand]) -> None:
-        """Raise `ArgumentError` for an op that overwrites an argument that it also reads as a
-        state.
+        """Raise `ArgumentError` for an op that overwrites an argument that it also reads as state.
 
         In eager code the two are one tensor. Here they are two tensors in different memory."""
         (out, _), *others = params
@@ -1042,7 +1041,7 @@ def _reference_to(x: Allocation) -> Reference:
 
 
 def _all_views(vm: VMProtocol) -> _Views:
-    """Return all views on a VM by weak references, because other threads may free theirs meanwhile."""
+    """Return all views on a VM by weak references, since other threads may free their views."""
     views: _Views = {}
     for region in regions(vm).once():
         views.update((id(view), weakref.ref(view)) for view in region.views)
