@@ -151,7 +151,9 @@ extern PyObject *live_tapes; /* the set of tapes that may still be walked */
  * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
 typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
 
-/* Functions of files that include this one. Each file sets its own: views.c and templates.c. */
+struct Key;
+
+/* Functions of files that include this one. Each file sets its own: views.c, templates.c and families.c. */
 typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
@@ -161,6 +163,11 @@ typedef struct {
     void (*note_opaque)(void);
     void (*note_step)(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
                       PyObject *out);
+    /* Run a call as calls of other numbers have shown: NULL without an exception if it must run otherwise. `*learns`:
+     * its template may show how to run others; then `generalize` takes the call, once it is recorded. Returns 0, or -1
+     * with an exception set. */
+    PyObject *(*call_in_family)(PyObject *function, const struct Key *key, int *learns);
+    int (*generalize)(PyObject *function, PyObject *args, PyObject *keywords, const struct Key *key);
 } Later;
 extern Later later;
 
