@@ -1,5 +1,7 @@
-"""The pages of the site that `make docs` builds, as Markdown: those of docs/, the README as its
-start, a page for each other file of the repository that is linked to, and the public names.
+"""Pages of the site that `make docs` builds, as Markdown.
+
+They are the pages of docs/, the README as the start page, a page for each other linked file of the
+repository, and the reference of the public names.
 
 `python -m docs.pages FOLDER` writes them there; links lead from page to page.
 """
