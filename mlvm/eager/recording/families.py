@@ -1,20 +1,22 @@
-"""Steps of composed calls that differ by numbers alone: lengths of operands, integer arguments.
+"""Steps of calls that differ only by numbers: lengths of operands, and arguments.
 
-In: a call whose steps were just recorded, and which of its numbers differ from an earlier call. Out:
-an open template, by which C runs such calls for other numbers (`language/families.c`): the types of
-results and the integers of kernels are formulas of the numbers. The call is traced with placeholders
-for the numbers; each value that the trace or a planner needs is a guard of the template.
+In: a call whose steps were just recorded, and which of its numbers differ from an earlier call.
+Out: an open template, by which C runs such calls for other numbers (`language/families.c`): the
+types of results and the integers of kernels are formulas of the numbers. The call is traced with
+placeholders for the numbers; each value that the trace or a planner needs is a guard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mlvm.core.lengths import Length
 from mlvm.core.machine.callee import OpInto
 from mlvm.core.types import TensorType
 from mlvm.eager.recording.recorder import recording_of
+from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Numbers
 from mlvm.eager.tensor.tensor import Tensor
@@ -23,7 +25,7 @@ from mlvm.step.templates import at, frozen
 
 
 def open_template_of(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | OneOp,
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] | None,
     inputs: Sequence[int],
@@ -33,6 +35,8 @@ def open_template_of(
     inputs: for each number of the call's key, in order, the input that it is, or -1 if it is fixed.
     """
     assert EXTENSION is not None
+    if isinstance(function, OneOp):
+        function = partial(apply, function)
     vm = current_arena().vm
     values: dict[int, float] = {}
     for number, value in zip(inputs, _numbers((args, keywords), []), strict=True):

@@ -22,6 +22,7 @@ enum {
     MOST_FAILURES = 4,
     FAMILIES = 512,
     LEAST_OPEN = 2,
+    MOST_CALLS = 3, /* of one key by open templates, before it gets a template of its own */
     MOST_FORMULAS = 1024
 };
 
@@ -53,6 +54,7 @@ typedef struct {
     OpenTemplate *open[MOST_OPEN];
 } Family;
 
+static long long open_calls; /* calls that open templates ran */
 static int calls_before = 6; /* calls with different numbers, before a trace is made */
 static Family families[FAMILIES];
 static PyTypeObject *open_type;
@@ -251,14 +253,14 @@ static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *valu
     return result;
 }
 
-static void drop_open(Family *family)
+/* Begin a family. Freeing the templates of another may run Python, which must find the new one. */
+static void begin_family(Family *family, uint64_t hash)
 {
-    OpenTemplate *old[MOST_OPEN];
-    int count = family->nopen;
-    memcpy(old, family->open, sizeof old);
-    family->nopen = 0;
-    for (int i = 0; i < count; i++) /* this may run Python */
-        Py_DECREF((PyObject *)old[i]);
+    Family old = *family;
+    memset(family, 0, sizeof *family);
+    family->hash = hash;
+    for (int i = 0; i < old.nopen; i++)
+        Py_DECREF((PyObject *)old.open[i]);
 }
 
 static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
@@ -267,23 +269,27 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     char is_float[MOST_NUMBERS];
     Number values[MOST_FORMULAS];
     uint64_t hash;
+    if (key->tape != Py_None || *calls_of(key->hash) >= MOST_CALLS)
+        return NULL;
     int count = numbers_of(key, function, numbers, is_float, &hash);
     if (count <= 0)
         return NULL;
     Family *family = &families[hash % FAMILIES];
-    if (family->hash != hash) {
-        drop_open(family);
-        memset(family, 0, sizeof *family);
-        family->hash = hash;
-    }
-    for (int i = 0; i < family->nopen; i++) {
-        OpenTemplate *open = family->open[i];
-        if (!is_of(open, function, key, numbers, is_float, count) ||
-            !holds(open, numbers, is_float, values))
-            continue;
-        Py_INCREF((PyObject *)open);
-        PyObject *result = run_open(open, key, values);
+    if (family->hash != hash)
+        begin_family(family, hash);
+    /* Comparing types may free one, which runs Python: another thread may begin the family anew. */
+    for (int i = 0; i < family->nopen && family->hash == hash; i++) {
+        OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
+        int fits = is_of(open, function, key, numbers, is_float, count) &&
+                   holds(open, numbers, is_float, values);
+        PyObject *result = fits ? run_open(open, key, values) : NULL;
         Py_DECREF((PyObject *)open);
+        if (!fits)
+            continue;
+        if (result) {
+            open_calls++;
+            ++*calls_of(key->hash);
+        }
         return result;
     }
     size_t nbytes = sizeof *numbers * (size_t)count;
@@ -295,6 +301,33 @@ static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
     *learns = trace && family->nopen < MOST_OPEN && family->nfailures < MOST_FAILURES &&
               family->ncalls >= calls_before << (2 * family->nfailures);
     return NULL;
+}
+
+/* The key of a call of an op. Returns 0 if it has none, as under a tape. */
+static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena,
+                  Allocation *const *operands, int count)
+{
+    key->nitems = key->ntensors = 0;
+    key->hash = (uintptr_t)call;
+    key->fast_path = fast_path;
+    key->arena = arena;
+    key->tape = present_tape();
+    if (!key->tape)
+        return 0;
+    Py_DECREF(key->tape); /* the context keeps it */
+    int fits = key->tape == Py_None && add_pointer(key, call);
+    for (int i = 0; fits && i < count; i++)
+        fits = add_argument(key, (PyObject *)operands[i], 0);
+    return fits;
+}
+
+static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns)
+{
+    Key key;
+    return is_quiet() && key_of(&key, call, fast_path, arena, operands, count)
+               ? call_in_family(call, &key, learns)
+               : NULL;
 }
 
 /* The inputs of the numbers that differ from those of an earlier call: equal ones have the same input. Returns the
@@ -319,8 +352,11 @@ static int inputs_of(const int64_t *numbers, const int64_t *before, const char *
     return ninputs;
 }
 
-static int generalize(PyObject *function, PyObject *args, PyObject *keywords, const Key *key)
+static int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
 {
+    if (!template)
+        return 0;
+    PyObject *function = template->function;
     int64_t numbers[MOST_NUMBERS];
     char is_float[MOST_NUMBERS];
     int inputs[MOST_NUMBERS];
@@ -329,9 +365,7 @@ static int generalize(PyObject *function, PyObject *args, PyObject *keywords, co
     Family *family = count > 0 ? &families[hash % FAMILIES] : NULL;
     if (!family || family->hash != hash || generalized)
         return 0;
-    Template *template = find_template(function, key);
-    int ninputs = inputs_of(numbers, family->before[1], is_float, count, inputs),
-        fits = template && template->ncodes;
+    int ninputs = inputs_of(numbers, family->before[1], is_float, count, inputs), fits = template->ncodes;
     for (int i = 0; fits && i < template->nsteps; i++)
         fits = template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS;
     PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
@@ -367,6 +401,37 @@ static int generalize(PyObject *function, PyObject *args, PyObject *keywords, co
     Py_XDECREF(open);
     Py_XDECREF(list);
     return clear_nonfatal_error() ? -1 : 0;
+}
+
+/* As `generalize`, with the template of the one step. */
+static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena,
+                            Allocation *const *operands, int count)
+{
+    Key key;
+    if (!is_quiet() || !key_of(&key, call, fast_path, arena, operands, count))
+        return PyErr_Occurred() ? -1 : 0;
+    Template *template = new_template(call, &key, 1, 0, 1);
+    PyObject *args = template ? PyTuple_New(count) : NULL;
+    int failed = 0;
+    if (args) {
+        TemplateStep *step = template->steps;
+        *step = (TemplateStep){.kind = APPLY,
+                               .call = Py_NewRef(call),
+                               .count = (short)count,
+                               .last = MOST_STEPS,
+                               .freed = -1,
+                               .next = -1};
+        template->codes[0] = (short)key.ntensors;
+        for (int i = 0; i < count; i++) {
+            PyTuple_SetItem(args, i, Py_NewRef((PyObject *)operands[i]));
+            while (key.tensors[step->operands[i]] != operands[i])
+                step->operands[i]++;
+        }
+        failed = generalize(template, args, NULL, &key);
+    }
+    release_template(template);
+    Py_XDECREF(args);
+    return failed;
 }
 
 /* --- open templates --- */
@@ -468,6 +533,12 @@ static PyObject *install_families(PyObject *module, PyObject *function)
     Py_RETURN_NONE;
 }
 
+static PyObject *count_open_calls(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(open_calls);
+}
+
 /* open_after(calls) -> the number before */
 static PyObject *open_after(PyObject *module, PyObject *calls)
 {
@@ -492,6 +563,7 @@ static PyMethodDef families_functions[] = {
      "recorder, or None if the call that is generalized has others."},
     {"open_after", open_after, METH_O,
      "open_after(calls) -> the number before: calls with different numbers before one is generalized."},
+    {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
     {"install_families", install_families, METH_O,
      "install_families(trace): the function that makes an open template of a call, or returns None."},
     {NULL, NULL, 0, NULL}};
@@ -500,6 +572,8 @@ int families_init(PyObject *module)
 {
     later.call_in_family = call_in_family;
     later.generalize = generalize;
+    later.apply_in_family = apply_in_family;
+    later.generalize_apply = generalize_apply;
     open_type = add_type(module, "OpenTemplate", &open_spec);
     return open_type ? PyModule_AddFunctions(module, families_functions) : -1;
 }

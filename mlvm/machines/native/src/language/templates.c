@@ -17,12 +17,7 @@
 
 #include <string.h>
 
-enum {
-    MOST_CODES = 64,
-    TEMPLATES = 4096,
-    MOST_FAILURES = 3,
-    MOST_OPEN_CALLS = 3 /* by what other numbers have shown, before the call gets its own template */
-};
+enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3 };
 
 /* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
  * parts. */
@@ -65,8 +60,7 @@ static uint64_t bits_of_pointer(const void *pointer)
     return (uintptr_t)pointer >> 4;
 }
 
-/* Add an argument to the key. Returns 0 for one that has no key. */
-static int add_argument(Key *key, PyObject *value, int depth)
+int add_argument(Key *key, PyObject *value, int depth)
 {
     PyTypeObject *type = Py_TYPE(value);
     if (type == tensor_class) {
@@ -120,6 +114,11 @@ static int add_argument(Key *key, PyObject *value, int depth)
         return fits;
     }
     return 0;
+}
+
+int add_pointer(Key *key, PyObject *object)
+{
+    return add_item(key, POINTER, object, bits_of_pointer(object));
 }
 
 static int add_keywords(Key *key, PyObject *keywords)
@@ -234,40 +233,50 @@ static void *copy_of(const void *source, size_t nbytes)
     return copy;
 }
 
-/* Remember what was recorded, or that the function is to be called always. */
-static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes,
-                          PyObject *named, int failures)
+Template *new_template(PyObject *function, const Key *key, int nsteps, int nconstants, int ncodes)
 {
     Template *fresh = PyMem_Calloc(1, sizeof *fresh);
     if (!fresh)
-        return;
+        return NULL;
     fresh->users = 1;
-    int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
     fresh->items = copy_of(key->items, sizeof *key->items * (size_t)key->nitems);
-    fresh->steps = copy_of(recording.steps, sizeof(TemplateStep) * (size_t)nsteps);
-    fresh->constants = copy_of(recording.constants, sizeof(PyObject *) * (size_t)nconstants);
-    fresh->codes = copy_of(codes, sizeof *codes * (size_t)ncodes);
+    fresh->steps = PyMem_Calloc((size_t)nsteps + 1, sizeof *fresh->steps);
+    fresh->constants = PyMem_Calloc((size_t)nconstants + 1, sizeof *fresh->constants);
+    fresh->codes = PyMem_Calloc((size_t)ncodes + 1, sizeof *fresh->codes);
     if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->codes) {
         release_template(fresh);
-        return;
+        return NULL;
     }
     fresh->hash = key->hash;
     fresh->fast_path = key->fast_path->number;
     fresh->function = Py_NewRef(function);
-    fresh->named = named ? Py_NewRef(named) : NULL;
     fresh->nitems = key->nitems;
     fresh->nsteps = nsteps;
     fresh->nconstants = nconstants;
     fresh->ncodes = ncodes;
-    fresh->failures = failures;
     for (int i = 0; i < fresh->nitems; i++)
         Py_XINCREF(fresh->items[i].object);
+    return fresh;
+}
+
+/* Remember what was recorded, or that the function is to be called always. */
+static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes,
+                          PyObject *named, int failures)
+{
+    int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
+    Template *fresh = new_template(function, key, nsteps, nconstants, ncodes);
+    if (!fresh)
+        return;
+    memcpy(fresh->steps, recording.steps, sizeof *fresh->steps * (size_t)nsteps);
+    memcpy(fresh->codes, codes, sizeof *codes * (size_t)ncodes);
     for (int i = 0; i < nsteps; i++) {
         Py_XINCREF(fresh->steps[i].call);
         Py_XINCREF(fresh->steps[i].extra);
     }
     for (int i = 0; i < nconstants; i++)
-        Py_INCREF(fresh->constants[i]);
+        fresh->constants[i] = Py_NewRef(recording.constants[i]);
+    fresh->named = named ? Py_NewRef(named) : NULL;
+    fresh->failures = failures;
     Template *old = templates[key->hash % TEMPLATES];
     templates[key->hash % TEMPLATES] = fresh;
     release_template(old); /* this may run Python */
@@ -644,6 +653,14 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
     return result;
 }
 
+int *calls_of(uint64_t hash)
+{
+    Mark *mark = &seen[hash % TEMPLATES];
+    if (mark->hash != hash)
+        *mark = (Mark){hash, 0};
+    return &mark->count;
+}
+
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
 {
     Key key;
@@ -665,24 +682,15 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
-    Mark *mark = &seen[key.hash % TEMPLATES];
-    if (mark->hash != key.hash)
-        *mark = (Mark){key.hash, 0};
     int learns = 0;
-    if (!template && key.tape == Py_None && mark->count < MOST_OPEN_CALLS) {
-        PyObject *result = later.call_in_family(function, &key, &learns);
-        if (result) {
-            mark->count++;
-            return result;
-        }
-        if (PyErr_Occurred())
-            return NULL;
-    }
-    if (!mark->count++ && !learns)
+    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns);
+    if (open || PyErr_Occurred())
+        return open;
+    if (!(*calls_of(key.hash))++ && !learns)
         return PyObject_Call(function, args, keywords);
     hold_key(&key);
     PyObject *result = call_and_record(function, args, keywords, &key, failures);
-    if (result && learns && later.generalize(function, args, keywords, &key))
+    if (result && learns && later.generalize(find_template(function, &key), args, keywords, &key))
         Py_CLEAR(result);
     release_key(&key);
     return result;

@@ -35,7 +35,7 @@ typedef struct {
         next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
 } TemplateStep;
 
-typedef struct {
+typedef struct Template {
     uint64_t hash;
     long long fast_path;
     PyObject *function;
@@ -52,6 +52,18 @@ typedef struct {
 int templates_init(PyObject *module);
 
 int is_same_item(const Item *a, const Item *b);
+
+/* Add an argument to a key. Returns 0 for one that has no key. */
+int add_argument(Key *key, PyObject *value, int depth);
+
+/* Add a part that is compared by its address. Returns 0 if there is no room. */
+int add_pointer(Key *key, PyObject *object);
+
+/* How often a call of that key was made without a template, to be counted. */
+int *calls_of(uint64_t hash);
+
+/* A template of these items without steps; NULL without memory. */
+Template *new_template(PyObject *function, const Key *key, int nsteps, int nconstants, int ncodes);
 
 /* The template of a call, borrowed; NULL if there is none. */
 Template *find_template(PyObject *function, const Key *key);
