@@ -1,4 +1,4 @@
-"""The README tells the truth: its code runs, and prints what stands below it."""
+"""The code of the README runs and prints the output below it."""
 
 from __future__ import annotations
 

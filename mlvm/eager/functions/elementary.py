@@ -341,9 +341,10 @@ def put_along_axis(
 def scatter(
     x: Tensor, axis: int, indices: Tensor, values: Operand, *, reduce: str | None = None
 ) -> Tensor:
-    """Return x with values at positions along one axis, as `torch.scatter`: x[i][indices[i][j]] =
-    values[i][j] for axis 1. `reduce` combines them with the elements there: "add", "multiply",
-    "max" or "min".
+    """Return a copy of x with values at indexed positions along one axis, like `torch.scatter`.
+
+    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the elements
+    of x instead of replacing them: "add", "multiply", "max" or "min".
 
     x: [..., n, ...]; indices: i[..., k, ...], of x's number of axes, and no longer along the
     others; values: a number, or at least as long along each axis -> the type of x. Raises
