@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mlvm.parallel.launched import launched
-from models.train import parser
 from tests.brief import ROOT, cases
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -36,5 +35,8 @@ def test_pods_start_members(name: str) -> None:
     member = launched(variables)
     assert (member.rank, member.size) == (2, size)
     assert member.address.host == f"{pods['metadata']['name']}-0.{service['metadata']['name']}"
-    assert service["spec"]["selector"].items() <= pods["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        service["spec"]["selector"].items()
+        <= pods["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert container["command"][:3] == ["python", "-m", "models.train"]

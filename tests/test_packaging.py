@@ -137,7 +137,7 @@ def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) 
     name = archive.name.removesuffix(".tar.gz")
     with tarfile.open(archive) as opened:
         paths = {path.removeprefix(f"{name}/") for path in opened.getnames()}
-    folders = "mlvm", "models", "bench", "tests", "docs", "examples", ".ci", ".github"
+    folders = "mlvm", "models", "bench", "tests", "docs", "examples", "deploy", ".ci", ".github"
     needed = {f"{top}/{file}" for top in folders for file in files(checkout / top)}
     assert needed - paths == set()
     assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= paths

@@ -290,9 +290,10 @@ def test_one_mpi_process_prints_the_traceback_of_an_error_that_all_raise() -> No
 
 @needs_mpi
 def test_mpiexec_ends_all_when_one_is_killed() -> None:
-    began, there = time.monotonic(), set(SHARED.glob("mpich_shm_*"))
-    assert mpirun("is_killed").returncode != 0
-    assert time.monotonic() - began < 10
+    there = set(SHARED.glob("mpich_shm_*"))
+    done = mpirun("is_killed")
+    assert done.returncode != 0
+    assert "Group" not in done.stdout  # no member has waited for the timeout
     assert set(SHARED.glob("mpich_shm_*")) <= there
 
 
