@@ -123,14 +123,16 @@ def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
     return op.where(near, series, y / _one_at(near, x))
 
 
-def _beta_slope(g: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+def _beta_slope(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the cotangent of a for B(a, b): g B (digamma(a) - digamma(a + b)).
 
-    It is computed in f64, because the difference cancels, and is 0 where a + b is inf."""
-    wide = op.astype(a, dtype=f64)
-    total = wide + op.astype(b, dtype=f64)
+    It is computed in f64, because the difference cancels and higher derivatives overflow in half
+    precision. It is 0 if a + b is inf.
+    """
+    wide, other = op.astype(a, dtype=f64), op.astype(b, dtype=f64)
+    total = wide + other
     change = _masked(op.digamma(wide) - op.digamma(total), op.not_equal(total, math.inf))
-    return rounded(op.astype(g, dtype=f64) * (op.astype(out, dtype=f64) * change), g.dtype)
+    return rounded(op.astype(g, dtype=f64) * (op.beta(wide, other) * change), g.dtype)
 
 
 def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
@@ -786,8 +788,8 @@ VJPS: Final[dict[str, Rules]] = {
     "i1": {"x": lambda g, x, out: g * (i0(x) - _ratio(out, x, 1.0))},
     # --- incomplete ---
     "beta": {
-        "x": lambda g, x, y, out: _beta_slope(g, x, y, out),
-        "y": lambda g, x, y, out: _beta_slope(g, y, x, out),
+        "x": lambda g, x, y: _beta_slope(g, x, y),
+        "y": lambda g, x, y: _beta_slope(g, y, x),
     },
     "gammainc": {
         "a": lambda g, a, x: g * op.gammainc_slope(a, x),
