@@ -12,6 +12,7 @@ from inspect import Parameter, Signature, formatannotation, get_annotations, sig
 from itertools import groupby
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
+from weakref import WeakKeyDictionary
 
 from typing_extensions import dataclass_transform
 
@@ -31,6 +32,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
+    Snapshot,
     Tree,
     Where,
     fits,
@@ -408,9 +410,12 @@ class Optimizer(_OfFields):
 
     def _hyper(self, group: Group) -> Any:
         """Return all hyperparameters of a group, as fields."""
-        options = {name: vars(self)[name] for name in self._options}
-        own = {name: x for name, x in vars(group).items() if name in options}
-        return SimpleNamespace(**{**options, **own})
+        fields = vars(self)
+        hyper = SimpleNamespace(**{name: fields[name] for name in self._options})
+        own = vars(group)
+        if len(own) > 2:  # than `paths` and `_kinds`
+            vars(hyper).update({name: own[name] for name in self._options if name in own})
+        return hyper
 
     @property
     def rate(self) -> float:
@@ -509,11 +514,11 @@ class Optimizer(_OfFields):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return tuple([name for name in self._options if name != "learning_rate"])
+        return self._options[1:]  # without the learning rate
 
     def _values(self, hyper: Any) -> tuple[Any, ...]:
         """Return the hyperparameters of `_names`."""
-        return tuple([getattr(hyper, name) for name in self._names])
+        return tuple(vars(hyper).values())[1:]
 
     def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient that the rule gets: of the negative loss with `maximize`, and with
@@ -551,7 +556,8 @@ class Optimizer(_OfFields):
         states = [x for tensors in self._state.values() for x in tensors.values()]
         require_live([self.count, *self._params.values(), *states])
         vm = self.count.arena.vm
-        for arena in (current_arena(), *[g.arena for g in gradients.values()]):
+        arenas = {id(g.arena): g.arena for g in gradients.values()}
+        for arena in (current_arena(), *arenas.values()):
             if not arena.vm.is_same(vm):
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
@@ -561,6 +567,9 @@ class Optimizer(_OfFields):
 
     def _require_same_tensors(self) -> None:
         """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
+        snapshot = _snapshots.get(self)
+        if snapshot is not None and snapshot.holds():
+            return
         current = self._own(named_leaves(self._tree))
         for path in self._leaves | current:
             if current.get(path) is not self._leaves.get(path):
@@ -573,6 +582,8 @@ class Optimizer(_OfFields):
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
                 )
+        if current_capture.get() is None:
+            _snapshots[self] = Snapshot(self._tree)
 
     @property
     def _name(self) -> str:
@@ -590,6 +601,10 @@ class Optimizer(_OfFields):
             for x in self._options
         ]
         return html.table(head, rows, right=0)
+
+
+_snapshots: WeakKeyDictionary[Optimizer, Snapshot] = WeakKeyDictionary()
+"""The trees of optimizers at their last update. They are not fields, which captured calls guard."""
 
 
 @cache
