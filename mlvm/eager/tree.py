@@ -495,7 +495,7 @@ def partners(
 
 
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
-    """Yield each Module of a tree once, including those in buffers, in order, with its first path."""
+    """Yield each Module of a tree once, with its first path, in order; include buffers' Modules."""
     left, visited = [("", tree)], set[int]()
     while left:
         path, part = left.pop()

@@ -393,7 +393,7 @@ class Optimizer(_OfFields):
         kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
         if self._is_cached():
             rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
-            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})
+            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})  # type: ignore[arg-type]
         else:
             scalars = [self._scalars(hypers[i], _in_dtype(rates[i], dtype)) for i, dtype in kinds]
             self.count += 1
@@ -512,7 +512,7 @@ class Optimizer(_OfFields):
             for p, g, state, scalars in updates:
                 self._step(hyper, p, self._given(hyper, p, g), state, scalars)
             return
-        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)
+        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)  # type: ignore[arg-type]
         for _, same in groupby(updates, lambda update: id(update[3])):
             of_dtype = [*same]
             for i in range(0, len(of_dtype), _AT_ONCE):

@@ -189,7 +189,9 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
         ml.errors.PathError, f"{file}: .*would both be 'x'", ml.load, file, rename=lambda _: "x"
     )
     unnamed: Any = lambda _: 3  # noqa: E731
-    refuses(ml.errors.PathError, "rename: expected a name or None for '", ml.load, file, rename=unnamed)
+    refuses(
+        ml.errors.PathError, "rename: expected a name or None for '", ml.load, file, rename=unnamed
+    )
     unnamed = "x"
     refuses(ml.errors.ArgumentError, "'x' is no function", ml.load, file, rename=unnamed)
 
@@ -208,7 +210,12 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
     ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
     ([np.zeros(1)], None, ml.errors.DTypeError, "expected a Module or a dict of tensors"),
     (3, None, ml.errors.DTypeError, "expected a Module or a dict of tensors"),
-    ({"f": len}, None, ml.errors.DTypeError, "expected .*, a number, a str, None, or an object .* as f, got"),
+    (
+        {"f": len},
+        None,
+        ml.errors.DTypeError,
+        "expected .*, a number, a str, None, or an object .* as f, got",
+    ),
     ({"a": {"b": b"x"}}, None, ml.errors.DTypeError, "a/b must be"),
     ({"c": ml.nn.Linear}, None, ml.errors.DTypeError, "c must be"),
     ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, None, ml.errors.PathError, "two parts have the p"),
