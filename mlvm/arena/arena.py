@@ -567,7 +567,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 "free: expected a tensor that owns its memory, got a view; free its base"
             )
-        if not self._end(tensor, "arena.free(x) freed it"):
+        if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
     def reset(self) -> None:

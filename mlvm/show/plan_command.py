@@ -106,8 +106,8 @@ def plan_buffers(options: argparse.Namespace, data: bytes) -> None:
     plan, nodes = plan_within(buffers.blocks, capacity, alignment=1, effort=options.effort)
     if capacity is not None and plan.lower_bound > capacity:
         raise BuffersError(
-            f"{file}: the capacity is {capacity:,} bytes, but {plan.lower_bound:,} are in use at "
-            "once; no plan can be smaller"
+            f"{file}: the capacity is {capacity:,} bytes, but {plan.lower_bound:,} are in use at the same "
+            "time; no plan can be smaller"
         )
     if capacity is not None and plan.nbytes > capacity:
         raise BuffersError(
