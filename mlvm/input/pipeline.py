@@ -32,7 +32,7 @@ from mlvm.input.workers import Crew
 from mlvm.machines.closing import Closing
 
 _SEEDS: Final = 2**64
-_IN_USE: Final = 2  # slots for batches in use: the last one, and an earlier one
+_IN_USE: Final = 2  # slots for batches in use: the last batch and an earlier one
 
 
 class PipelineState(TypedDict):
@@ -174,7 +174,8 @@ class Pipeline(Closing, Generic[A]):
             )
         self._types = self._recipe.types()
         self._next = self._schedule.at(0, 0)
-        self._first: Batch | None = None  # of the last `for`, unless `get` or `restore` came since
+        # first batch of the last `for`, unless `get` or `restore` was called since
+        self._first: Batch | None = None
         self._crew: Crew | None = None
         self._close: weakref.finalize[Any, Any] | None = None
         self._closed = False
@@ -182,7 +183,7 @@ class Pipeline(Closing, Generic[A]):
         self._process = os.getpid()
         self._batches = 0
         self._consumer_waited = 0.0
-        self._producers_waited = 0.0  # by crews that have ended
+        self._producers_waited = 0.0  # of closed crews
 
     @classmethod
     def from_ray(cls, dataset: Any, batch_size: int, **options: Any) -> Self:
@@ -235,7 +236,8 @@ class Pipeline(Closing, Generic[A]):
             self._loops += 1
             first = coming
         elif first != coming:
-            if coming.start - first.start > self._schedule.batch_size:  # more than a look at one
+            # more than one batch was read
+            if coming.start - first.start > self._schedule.batch_size:
                 warnings.warn(
                     f"{self.name}: the last `for` was left at position {coming.start} of epoch "
                     f"{coming.epoch}, and this one begins at position {first.start} again; `get` "
@@ -338,7 +340,7 @@ class Pipeline(Closing, Generic[A]):
         began = time.perf_counter()
         batch = self._coming()
         crew = self._crew
-        if crew is None or not crew.ready:  # an interrupt came as it began or gave a batch
+        if crew is None or not crew.ready:  # interrupted while it started or returned a batch
             self._stop()
             crew = self._start(batch)
         crew.ready = False
@@ -346,9 +348,10 @@ class Pipeline(Closing, Generic[A]):
             if not self._workers:
                 self._make_one(crew)
             tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
-        except Exception as end:  # in which no batch was taken, or there are no more
+        except Exception as end:  # no batch was taken, or none remain
             crew.ready = crew.failure is not None or isinstance(end, (ShutDown, QueueEmpty))
-            if isinstance(end, QueueEmpty) and timeout is None:  # this thread would wait for itself
+            # otherwise this thread would wait for itself
+            if isinstance(end, QueueEmpty) and timeout is None:
                 raise self._all_in_use() from None
             raise (isinstance(end, ShutDown) and crew.failure) or end from None
         finally:
@@ -373,7 +376,8 @@ class Pipeline(Closing, Generic[A]):
             )
         crew = Crew(self._recipe, self._schedule.starting(first), queues)
         self._crew = crew
-        self._close = weakref.finalize(self, crew.close)  # also when nobody closes the pipeline
+        # also if the user does not close the pipeline
+        self._close = weakref.finalize(self, crew.close)
         crew.start(self._workers, processes=self._processes, name=self.name)
         return crew
 

@@ -80,7 +80,8 @@ class SlotMemory:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.context import get_spawning_popen  # late, as few programs need it
+        # imported late, as few programs need it
+        from multiprocessing.context import get_spawning_popen
 
         if self._source is None or get_spawning_popen() is None:
             raise EncodingError(

@@ -178,7 +178,7 @@ class _Finalizer(NamedTuple):
         if ring is not None and self.newest[-1] is self.key:
             claim = Claim(self.slot, self.home, self.newest)
             key = claim._finalizers[0].key
-            self.newest[:] = chain(map(ring.put, [claim]), [key])  # by one call in C
+            self.newest[:] = chain(map(ring.put, [claim]), [key])  # one call in C, hence atomic
 
 
 class Loan:
@@ -205,8 +205,8 @@ class _Bin(list[Region]):
         self._slot = slot
 
     def append(self, region: Region) -> None:
-        living, _ = self._slot.lent  # read first: of this borrower, or of an earlier one
-        if region.tensor() is None:  # else a tensor of an interrupted call has ended
+        living, _ = self._slot.lent  # read first; it may belong to an earlier borrower
+        if region.tensor() is None:  # else a tensor of an interrupted call was freed
             living.discard(region)
             self._slot.settle()
 
@@ -276,7 +276,7 @@ class SlotArena(Arena):
     def lend(self, claim: Claim, kind: type[A]) -> tuple[A, ...]:
         """Allocate the slot's tensors for the calling thread and its current arena."""
         slot = claim.slot
-        assert slot is not None  # a claim without one ends the queue
+        assert slot is not None  # a claim without a slot closes the queue
         claim.element = ()
         parts = self._parts(claim, slot)
         tensors = tuple([self.alloc(type, kind, region) for region, type in parts])

@@ -30,7 +30,7 @@ from mlvm.core.types import Array, TensorType, aligned_array, root
 from mlvm.machines.bad_bytes import BadBytes, Span, again
 
 _MOST_TASKS: Final = 64
-_MOST_BYTES: Final = 1 << 28  # of results under way
+_MOST_BYTES: Final = 1 << 28  # maximum bytes of pending results
 
 
 class _Task:
@@ -64,8 +64,8 @@ class Workers:
             workers, thread_name_prefix=name, initializer=np.seterr, initargs=("ignore",)
         )
         self._change = threading.Condition()
-        self._open: list[_Task] = []  # not done yet, in the order they came
-        self._nbytes = 0  # of what these write
+        self._open: list[_Task] = []  # pending tasks, in order
+        self._nbytes = 0  # bytes that these write
         self._bad = BadBytes()
         self._closed = False
 
@@ -89,7 +89,7 @@ class Workers:
             return ()
         if isinstance(callee, OpFresh) and not callee.op.dynamic and binding.instrument is None:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
-            assert type is not None  # not dynamic
+            assert type is not None  # static shape
             out = aligned_array(type)
             kernel = half.suited(callee.op, callee.fill, (out, *arrays))
             self._submit(kernel, [out, *arrays], attributes, blame)
@@ -184,12 +184,12 @@ class Workers:
         try:
             if error is None:
                 task.run()
-        except BaseException as raised:  # a worker has no caller to raise to
-            error = raised.with_traceback(None)  # whose frames hold arrays
+        except BaseException as raised:  # a worker has no caller that could handle it
+            error = raised.with_traceback(None)  # frames keep arrays alive
             if isinstance(raised, Exception):
                 task.blame(raised)
         finally:
-            task.run = task.blame = _nothing  # they hold arrays
+            task.run = task.blame = _nothing  # these keep arrays alive
             with self._change:
                 self._finish(task, error)
             task.done.set()

@@ -187,7 +187,7 @@ def array_of(tensor: Message, files: Files) -> Array:
         flat = flat.view(np.uint8) != 0
     try:
         return flat.reshape(shape)
-    except ValueError as error:  # no elements, and lengths beyond those of any array
+    except ValueError as error:  # no elements, but lengths beyond the limit of arrays
         raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
 
 

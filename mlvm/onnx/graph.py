@@ -19,9 +19,9 @@ from mlvm.onnx.values import Value, Weight, are_known, bounded
 from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
-_NEWEST: Final = 1000  # an opset beyond is no number of one
+_NEWEST: Final = 1000  # larger numbers are not valid opsets
 _PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by their kind
-_MOST_NODES: Final = 100_000  # that functions in functions may amount to
+_MOST_NODES: Final = 100_000  # limit of nodes, including nested functions
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),

@@ -38,9 +38,9 @@ from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
-_FEW: Final = 64  # elements of what may be a shape
-_LEAST: Final = 1 << 28, 1 << 32  # bytes that folding may allocate, and a call
-_TIMES: Final = 16, 1 << 10  # or so many times those of the files, and of weights and inputs
+_FEW: Final = 64  # maximum elements of a potential shape
+_LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
+_TIMES: Final = 16, 1 << 10  # or this factor of the bytes of the files, or of weights and inputs
 
 
 class Model(ml.nn.Module):
@@ -225,7 +225,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             most.enter(len(data))
             with most.holding():
                 graph = Builder(message, files).graph(message.graph, {}, frozenset())
-            del message  # ten thousand parts, which a collection would look through
+            del message  # ten thousand objects, which a garbage collection would traverse
             folded(graph)
             for each in graph.all():
                 each.settle()

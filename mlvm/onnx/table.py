@@ -161,7 +161,7 @@ def _is_large(op: Op, operands: list[Value]) -> bool:
         return False
     size = math.prod(x.size for x in arrays if x.size)
     if op.kind == "elementwise":
-        with suppress(ValueError):  # these do not go together
+        with suppress(ValueError):  # incompatible
             size = math.prod(np.broadcast_shapes(*(x.shape for x in arrays)))
     return bool(size * max(x.itemsize for x in arrays) > most.remaining)
 

@@ -51,7 +51,7 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
         sys.argv, sys.path = before, path
-        with suppress(OSError):  # it may be gone
+        with suppress(OSError):  # the directory may have been removed
             os.chdir(directory)
 
 
