@@ -279,6 +279,10 @@ class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
     def add(self, handle: TensorHandle, region: Region) -> None:
         self[handle] = self._once[id(region)] = region
 
+    def note(self, region: Region) -> None:
+        """Add a region that has no handle yet."""
+        self._once[id(region)] = region
+
     def once(self) -> list[Region]:
         """Return each region once, although it may have several handles."""
         return _alive(self._once)
@@ -483,6 +487,8 @@ class Arena(ArenaFields):
         region = self._find(type)
         if not region.address:
             self._view(region, type)
+        elif not region.handles:
+            regions(self.vm).note(region)
         region.bin.append(region)
         return True
 
@@ -814,6 +820,8 @@ class Arena(ArenaFields):
         regions(self.vm).add(new, region)
         if not region.address and self.fast_path is not None:
             region.address = self.fast_path.address_of(new, type)
+            if region.address:
+                self._placement.locate(region)
         handle = region.handles.setdefault(type, new)
         if handle != new:  # another thread has created one
             self._dealloc(new)

@@ -94,14 +94,18 @@ class Region(RegionFields):
 
 
 class Chunk:
-    """Storage in which regions are placed from the front."""
+    """Storage in which regions are placed from the front.
 
-    __slots__ = ("carved", "nbytes", "storage")
+    address: address of its first byte in this process, for calls in C; 0 if it is not known
+    """
+
+    __slots__ = ("address", "carved", "nbytes", "storage")
 
     def __init__(self, storage: StorageHandle, nbytes: int) -> None:
         self.storage = storage
         self.nbytes = nbytes
         self.carved = 0
+        self.address = 0
 
 
 class Placement:
@@ -155,8 +159,17 @@ class Placement:
         self._numbers += 1
         region = Region(chunk.storage, offset, nbytes, bin, self._numbers)
         region.last = self.resets
+        if chunk.address:
+            region.address = chunk.address + offset
         self.regions.append(region)
         return region
+
+    def locate(self, region: Region) -> None:
+        """Note where the chunk of a region with a known address lies: its later regions have known
+        addresses, too."""
+        for chunk in self.chunks:
+            if chunk.storage == region.storage:
+                chunk.address = region.address - region.offset
 
     def _drop_chunk(self, chunk: Chunk) -> None:
         self.chunks.remove(chunk)

@@ -204,7 +204,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
         >>> model.inputs, model(ml.asarray([1.0, -1.0]))
         ({'x': 'f32[n]'}, Tensor([1., 0.], f32[2]))
     """
-    refuse_captured("a file is loaded", "; load it outside")
+    refuse_captured("load a file", ". Load it outside")
     if isinstance(file, (bytes, bytearray, memoryview)):
         return _loaded(memoryview(file).cast("B"), Files(None), "the bytes")
     try:

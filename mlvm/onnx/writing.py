@@ -107,7 +107,7 @@ def save(
         >>> ml.onnx.load("layer.onnx").outputs
         {'output': 'f32[batch,2]'}
     """
-    refuse_captured("a file is written", "; write it outside")
+    refuse_captured("write a file", ". Write it outside")
     if isinstance(fn, Captured):
         fn = fn.fn
     if not callable(fn) or not isinstance(args, (list, tuple)):

@@ -520,4 +520,4 @@ def test_names_of_lengths_are_for_inputs_passed_by_name() -> None:
     step = ml.capture(load(NETWORK), lengths={"x": ("batch", None, None, None)})
     x = ml.asarray(X)
     assert step(x=x).shape[0] == x.shape[0]
-    refuses(ArgumentError, "lengths names 'x', which no argument of the call has", step, x)
+    refuses(ArgumentError, "lengths= names 'x', but the arguments of", step, x)

@@ -184,13 +184,14 @@ def gamma_density(out: Array, a: Array, x: Array) -> None:
 
 @internal(infer=float_, elementwise=True, in_place=3)
 def gammainc_slope(out: Array, a: Array, x: Array) -> None:
-    """The derivative of P(a, x) by a.
+    """The derivative of P(a, x) by a; nan where P is.
 
-    For a < 10 and x < a + 10 it is the sum of the terms of P times log(x) - digamma(a + n + 1),
-    else an integral of the density times log(t) - digamma(a).
+    For a < 10 and x < a + 10, it is the sum of the terms of P times log(x) - digamma(a + n + 1).
+    Otherwise, it is an integral of the density times log(t) - digamma(a).
     """
     a, x = np.broadcast_arrays(wide(a), wide(x))
     inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    valid = (a >= 0.0) & (x >= 0.0) & (np.maximum(a, x) > 0.0) & np.isfinite(np.minimum(a, x))
     a, x = np.where(inside, a, 1.0), np.where(inside, x, 1.0)
     summed = (a < 10.0) & (x < a + 10.0)
     first, z = np.where(summed, a, 1.0), np.where(summed, x, 0.5)
@@ -204,7 +205,7 @@ def gammainc_slope(out: Array, a: Array, x: Array) -> None:
         total = total + term * factor
     near = _gamma_density(first, z) * z * total
     area = _integral(np.where(summed, 20.0, a), np.where(summed, 20.0, x), True)
-    put(out, np.where(inside, np.where(summed, near, -area), 0.0))
+    put(out, np.where(inside, np.where(summed, near, -area), np.where(valid, 0.0, np.nan)))
 
 
 # --- beta ----------------------------------------------------------------------------
@@ -340,6 +341,11 @@ def _inside(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array, Array]:
     return inside, *[np.where(inside, each, 0.5) for each in (a, b, x)]  # type: ignore[return-value]
 
 
+def _has_beta(a: Array, b: Array, x: Array) -> Array:
+    """Return where I(a, b, x) is a number."""
+    return (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b) & (x >= 0.0) & (x <= 1.0)
+
+
 @pointwise(infer=float_, precision="f32")
 def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     """The regularized incomplete beta function I(a, b, x), elementwise, with broadcasting.
@@ -361,18 +367,17 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     inside, *operands = _inside(a, b, x)
     value, _, _ = _beta_parts(*operands)
     a, b, x = np.broadcast_arrays(a, b, x)
-    valid = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
-    edge = np.where(valid & (x == 0.0), 0.0, np.where(valid & (x == 1.0), 1.0, np.nan))
+    edge = np.where(_has_beta(a, b, x), np.where(x == 0.0, 0.0, 1.0), np.nan)
     put(out, np.where(inside, value, edge))
 
 
 @internal(infer=float_, elementwise=True, in_place=3)
 def beta_density(out: Array, a: Array, b: Array, x: Array) -> None:
-    """The derivative x^(a - 1) (1 - x)^(b - 1) / B(a, b) of I(a, b, x) by x; 0 elsewhere."""
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; nan where I is."""
     inside, *operands = _inside(a, b, x)
     a, b, x = np.broadcast_arrays(wide(a), wide(b), wide(x))
-    valid = (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
-    edge = np.where(np.isnan(a + b + x), np.nan, 0.0)
+    valid = _has_beta(a, b, x)
+    edge = np.where(valid, 0.0, np.nan)
     for end, near, far in ((0.0, a, b), (1.0, b, a)):
         at_end = np.where(near < 1.0, np.inf, np.where(near == 1.0, far, 0.0))
         edge = np.where(valid & (x == end), at_end, edge)
@@ -385,7 +390,8 @@ def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
 
 @internal(infer=_of_parameter, elementwise=True, in_place=3)
 def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
-    """The derivative of I(a, b, x) by a or b, from the continued fraction."""
+    """The derivative of I(a, b, x) by a or b: that of the continued fraction; nan where I is."""
     inside, *operands = _inside(a, b, x)
     _, by_a, by_b = _beta_parts(*operands)
-    put(out, np.where(inside, by_a if by == "a" else by_b, 0.0))
+    edge = np.where(_has_beta(wide(a), wide(b), wide(x)), 0.0, np.nan)
+    put(out, np.where(inside, by_a if by == "a" else by_b, edge))

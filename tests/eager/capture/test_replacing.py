@@ -293,7 +293,7 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
         CheckFailed, "wrong: result 0, f32.*differ", ml.testing.replacement, dense, "wrong", *types
     )
     host.register("wide", lambda x, w, b: dense(x, w, b).astype(ml.float64))
-    text = r"f64\[2,4\], the pattern's is f32"
+    text = r"expected f32\[2,4\] as result 0 as in the pattern, got f64"
     refuses(CheckFailed, text, ml.testing.replacement, dense, "wide", *types)
     host.register("two", lambda x: (ml.exp(x), x))
     refuses(CheckFailed, "2 results", ml.testing.replacement, ml.exp, "two", types[0])
