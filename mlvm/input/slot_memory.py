@@ -27,10 +27,10 @@ class SlotMemory:
     Shared memory may be an argument of a `multiprocessing.Process`, started in any way; it has the
     same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemory`.
 
-    slots: arrays of each slot
-    data: the whole memory, u8
-    slot_nbytes: bytes of a slot
-    offsets: offset of each tensor in a slot, bytes
+    slots: arrays of each slot.
+    data: the whole memory, u8.
+    slot_nbytes: bytes of a slot.
+    offsets: offset of each tensor in a slot, bytes.
     """
 
     def __init__(

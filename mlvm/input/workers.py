@@ -38,9 +38,9 @@ Fill = Callable[[Batch, Reservation], None]
 class Crew:
     """Workers that make `batches` in order, each in a slot of the queue of its size.
 
-    failure: error that ended the work early, after the queues are closed
-    ready: False during start and end, and while a batch is taken
-    producers_waited: time of all workers' waits for free slots, seconds
+    failure: error that ended the work early, after the queues are closed.
+    ready: False during start and end, and while a batch is taken.
+    producers_waited: time of all workers' waits for free slots, seconds.
     """
 
     def __init__(

@@ -60,10 +60,10 @@ Bytes: TypeAlias = memoryview | bytes
 class Field(NamedTuple):
     """Field of a message.
 
-    name: its name
-    kind: kind of its values
-    many: whether the field is repeated
-    default: value of an absent field
+    name: its name.
+    kind: kind of its values.
+    many: whether the field is repeated.
+    default: value of an absent field.
     """
 
     name: str

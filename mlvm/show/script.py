@@ -19,8 +19,8 @@ from mlvm.machines.terminal import INTERRUPTED, is_reader_gone
 class ScriptFailed(MlvmError):
     """A script ended with an error. The text has the error and its line.
 
-    output: text that Python prints, such as the traceback
-    status: exit status
+    output: text that Python prints, such as the traceback.
+    status: exit status.
     """
 
     def __init__(self, text: str, output: str, status: int) -> None:

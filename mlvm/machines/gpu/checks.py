@@ -37,8 +37,8 @@ class Note:
     """Record of a call that may reject values.
 
     judges: number of the first operand that is checked; the following operands of the same size are
-        also checked, and their positions continue
-    slot: number of its flag
+        also checked, and their positions continue.
+    slot: number of its flag.
 
     `explained` adds the location in the program, and the line of Python that launched it.
     """

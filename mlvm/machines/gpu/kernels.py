@@ -112,8 +112,8 @@ class Facts(NamedTuple):
 class Row:
     """Row of the table of kernels.
 
-    judges: number of the parameter whose values may be rejected; 0 for none computes: whether it
-    requires dtypes that the device computes with
+    judges: number of the parameter whose values may be rejected; 0 for none.
+    computes: whether it requires dtypes that the device computes with.
     """
 
     make: Maker

@@ -63,10 +63,10 @@ class _Posted(NamedTuple):
 class _Sent(NamedTuple):
     """Counters of what was added to the stream.
 
-    posts: number of posts
-    dequeued: number of those that came from the outbox
-    calls: number of calls
-    places: origins of the last posts, those that the server has not confirmed
+    posts: number of posts.
+    dequeued: number of those that came from the outbox.
+    calls: number of calls.
+    places: origins of the last posts, those that the server has not confirmed.
     """
 
     posts: int

@@ -26,8 +26,8 @@ _PATIENCE: Final = 5.0  # seconds that a reader of the page may need
 class Metrics:
     """Counters and histograms. One thread at a time changes them.
 
-    limits: number of calls beyond a limit, by the name of their error
-    seconds: by kind of event, the total seconds, then the number of events in each bucket
+    limits: number of calls beyond a limit, by the name of their error.
+    seconds: by kind of event, the total seconds, then the number of events in each bucket.
     """
 
     def __init__(self) -> None:

@@ -714,9 +714,9 @@ class Server(Closing):
 class _Client:
     """A connection; it has a number once admitted, and a VM if it requested one.
 
-    leased: the client may reconnect within the server's `lease_seconds`
-    resumes: the number of the client that this connection continues
-    key: a secret of this client alone, with which it may end its launches
+    leased: the client may reconnect within the server's `lease_seconds`.
+    resumes: the number of the client that this connection continues.
+    key: a secret of this client alone, with which it may end its launches.
     """
 
     def __init__(

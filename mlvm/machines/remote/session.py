@@ -53,11 +53,11 @@ def launch_struct(nhandles: int) -> struct.Struct:
 class Session(WireServer):
     """Session of one client on a VM, which is the client's `own`, or shared.
 
-    launches: number of launches
-    messages: number of received messages
-    busy: a message is being performed; False during launches from the cache
-    answers: number of sent answers
-    leased: the client may resume on another connection
+    launches: number of launches.
+    messages: number of received messages.
+    busy: a message is being performed; False during launches from the cache.
+    answers: number of sent answers.
+    leased: the client may resume on another connection.
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:

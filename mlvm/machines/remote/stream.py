@@ -294,9 +294,9 @@ def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
 class _At(NamedTuple):
     """Position of the receiver.
 
-    start: offset of the first unread byte of the buffer
-    messages: number of messages returned
-    incoming: the last message, if it is still arriving
+    start: offset of the first unread byte of the buffer.
+    messages: number of messages returned.
+    incoming: the last message, if it is still arriving.
     """
 
     start: int
