@@ -220,7 +220,7 @@ class Residuals:
 
 
 def _overhead(record: Sequence[Array]) -> int:
-    """Return the bytes of a record beside its elements."""
+    """Return the bytes of a record in addition to its elements."""
     return _PER_RECORD * (1 + len(record))
 
 

@@ -1,14 +1,14 @@
-"""Ops that run beside the program: the scheduler of `ml.VM(workers=n)`.
+"""Scheduler of `ml.VM(workers=n)`, which runs ops asynchronously.
 
-The machine does not wait for an op. It makes a task of the kernel and the array for the result,
-and goes on. Such an array is a future. A jump, an output, a host function or `read` that needs its
+The machine does not wait for an op. It makes a task of the kernel and the array for the result, and
+continues. Such an array is a future. A jump, an output, a host function or `read` that needs its
 values waits for the task that writes them.
 
-Tasks are ordered only by the bytes they touch. A read waits for the writes before it, a write for
+Tasks are ordered only by the bytes they access. A read waits for the writes before it, a write for
 the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy & Patterson, Computer
-Architecture). So results have the same bits for any number of workers. A task that fails leaves
-its bytes bad: what reads them fails with the same error, until they are written again. The machine
-waits when too many tasks, or bytes, are under way.
+Architecture). So results have the same bits for any number of workers. A task that fails marks its
+bytes as bad: reads of them raise the same error, until they are written again. The machine waits
+when too many tasks, or bytes, are pending.
 """
 
 from __future__ import annotations

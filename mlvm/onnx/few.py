@@ -1,4 +1,4 @@
-"""Rounding to floats and integers of few bits, whose values wider ones hold."""
+"""Rounding to low-bit floats and integers, whose values wider dtypes represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised numbers of few bits with their scales: conversions, and ops on the integers."""
+"""Low-bit quantized numbers with their scales: conversions, and ops on the integers."""
 
 from __future__ import annotations
 
