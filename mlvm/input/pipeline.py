@@ -248,7 +248,7 @@ class Pipeline(Closing, Generic[A]):
                 warnings.warn(
                     f"{self.name}: the last `for` was left at position {coming.start} of epoch "
                     f"{coming.epoch}, and this one begins at position {first.start} again; `get` "
-                    f"goes on",
+                    f"continues",
                     stacklevel=2,
                 )
             self._stop()
@@ -260,7 +260,7 @@ class Pipeline(Closing, Generic[A]):
         """Return the number of batches of an epoch."""
         return self._schedule.batches
 
-    # --- where it stands ---
+    # --- progress ---
 
     def state(self) -> PipelineState:
         """Return the state with which `restore` continues after the last batch that was got."""

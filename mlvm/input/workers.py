@@ -76,7 +76,7 @@ class Crew:
     def close(self) -> None:
         """End the work and the workers; batches in the queues are lost. Idempotent.
 
-        A thread that is still in the data set's or the transform's code after ten seconds goes on
+        A thread that is still in the data set's or the transform's code after ten seconds continues
         until it ends, with a `RuntimeWarning`. A forked child has none of the threads, and leaves
         the parent's slots and processes alone.
         """

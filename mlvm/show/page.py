@@ -68,7 +68,7 @@ def session_page(
 ) -> str:
     """Return the page of a script's run, and of the steps that it planned.
 
-    `failed`, the description of its error, stands at the top.
+    `failed`, the description of its error, is shown at the top.
     """
     ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
     content = _Content(None, failed=failed or "", nothing="" if ran else "nothing of mlvm ran")

@@ -28,8 +28,8 @@ says so (`Op.in_place`). Sources are C for a device, with common.h's macros in f
 What is done in which order must depend on types and attributes alone, never on `Facts`' numbers of
 units or on the time: the same bits in every run. No atomic additions of floats.
 
-A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and goes on with
-one that does no harm. The host looks at its next wait. It raises what the reference kernel says to
+A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and continues with
+a harmless one. The host looks at its next wait. It raises what the reference kernel says to
 the operands, of which `Maker`s of such ops name the judged one: `@kernel("take", judges=2)`.
 """
 
