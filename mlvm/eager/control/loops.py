@@ -252,7 +252,9 @@ def scan(
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
         _, y = loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])
-        ys.append(copied(as_like(ys[0], y, "an iteration returns another row") if ys else y))
+        ys.append(
+            copied(as_like(ys[0], y, "an iteration returns a different row type") if ys else y)
+        )
     if reverse:
         ys.reverse()
 
@@ -423,7 +425,7 @@ def next_state(before: Tree, after: Any) -> Tree:
 
     Raises `ShapeError` or `DTypeError` if its structure or types have changed.
     """
-    return as_like(before, as_tree(after), "a body makes another state than it is given")
+    return as_like(before, as_tree(after), "the body changes the type of its state")
 
 
 def _isolate_state(state: Tree, previous: Tree) -> Tree:
