@@ -182,13 +182,16 @@ class Optimizer(_OfFields):
     Arguments:
 
     - `params`: a Module or another tree of f32 or f64 tensors.
+
     - `groups`: pairs of parameters and their hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
       which `*` also matches "/", or a function of path and parameter, as in `Module.freeze`.
       Default: none. The attribute `groups` contains these groups, and finally a group with all
       other parameters.
+
     - `where`: a pattern or function that selects the parameters to update; gradients of other
       parameters are ignored. Default: all parameters.
+
     - `maximize`: update in the direction of the gradient instead of against it. Default: False.
 
     `count`, f32[], is the number of completed updates. All state is allocated at construction, each
