@@ -259,8 +259,10 @@ class Body:
         start: Sequence[int],
         step: Sequence[int],
     ) -> str:
-        """Write x, of the shape `within`, into zeros of `shape`, at the places that a slice by
-        `start` and `step` reads."""
+        """Write x, of the shape `within`, into zeros of `shape`.
+
+        It is written to the elements that a slice with `start` and `step` reads.
+        """
         turned = [i for i, s in enumerate(step) if s < 0]
         if turned:
             x = self.turned(x, within, turned)
@@ -357,8 +359,10 @@ CASTS: Final = "astype", "unpack"
 
 @body("astype")
 def _astype(b: Body) -> str:
-    """Convert; a float that an integer dtype cannot hold becomes the nearest that it has, which
-    ONNX leaves open."""
+    """Convert to another dtype; a float out of range becomes the nearest limit.
+
+    ONNX leaves that case undefined.
+    """
     dtype = b.types[0].dtype
     if not (dtype.kind == "float" and b.out.dtype.is_integer):
         return b.cast("x0", b.out.dtype)
@@ -654,8 +658,10 @@ def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
 def _scattered(
     b: Body, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
 ) -> str:
-    """Replace rows of `data`, which has n axes, along `axis`, or combine them with the updates, at
-    the positions of operand `indices`."""
+    """Replace rows of `data` along `axis`, or combine them with the updates.
+
+    The rows are at the indices in operand `indices`; `data` has n axes.
+    """
     places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), n or b.out.ndim
     count = b.types[indices].ndim
     rows = _rows_first(b, data, axis, 1, n)
@@ -903,8 +909,7 @@ def _window_places(
 
 
 def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
-    """Sum the contributions of all elements of the windows to the images, and cut off the
-    padding."""
+    """Add all elements of the windows to the images, and remove the padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
     placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
     (top, _), (left, _) = b.padding

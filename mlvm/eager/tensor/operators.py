@@ -1,4 +1,4 @@
-"""Operators of tensors: Python's name of each, and its op."""
+"""Operators of tensors: Python's name of each operator, and its op."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def _reflected(op: str) -> Binary:
 
 
 def _without_zero(op: str, operator: Binary) -> Binary:
-    """Decorate `//` or `%`: integers by the number 0 raise `OperandValueError`. Divisors in a
-    tensor are not checked: a quotient by 0 is 0 there."""
+    """Decorate `//` or `%`: integers divided by the number 0 raise `OperandValueError`.
+
+    Divisors in a tensor are not checked: a quotient by 0 is 0 there."""
 
     def checked(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is int and other == 0 and self.dtype.is_integer:
@@ -69,7 +70,9 @@ def _without_zero(op: str, operator: Binary) -> Binary:
 
 
 def _over(self: Tensor, other: Operand) -> Tensor:
-    """Return other / self. For `autocast` it is a power of self, as `reciprocal` is."""
+    """Return other / self.
+
+    `autocast` treats it as a power of self, like `reciprocal`."""
     try:
         self = in_single(self)
         return apply(_DIVIDE, as_operand(other, self), self)
@@ -122,8 +125,9 @@ def _of_one(op: str) -> Callable[[Tensor], Tensor]:
 
 
 def _comparison(op: str) -> Binary:
-    """Return the operator `==` or `!=`. For anything but a number or an array, Python compares
-    identities."""
+    """Return the operator `==` or `!=`.
+
+    For an operand that is neither a number nor an array, Python compares identities."""
     call = one_op(op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
@@ -140,7 +144,9 @@ def _comparison(op: str) -> Binary:
 
 
 def _power(self: Tensor, other: Operand) -> Tensor:
-    """Return x ** other. x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
+    """Return x ** other.
+
+    x ** 2 is `square(x)`: a multiplication is much cheaper than a power."""
     try:
         if other.__class__ is int and other == 2:
             return primitives.square(self)
@@ -175,7 +181,7 @@ _OF_TWO: Final = {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
 }
-"""Each also reflected, `__radd__`, and in place, `__iadd__`."""
+"""Binary operators; each also exists reflected, `__radd__`, and in place, `__iadd__`."""
 
 OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     **{f"__{name}__": _of_two(op) for name, op in _OF_TWO.items()},
@@ -202,7 +208,9 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     "__abs__": _of_one("abs"),
     "__invert__": _of_one("bitwise_invert"),
 }
-"""Operators by Python's names. `Methods` has them, and `methods.pyi` has their types."""
+"""Operators by Python's names.
+
+They become methods of `Methods`; `methods.pyi` contains their types."""
 
 for _name, _operator in OPERATORS.items():
     setattr(Methods, _name, _operator)

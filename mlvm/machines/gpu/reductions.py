@@ -62,8 +62,11 @@ def fold(
     divisor: Any = None,
     scratch: str = "pieces",
 ) -> list[Call]:
-    """The calls that fold the middle one of three axes. `out` and `x` are where elements lie and
-    the names of their dtypes; `centre` is what `MAP` of a centred fold takes."""
+    """The calls that fold the middle one of three axes.
+
+    `out` and `x` are where elements lie and the names of their dtypes; `centre` is what `MAP` of a
+    centred fold takes.
+    """
     before, length, behind = sizes
     divisor = np.int64(0) if divisor is None else divisor
     in_rows = behind == 1 and length > GROUP
@@ -88,8 +91,10 @@ def fold(
 
 
 def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
-    """The sizes of three axes of which the middle one is reduced; None where the reduced axes do
-    not lie side by side."""
+    """Return the sizes of three axes, of which the middle one is reduced.
+
+    Return None if the reduced axes are not adjacent.
+    """
     axes = [i for i in normalize_axes(axis, x.ndim) if x.shape[i] != 1]
     if not axes:
         return x.size, 1, 1
@@ -234,8 +239,10 @@ def running(
     sizes: tuple[int, int, int],
     depth: int = 0,
 ) -> list[Call]:
-    """The running sums along the middle one of three axes: of pieces, which begin with the running
-    sums of the pieces before."""
+    """Compute the running sums along the middle of three axes.
+
+    The axis is split into pieces, which start with the sum of the previous pieces.
+    """
     before, length, behind = sizes
     how = adding(dtype)
     piece = length if length <= _FEW else _STEP

@@ -64,8 +64,10 @@ class _Written(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Call of a row function: the values that it writes, `nresults` of them, then those it
-    reads."""
+    """Call of a row function: the values that it writes, then those that it reads.
+
+    It writes `nresults` values.
+    """
 
     row: str
     values: tuple[int, ...]
@@ -73,8 +75,10 @@ class _Step(NamedTuple):
 
 
 class _Steps:
-    """Chain in terms of row functions. Values are numbered: parameters first, then each value that
-    passes between steps."""
+    """Chain in terms of row functions.
+
+    Values are numbered: parameters first, then each value that passes between steps.
+    """
 
     def __init__(self, links: Sequence[Link], types: Types) -> None:
         self.types = list(types)
@@ -195,8 +199,7 @@ class _Steps:
         self.steps = [step for step in remaining if step is not None]
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
-        """Return True if one row function computes the link, a slope, together with the value of
-        the link before it."""
+        """Return True if one row function computes the link, a slope, and the link before it."""
         if before.op.slope != link.op.name or before.attributes != link.attributes:
             return False
         value = self.steps[-1]
@@ -235,8 +238,10 @@ def _converts(x: DType, y: DType) -> bool:
 def chain_call(
     links: Sequence[Link], types: Types, *, unit: int | None = None
 ) -> KernelCall | None:
-    """Plan a chain on parameters of these types, the results first; None if a link has no row
-    function. All links work elementwise on the shape of the first one's result.
+    """Plan a chain on parameters of these types, the results first.
+
+    Return None if a link has no row function. All links are elementwise on the shape of the first
+    link's result.
 
     A unit is `unit` consecutive elements of that shape; by default the kernel's choice. So a kernel
     that has just computed some rows of an operand may run the units that are these rows.

@@ -20,7 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_COPIED = 1 << 16, REMEMBERED = 1024, MOST_LISTED = 128 };
+enum { MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* Positions along an axis. */
 typedef struct {
@@ -784,7 +784,7 @@ static PyObject *copied(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* listed(numbers, float_type, int_type): a tensor of a list of Python's floats and ints, with the dtype of the
+/* listed(numbers, float_type, int_type): a tensor of one of Python's floats and ints or of a list of them, with the dtype of the
  * first type if there is a float, else of the second; None for any other list. */
 static PyObject *listed(PyObject *module, PyObject *args)
 {
@@ -794,17 +794,18 @@ static PyObject *listed(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:listed", &numbers, &types[0], &types[1]))
         return NULL;
-    Py_ssize_t count = PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
+    int is_one = PyFloat_CheckExact(numbers) || PyLong_CheckExact(numbers);
+    Py_ssize_t count = is_one ? 1 : PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        floats += PyFloat_CheckExact(PyList_GetItem(numbers, i));
+        floats += PyFloat_CheckExact(is_one ? numbers : PyList_GetItem(numbers, i));
     int fits = count && count <= MOST_LISTED && layout_of(types[!floats], &layout) && layout.itemsize <= 8;
     for (Py_ssize_t i = 0; fits && i < count; i++) {
-        PyObject *each = PyList_GetItem(numbers, i);
+        PyObject *each = is_one ? numbers : PyList_GetItem(numbers, i);
         fits = (PyFloat_CheckExact(each) || PyLong_CheckExact(each)) &&
                element_of(each, &layout, bytes + i * layout.itemsize);
     }
     int64_t length = count;
-    PyObject *type = fits ? type_of(layout.dtype, &length, 1) : NULL;
+    PyObject *type = fits ? type_of(layout.dtype, &length, !is_one) : NULL;
     if (type && layout_of(type, &layout))
         result = tensor_with(type, &layout, bytes);
     Py_XDECREF(type);

@@ -33,7 +33,7 @@ static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t en
  * of each of its links how many operands it has with its result, which, and their steps; the windows that
  * it writes into. */
 
-/* Lay out a row, `length` bytes, again and again until there are `bytes`. */
+/* Repeat a row of `length` bytes up to `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
 {
     memcpy(to, from, (size_t)(length < bytes ? length : bytes));
@@ -70,7 +70,7 @@ static void copy(char *to, int64_t to_stride, const char *from, int64_t from_str
 #undef COPY
 }
 
-/* The row and column of the element that a piece begins with. */
+/* Row and column of the first element of a piece. */
 typedef struct {
     int64_t axes, column, at[CHAIN_MOST_AXES];
 } Position;
@@ -86,7 +86,7 @@ static void position_at(const int64_t *n, int64_t element, Position *position)
     }
 }
 
-/* Go on to the next row, and by how much that changes an offset with these strides. */
+/* Advance to the next row; return the change of an offset with these strides. */
 static inline int64_t next_row(const int64_t *n, const int64_t *strides, int64_t *at)
 {
     int64_t by = 0;
@@ -115,8 +115,8 @@ static void advance(const int64_t *n, Position *position, int64_t count)
     }
 }
 
-/* Return where a parameter's piece of `count` elements is: where the parameter is, if it is packed there,
- * else in scratch memory. The elements are whole rows, or part of one. */
+/* Return the address of a parameter's piece of `count` elements: in the parameter, if it is packed
+ * there, else in scratch memory. The elements are whole rows, or part of one. */
 static char *piece_of(const int64_t *n, const int64_t *value, const Position *position, int64_t count,
                       char *parameter, char *space)
 {
@@ -151,7 +151,7 @@ static void move(const int64_t *n, const int64_t *value, const Position *positio
     }
 }
 
-/* How many elements the piece that begins there has, of the `rest`. */
+/* Return the number of elements of the piece that starts there, at most `rest`. */
 static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest)
 {
     int64_t length = n[REST + n[NAXES] - 1], most = n[PIECE], column = position->column;
@@ -159,7 +159,7 @@ static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest
         int64_t rows = n[REST + n[NAXES] - 2] - position->at[n[NAXES] - 2];
         most = rows * length < most ? rows * length : most;
     }
-    if (n[NAXES] > 1 && (column || length > most)) /* no further than this row */
+    if (n[NAXES] > 1 && (column || length > most)) /* at most to the end of this row */
         most = length - column < most ? length - column : most;
     else if (n[NAXES] > 1 && rest >= length) /* whole rows */
         rest -= rest % length;
@@ -236,20 +236,20 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
 enum { chain_window_integers(NAME) OF_AXES };
 enum { AXIS_LENGTH, AXIS_START, AXIS_COUNT, AXIS_STEP, OF_AXIS };
 
-/* Whether an index lies in the window, along one axis. */
+/* Return whether an index is in the window along one axis. */
 static int is_inside(const int64_t *axis, int64_t index)
 {
     int64_t beyond = index - axis[AXIS_START];
     return beyond >= 0 && beyond % axis[AXIS_STEP] == 0 && beyond / axis[AXIS_STEP] < axis[AXIS_COUNT];
 }
 
-/* Copy what lies outside of the window from one tensor to another, from an axis on. */
+/* Copy the elements outside of the window from one tensor to another, starting with axis `number`. */
 static void copy_outside(const int64_t *window, int64_t number, int64_t bytes, char *to, const char *from)
 {
     const int64_t *axis = window + OF_AXES + number * OF_AXIS;
     int64_t each = bytes / axis[AXIS_LENGTH], is_last = number + 1 == window[WINDOW_AXES];
     for (int64_t i = 0; i < axis[AXIS_LENGTH]; i++) {
-        int64_t count = 1; /* of what is copied at once */
+        int64_t count = 1; /* elements per copy */
         if (is_last && i < axis[AXIS_START])
             count = axis[AXIS_START];
         else if (is_last && i == axis[AXIS_START] + (axis[AXIS_COUNT] - 1) * axis[AXIS_STEP] + 1)

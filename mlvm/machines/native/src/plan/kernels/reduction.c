@@ -12,11 +12,11 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A unit is a part of an output, of a block of its columns. */
+/* A unit is a part of an output, for a block of its columns. */
 enum { reduction_integers(NAME) };
 
 typedef struct {
-    int64_t from, to; /* where its elements are in x, and its results in the result or `shared` */
+    int64_t from, to; /* offsets of its elements in x, and of its results in the result or in `shared` */
     int64_t rows, length, width, first; /* `first` of LENGTH */
 } Part;
 
@@ -40,7 +40,7 @@ static inline Part part_of(const int64_t *n, int64_t unit)
     };
 }
 
-/* How many elements each result of a unit is made of. */
+/* Return the number of elements per result of a unit. */
 static inline int64_t elements_of(const int64_t *n, int64_t unit)
 {
     const Part part = part_of(n, unit);
@@ -100,7 +100,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
-/* What products of bytes take from their sums. */
+/* For the corrections of products of bytes. */
 #define TYPE i8_i32
 #define X int8_t
 #define SUM uint32_t
@@ -164,7 +164,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
-/* A unit is all that the child does with elements of x of its own. */
+/* A unit is all units of the child for its own elements of x. */
 static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints;

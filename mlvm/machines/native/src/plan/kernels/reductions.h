@@ -13,7 +13,7 @@
 #define NAMED(name, op) NAMED_(name, op, TYPE)
 
 #ifndef LIFTED
-#define LIFTED (SUM) /* an element as a sum has it */
+#define LIFTED (SUM) /* an element in the type of sums */
 #endif
 
 #ifdef FLOAT
@@ -35,7 +35,7 @@
 #define ANY_ORDER
 #endif
 #ifdef FLOAT
-/* a[0]: the divisor of a mean, 1 for a sum. */
+/* floats[0]: the divisor of a mean, 1 for a sum. */
 #define FINISH(out, n)                                        \
     for (int64_t j = 0; call->floats[0] != 1 && j < (n); j++) \
     (out)[j] /= (A)call->floats[0]
@@ -52,8 +52,8 @@
 #ifdef FLOAT
 #define ROUNDED
 #define REPAIR(call, p) NAMED(without_overflow, prod)(call, p)
-/* A product that is nan is 0 if all its elements are finite: one of them is 0, and a product of others
- * has overflowed. */
+/* If a product is nan but all its elements are finite, it is 0: one element is 0, and the product of the
+ * others has overflowed. */
 static void NAMED(without_overflow, prod)(const KernelCall *call, char *const *p)
 {
     const int64_t *n = call->ints, inner = n[INNER], length = n[LENGTH];
@@ -64,7 +64,7 @@ static void NAMED(without_overflow, prod)(const KernelCall *call, char *const *p
         const int64_t outer = i / inner / n[MIDDLE], middle = i / inner % n[MIDDLE];
         const X *x = (const X *)p[1] + outer * n[ROWS_OUTER] * n[STRIDE] + middle * length * inner +
                      i % inner;
-        X sum = 0; /* of what is 0 for a finite element, else nan */
+        X sum = 0; /* sum of x - x, which is 0 for finite elements, else nan */
         for (int64_t row = 0; row < n[ROWS_OUTER]; row++)
             for (int64_t k = 0; k < length; k++)
                 sum += x[row * n[STRIDE] + k * inner] * 0;
