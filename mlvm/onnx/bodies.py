@@ -417,6 +417,7 @@ BODIES.update(
         ),
         "index_add": lambda b: _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add"),
         "cumulative_sum": lambda b: b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0)),
+        "cumulative_prod": lambda b: _running_product(b),
         "layer_norm": lambda b: b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps)),
         "layer_norm_normalize": lambda b: _normalized(b, "x0")[0],
         "conv2d": lambda b: _images(b, "Conv", _filters(b), group=b.groups),
@@ -761,6 +762,20 @@ def _extreme(b: Body, op: str) -> str:
 def _sorted(b: Body, which: int) -> str:
     n = b.array([b.out.shape[b.axis]])
     return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
+
+
+def _running_product(b: Body) -> str:
+    """Multiply elements by the ones 1, 2, 4, ... before them: log2(n) products."""
+    x, shape = b.operand(0, b.out.dtype), b.out.shape
+    [axis], step = axes_of(b.axis or 0, len(shape)), 1
+    if is_open(shape[axis]):
+        raise ModelError("along an axis of dynamic size")
+    while step < shape[axis]:
+        widths = [(step * (i == axis), 0) for i in range(len(shape))]
+        longer = b.padded(x, widths, 1.0)
+        x = b("Mul", x, b.sliced(longer, [0] * len(shape), shape, [1] * len(shape)))
+        step = 2 * step
+    return x
 
 
 @body("searchsorted")

@@ -489,7 +489,7 @@ _EXACT: Final[Mapping[str, Rule]] = {
     **_for_ops("sum mean prod var logsumexp max min all any softmax log_softmax flip", _along),
     **_for_ops("sort argsort top_indices fft ifft rfft irfft", _along),
     **_for_ops("concat take_along_axis scatter_add_along_axis", _along),
-    **_for_ops("argmax argmin cumulative_sum roll", _flattened),
+    **_for_ops("argmax argmin cumulative_sum cumulative_prod roll", _flattened),
     **_for_ops("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _same),
     **_for_ops("qr svd svdvals sum_lanes tril triu one_hot flat_indices searchsorted", _same),
     **_for_ops("gelu gelu_slope polygamma layer_norm_normalize", _same),

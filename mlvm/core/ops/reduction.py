@@ -167,6 +167,22 @@ def cumulative_sum(
     np.add.accumulate(x, 0 if axis is None else axis, out.dtype, out)
 
 
+@reduction(infer=_cumulate, precision="f32", is_holomorphic=True)
+def cumulative_prod(
+    out: Array, x: Array, *, axis: int | None = None, dtype: str | None = None
+) -> None:
+    """The running products along `axis` (None: the only one), in the dtype that `prod` uses.
+
+    Where all floats up to an element are finite and one of them is 0, the product is 0, also if the
+    product of the others overflows.
+    """
+    along = 0 if axis is None else axis
+    np.multiply.accumulate(x, along, out.dtype, out)
+    if out.dtype.kind == "f" and np.isnan(out).any():
+        are_finite = np.logical_and.accumulate(np.isfinite(x), along)
+        np.copyto(out, 0, where=np.isnan(out) & are_finite)
+
+
 @reduction(infer=_statistic, precision="f32")
 def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Final, TypeAlias
 
@@ -74,6 +74,15 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
         own = listed_beside(value, bool_) or bool_
         dtype = (dtype.real if own.is_float else dtype) if own.is_inexact else None
     return tensor_of(value, dtype)
+
+
+operand: Final[Callable[[object, Tensor], Tensor]] = (
+    as_operand if EXTENSION is None else EXTENSION.operand
+)
+"""As `as_operand(value, like)`. With the C extension, C remembers the tensors of numbers."""
+
+if EXTENSION is not None:
+    EXTENSION.install_operands(as_operand)
 
 
 def _number(value: Scalar, like: Tensor) -> Tensor:

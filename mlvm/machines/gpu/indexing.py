@@ -22,7 +22,7 @@ from mlvm.machines.gpu.kernels import (
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
 _FEW: Final = 32  # indices that each element of a result looks at
@@ -221,7 +221,7 @@ def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
     if not mask.size or steps is None or (units > 1 and steps[1] == 0 and math.prod(behind) > 1):
         return None
     ranks = Scratch("ranks", 8 * mask.size)
-    sums = running(device, i64, (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
+    sums = running(device, adding(i64), (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
     text = _text(unit, MASKED=int(begin == 0))
     args = (0, begin, number, mask_number, ranks, REFUSED)
     inner = 1 if units > 1 else steps[1]

@@ -26,7 +26,7 @@ from mlvm.machines.gpu.kernels import (
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.ziggurat import ziggurat
 
 
@@ -105,7 +105,7 @@ def _randint(
     calls = [_call(text, "integers", (to, is_used, 1, *numbers), drawn, 256 // bits)]
     if refused:
         ranks = Scratch("ranks", 8 * drawn)
-        calls += running(device, i64, (ranks, "i64"), (is_used, "i64"), (1, drawn, 1))
+        calls += running(device, adding(i64), (ranks, "i64"), (is_used, "i64"), (1, drawn, 1))
         args = (0, to, ranks, np.int64(drawn), np.int64(count))
         calls.append(_call(text, "gather_taken", args, drawn, 1))
     return calls

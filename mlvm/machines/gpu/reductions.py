@@ -156,6 +156,11 @@ def adding(dtype: DType) -> Fold:
     return Fold("0", "((a) + (b))", computed(dtype).name, _CAST)
 
 
+def multiplying(dtype: DType) -> Fold:
+    """The product, in that dtype."""
+    return Fold("1", "((a) * (b))", computed(dtype).name, _CAST)
+
+
 def _wide(x: TensorType) -> DType:
     """Return the dtype that means are computed in: x's dtype, f64 for integers."""
     return computed(x.dtype) if x.dtype.is_float else f64
@@ -208,7 +213,7 @@ def _position(dtype: DType, of: str) -> Fold:
 
 _FOLDS: Final[dict[str, Callable[[DType, DType], Fold]]] = {
     "sum": lambda out, x: adding(out),
-    "prod": lambda out, x: Fold("1", "((a) * (b))", computed(out).name, _CAST),
+    "prod": lambda out, x: multiplying(out),
     "max": lambda out, x: _most(x),
     "min": lambda out, x: _most(x, "<"),
     "argmax": lambda out, x: _position(x, ">"),
@@ -228,23 +233,22 @@ for _name in _FOLDS:
     kernel(_name, computes=True)(partial(_one, _name))
 
 
-# --- running sums ---------------------------------------------------------------------
+# --- running sums and products --------------------------------------------------------
 
 
 def running(
     device: Facts,
-    dtype: DType,
+    how: Fold,
     out: tuple[Argument, str],
     x: tuple[Argument, str],
     sizes: tuple[int, int, int],
     depth: int = 0,
 ) -> list[Call]:
-    """Compute the running sums along the middle of three axes.
+    """Compute the running sums, or products, along the middle of three axes.
 
-    The axis is split into pieces, which start with the sum of the previous pieces.
+    The axis is split into pieces, which start with the result of the previous pieces.
     """
     before, length, behind = sizes
-    how = adding(dtype)
     piece = length if length <= _FEW else _STEP
     pieces = -(-length // piece)
     calls: list[Call] = []
@@ -252,20 +256,31 @@ def running(
     items = (before * pieces * behind,)
     numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     if pieces > 1:
-        count = nbytes(dtype, items[0])
+        count = nbytes(DType.named(how.of), items[0])
         totals, starts = Scratch(f"totals{depth}", count), Scratch(f"starts{depth}", count)
         text = how.text(x[1], how.of, 1, "i64")
         args = (totals, x[0], *numbers, np.int64(0))
         call = Call(text, "columns", items, (GROUP,), args)
         middle = (before, pieces, behind)
         sums = (totals, how.of)
-        calls = [call, *running(device, dtype, (starts, how.of), sums, middle, depth + 1)]
+        calls = [call, *running(device, how, (starts, how.of), sums, middle, depth + 1)]
     text = how.text(x[1], out[1], 1, "i64")
     return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
 
 
-@kernel("cumulative_sum", computes=True)
-def _cumulative_sum(device: Facts, types: Types, *, axis: int | None, dtype: str | None) -> Calls:
+def _cumulative(
+    how: Callable[[DType], Fold],
+    device: Facts,
+    types: Types,
+    /,
+    *,
+    axis: int | None,
+    dtype: str | None,
+) -> Calls:
     out, x = types
     sizes = around(x.shape, 0 if axis is None else axis)
-    return running(device, out.dtype, (0, out.dtype.name), (1, x.dtype.name), sizes)
+    return running(device, how(out.dtype), (0, out.dtype.name), (1, x.dtype.name), sizes)
+
+
+kernel("cumulative_sum", computes=True)(partial(_cumulative, adding))
+kernel("cumulative_prod", computes=True)(partial(_cumulative, multiplying))

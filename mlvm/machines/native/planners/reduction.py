@@ -154,8 +154,8 @@ def decision(op: str, types: Types, attributes: Attributes) -> KernelCall | None
     return reduction(kernel, types, attributes["axis"], shared=1)
 
 
-@planner("cumulative_sum")
-def cumulative_sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+@planner("cumulative_sum", "cumulative_prod")
+def cumulative(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[1]
     if not x.size:
         return None

@@ -152,6 +152,14 @@
     X(MOST_SMALL, 16)                                                                                       \
     X(MOST_PARAMETERS, 256)                                                                                 \
     X(CHAIN_MOST_AXES, 64)                                                                                  \
+    X(CHAIN_MOST_OPERANDS, 16) /* of a row function, with its results */                                    \
+    /* Ops on the value x of a line and an operand y: x + y, x - y, y - x, x * y, x / y, y / x. */          \
+    X(LINE_ADD, 0)                                                                                          \
+    X(LINE_SUBTRACT, 1)                                                                                     \
+    X(LINE_SUBTRACT_FROM, 2)                                                                                \
+    X(LINE_MULTIPLY, 3)                                                                                     \
+    X(LINE_DIVIDE, 4)                                                                                       \
+    X(LINE_DIVIDE_BY, 5)                                                                                    \
     X(COPY_UNIT, 4096)        /* bytes */                                                                   \
     X(RANGE_UNIT, 4096)       /* elements */                                                                \
     X(DRAW_UNIT, 256)         /* words */                                                                   \

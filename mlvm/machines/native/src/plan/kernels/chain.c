@@ -13,19 +13,26 @@
 
 enum { chain_integers(NAME) REST };
 enum { chain_value_integers(NAME) STRIDES };
-enum { MOST_OPERANDS = 5 };
+static const int64_t ones[CHAIN_MOST_OPERANDS] = {1, 1, 1, 1, 1};
 
 static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
     const int64_t *n = call->ints;
-    static const int64_t steps[MOST_OPERANDS] = {1, 1, 1, 1, 1};
     int64_t first = begin * n[UNIT], last = end * n[UNIT];
     last = last < n[ELEMENTS] ? last : n[ELEMENTS];
-    char *operands[MOST_OPERANDS];
+    char *operands[CHAIN_MOST_OPERANDS];
     for (int i = 0; i < call->nparams; i++)
         operands[i] = p[i] + first * n[REST + i];
-    call->rows[0]->run(operands, last - first, steps);
+    call->rows[0]->run(operands, last - first, ones);
+    return 0;
+}
+
+/* The same of one unit. */
+static int short_row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end, (void)scratch;
+    call->rows[0]->run(p, call->ints[ELEMENTS], ones);
     return 0;
 }
 
@@ -127,7 +134,8 @@ static char *piece_of(const int64_t *n, const int64_t *value, const Position *po
     int64_t length = n[REST + position->axes];
     int in_place = strides[position->axes] == 1;
     if (count > length - position->column) /* several rows */
-        in_place &= value[KIND] == SPREAD && n[PITCH] > length && strides[position->axes - 1] == n[PITCH];
+        in_place &= (value[KIND] == SPREAD || value[KIND] == WRITTEN) && n[PITCH] > length &&
+                    strides[position->axes - 1] == n[PITCH];
     return in_place ? parameter + offset * value[SIZE] : space;
 }
 
@@ -164,6 +172,42 @@ static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest
     else if (n[NAXES] > 1 && rest >= length) /* whole rows */
         rest -= rest % length;
     return rest < most ? rest : most;
+}
+
+/* Save what is between the rows of a piece that is written where it is, or put it back. */
+static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, char *space, int back)
+{
+    int64_t length = n[REST + n[NAXES] - 1] * size, gap = n[PITCH] * size - length;
+    for (at += length; --rows > 0; at += gap + length, space += gap)
+        memcpy(back ? at : space, back ? space : at, (size_t)gap);
+}
+
+static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count)
+{
+    for (int64_t i = 0; i < call->ints[NLINKS]; i++) {
+        char *operands[CHAIN_MOST_OPERANDS];
+        for (int64_t k = 0; k < link[0]; k++)
+            operands[k] = values[link[1 + k]];
+        call->rows[i]->run(operands, count, link + 1 + link[0]);
+        link += 1 + 2 * link[0];
+    }
+}
+
+/* A chain of one unit, all of whose values have its shape or are scalars. */
+static int short_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end;
+    const int64_t *n = call->ints, *value = n + REST + n[NAXES];
+    char **values = (char **)scratch;
+    for (int64_t i = 0; i < n[NVALUES]; i++, value += STRIDES + n[NAXES]) {
+        values[i] = value[KIND] == WHOLE ? p[value[PARAMETER]] : scratch + value[PLACE];
+        if (value[KIND] == REPEATED)
+            copy(values[i], 1, p[value[PARAMETER]], 0, n[ELEMENTS], value[SIZE]);
+        else if (value[KIND] == SCALAR)
+            copy(values[i], 1, p[value[PARAMETER]], 0, BLOCK_BYTES / value[SIZE], value[SIZE]);
+    }
+    run_links(call, value, values, n[ELEMENTS]);
+    return 0;
 }
 
 static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
@@ -213,19 +257,19 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
                 now[i] = piece_of(n, value, &position, count, base[i], space);
                 if (now[i] == space && value[KIND] == SPREAD)
                     move(n, value, &position, count, base[i], space, 0);
+                else if (now[i] != space && value[KIND] == WRITTEN && span > count)
+                    move_gaps(n, count / length, value[SIZE], now[i], space, 0);
             }
         }
-        const int64_t *link = links;
-        for (int64_t i = 0; i < n[NLINKS]; i++) {
-            char *operands[MOST_OPERANDS];
-            for (int64_t k = 0; k < link[0]; k++)
-                operands[k] = now[link[1 + k]];
-            call->rows[i]->run(operands, span, link + 1 + link[0]);
-            link += 1 + 2 * link[0];
+        run_links(call, links, now, span);
+        for (int64_t i = 0; scatters && i < n[NVALUES]; i++) {
+            const int64_t *value = values + i * width;
+            char *space = scratch + value[PLACE];
+            if (value[KIND] == WRITTEN && now[i] == space)
+                move(n, value, &position, count, base[i], space, 1);
+            else if (value[KIND] == WRITTEN && span > count)
+                move_gaps(n, count / length, value[SIZE], now[i], space, 1);
         }
-        for (int64_t i = 0; scatters && i < n[NVALUES]; i++)
-            if (values[i * width + KIND] == WRITTEN && now[i] == scratch + values[i * width + PLACE])
-                move(n, values + i * width, &position, count, base[i], now[i], 1);
         advance(n, &position, count);
     }
     return 0;
@@ -279,5 +323,5 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
     return 0;
 }
 
-KERNEL_TABLE(chain,
-             KERNEL(row, row, NULL) KERNEL(chain, chain, NULL) KERNEL(chain_into_windows, chain, finish))
+KERNEL_TABLE(chain, KERNEL(row, row, NULL) KERNEL(short_row, short_row, NULL) KERNEL(chain, chain, NULL)
+                        KERNEL(short_chain, short_chain, NULL) KERNEL(chain_into_windows, chain, finish))

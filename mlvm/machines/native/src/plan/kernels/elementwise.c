@@ -71,8 +71,7 @@
             out[i] = (R)(expression);                                          \
         }                                                                      \
     }
-/* Row function with steps, of up to three operands; with two operands, `z` is `y`. Blocks are loaded as
- * vectors, and the expression works on vectors. */
+/* A row function with steps. Blocks are loaded as vectors, by expressions of vectors. */
 #if defined(__AVX512F__)
 #define ROW_VECTOR 64
 #elif defined(__AVX2__)
@@ -82,35 +81,30 @@
 #endif
 typedef float Part_f32 __attribute__((vector_size(ROW_VECTOR), aligned(4), may_alias));
 typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_alias));
-#define STEPPED_ROW(name, part, T, count, expression)                                    \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)          \
-    {                                                                                    \
-        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) };         \
-        T *out = (T *)p[0];                                                              \
-        const T *xs = (const T *)p[1], *ys = (const T *)p[2], *zs = (const T *)p[count]; \
-        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK, dz = by[count] * BLOCK;          \
-        for (; n >= BLOCK; n -= BLOCK) {                                                 \
-            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)                \
-            {                                                                            \
-                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);           \
-                part z = *(const part *)(zs + i);                                        \
-                (void)z;                                                                 \
-                *(part *)(out + i) = expression;                                         \
-            }                                                                            \
-            out += BLOCK, xs += dx, ys += dy, zs += dz;                                  \
-        }                                                                                \
-        int64_t i = 0;                                                                   \
-        for (; i + PART <= n; i += PART) {                                               \
-            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);               \
-            part z = *(const part *)(zs + i);                                            \
-            (void)z;                                                                     \
-            *(part *)(out + i) = expression;                                             \
-        }                                                                                \
-        for (; i < n; i++) {                                                             \
-            T x = xs[i], y = ys[i], z = zs[i];                                           \
-            (void)z;                                                                     \
-            out[i] = expression;                                                         \
-        }                                                                                \
+#define STEPPED_ROW(name, part, T, expression)                                   \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)  \
+    {                                                                            \
+        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) }; \
+        T *out = (T *)p[0];                                                      \
+        const T *xs = (const T *)p[1], *ys = (const T *)p[2];                    \
+        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK;                          \
+        for (; n >= BLOCK; n -= BLOCK) {                                         \
+            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)        \
+            {                                                                    \
+                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);   \
+                *(part *)(out + i) = expression;                                 \
+            }                                                                    \
+            out += BLOCK, xs += dx, ys += dy;                                    \
+        }                                                                        \
+        int64_t i = 0;                                                           \
+        for (; i + PART <= n; i += PART) {                                       \
+            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);       \
+            *(part *)(out + i) = expression;                                     \
+        }                                                                        \
+        for (; i < n; i++) {                                                     \
+            T x = xs[i], y = ys[i];                                              \
+            out[i] = expression;                                                 \
+        }                                                                        \
     }
 /* Two results of one operand in one pass. */
 #define PAIR_ROW(name, T, first, second)                                       \
@@ -443,17 +437,14 @@ BF16_UNARY(gelu_tanh_slope, short_gelu_tanh_slope)
 PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(widen_bf16(x))),
          narrow_from_bf16(short_gelu_tanh_slope(widen_bf16(x))))
 
-/* --- pairs of ops: one computed from x and y, then another computed from the result and z --- */
+/* --- lines --- */
 
-#define PAIR_OF(first, a, second, b, t, T)                               \
-    STEPPED_ROW(first##_then_##second##_##t, Part_##t, T, 3, (x a y)b z) \
-    STEPPED_ROW(first##_before_##second##_##t, Part_##t, T, 3, z b(x a y))
-#define PAIRS_WITH(DO, second, b, t, T) \
-    DO(add, +, second, b, t, T) DO(subtract, -, second, b, t, T) DO(multiply, *, second, b, t, T)
-#define PAIRS_OF(DO, t, T) \
-    PAIRS_WITH(DO, add, +, t, T) PAIRS_WITH(DO, subtract, -, t, T) PAIRS_WITH(DO, multiply, *, t, T)
-PAIRS_OF(PAIR_OF, f32, float)
-PAIRS_OF(PAIR_OF, f64, double)
+#define DT f32
+#define T float
+#include "line_of.h"
+#define DT f64
+#define T double
+#include "line_of.h"
 
 /* --- the ops --- */
 
@@ -466,7 +457,7 @@ PAIRS_OF(PAIR_OF, f64, double)
 
 #define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
 #define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
-#define STEPPED(op, cost, result) STEPPED_ROW(OF(op), OF(Part), T, 2, result)
+#define STEPPED(op, cost, result) STEPPED_ROW(OF(op), OF(Part), T, result)
 #define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
 #define PAIR(op, cost, first, second) PAIR_ROW(OF(PASTE(op, _and_slope)), T, first, second)
 #define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
@@ -505,8 +496,6 @@ PAIRS_OF(PAIR_OF, f64, double)
 #define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define STEPPED(op, cost, result) ENTRY_(OF(op), OF(op), cost)
-#define PAIR_ENTRIES(first, a, second, b, t, T) \
-    ENTRY(first##_then_##second##_##t) ENTRY(first##_before_##second##_##t)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define PAIR(op, cost, first, second) ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
@@ -520,7 +509,7 @@ const RowEntry TARGETED(elementwise_rows)[] = {
 #endif
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
-    PAIRS_OF(PAIR_ENTRIES, f32, ) PAIRS_OF(PAIR_ENTRIES, f64, )
+    ENTRY(line_f32) ENTRY(line_f64)
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)

@@ -185,9 +185,11 @@ static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t e
 #define DECISIONS(type) ENTRY(all, type) ENTRY(any, type)
 #define INTEGERS(signed, unsigned)                                                       \
     SUMS(signed) EXTREMES(signed) SUMS(unsigned) EXTREMES(unsigned) DECISIONS(unsigned)
-#define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) ENTRY(prod, type) ENTRY(var, type)
+#define PRODUCTS(type)                                                                   \
+    ENTRY(prod, type) KERNEL(cumulative_prod_##type, run_cumulative_prod_##type, NULL)
+#define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) PRODUCTS(type) ENTRY(var, type)
 KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) SUMS(bf16_f32) SUMS(i8_i32)
-                            SUMS(u8_i32) ENTRY(prod, i32)
-                            ENTRY(prod, i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
+                            SUMS(u8_i32) PRODUCTS(i32)
+                            PRODUCTS(i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
                                 INTEGERS(i32, u32) INTEGERS(i64, u64) KERNEL(each, each, NULL))
 /* clang-format on */
