@@ -302,8 +302,9 @@ def test_an_extension_that_does_not_load_is_not_used(
     assert "\nkernels: numpy (the native machine is not here: it does not load: " in info
 
 
-def test_the_readme_lists_the_extras() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", README, re.MULTILINE)
+def test_the_installation_page_lists_the_extras() -> None:
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE)
     assert [name for name, _ in rows] == list(PROJECT["optional-dependencies"])
     for name, brings in rows:
         for requirement in PROJECT["optional-dependencies"][name]:
