@@ -94,7 +94,7 @@ CEILING = {
     "mlvm/onnx": 6_000,
     "mlvm": 1_000,
     "models": 4_000,
-    "bench": 6_000,
+    "bench": 6_500,
     "tests": 67_500,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
