@@ -119,6 +119,12 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
         for (int64_t k = 0; k < rows; k++)                                    \
             ((Element##size *)out)[k] = ((const Element##size *)in)[from[k]]; \
     else
+/* The same of a single index. */
+#define TAKE_ONE(size)                                                                \
+    if (behind == size)                                                               \
+        for (; row < last; row++)                                                     \
+            ((Element##size *)p[0])[row] = ((const Element##size *)in)[row * length]; \
+    else
 static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
@@ -127,6 +133,16 @@ static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t e
         return 1;
     int64_t at[CHUNK], chunk = -1, rows = 0;
     int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
+    if (count == 1) {
+        const char *in = p[1] + place(p[2], n[KIND], 0, length) * behind;
+        TAKE_ONE(1)
+        TAKE_ONE(2)
+        TAKE_ONE(4)
+        TAKE_ONE(8)
+        for (; row < last; row++)
+            copy_run(p[0] + row * behind, in + row * length * behind, behind);
+        return 0;
+    }
     for (; row < last; row += rows) {
         const int64_t i = row % count, first = i - i % CHUNK, filled = least(CHUNK, count - first);
         if (first != chunk)
