@@ -414,7 +414,26 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
     }
 }
 
-BY_COLUMNS(index_set, set_rows, 2, p[1], n[COUNT])
+BY_COLUMNS(set_columns, set_rows, 2, p[1], n[COUNT])
+
+/* A single index in place, where a row is one element: those of a column. */
+#define SET_ONE(size)                                                                 \
+    if (n[BEHIND] == size) {                                                          \
+        Element##size *out = (Element##size *)p[0] + place(p[3], n[KIND], 0, length); \
+        for (int64_t b = begin; b < least(end, n[BEFORE]); b++)                       \
+            out[b * length] = *(const Element##size *)(p[2] + b * n[STEP_BEFORE]);    \
+        return 0;                                                                     \
+    }
+static int index_set(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = call->ints, length = n[LENGTH];
+    if (n[COUNT] == 1 && p[0] == p[1] && n[BEHIND] <= n[PIECE] &&
+        in_range(p[3], n[KIND], 1, -length, length)) {
+        SET_ONE(4)
+        SET_ONE(8)
+    }
+    return set_columns(call, p, begin, end, scratch);
+}
 
 /* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
 
