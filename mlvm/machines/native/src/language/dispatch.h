@@ -25,6 +25,8 @@
  *     language/views.c       next_key              -> mlvm/eager/functions/random.py: _draw
  *     language/templates.c   call_composed         -> mlvm/eager/tensor/templates.py: _call
  *     language/templates.c   next_key_of           -> mlvm/eager/tensor/templates.py: _next_key_of
+ *     language/families.c    call_in_family        -> mlvm/eager/tensor/templates.py: _call
+ *     language/families.c    apply_in_family       -> mlvm/eager/tensor/apply.py: apply_in_python
  *     language/guards.c      checklist_holds       -> mlvm/eager/capture/guards/checker.py: GuardChecker._holds
  *     language/guards.c      pattern_match         -> mlvm/eager/capture/guards/signature.py: Signatures.of
  *     language/guards.c      exclusive             -> mlvm/eager/capture/cache.py: CacheEntry.make_exclusive

@@ -315,7 +315,7 @@ static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena
     if (!key->tape)
         return 0;
     Py_DECREF(key->tape); /* the context keeps it */
-    int fits = key->tape == Py_None && add_pointer(key, call);
+    int fits = key->tape == Py_None && add_pointer(key, call) && add_context(key);
     for (int i = 0; fits && i < count; i++)
         fits = add_argument(key, (PyObject *)operands[i], 0);
     return fits;

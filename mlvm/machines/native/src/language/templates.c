@@ -121,6 +121,18 @@ int add_pointer(Key *key, PyObject *object)
     return add_item(key, POINTER, object, bits_of_pointer(object));
 }
 
+int add_context(Key *key)
+{
+    for (Py_ssize_t i = 0; context_getters && i < PyTuple_Size(context_getters); i++) {
+        PyObject *value = PyObject_CallNoArgs(PyTuple_GetItem(context_getters, i));
+        int fits = value && add_argument(key, value, 0);
+        Py_XDECREF(value); /* a context keeps it */
+        if (!fits)
+            return 0;
+    }
+    return context_getters != NULL;
+}
+
 static int add_keywords(Key *key, PyObject *keywords)
 {
     PyObject *name, *value;
@@ -160,14 +172,7 @@ static int make_key(Key *key, PyObject *function, PyObject *args, PyObject *keyw
     Py_DECREF(key->tape); /* the context keeps it */
     if (!add_item(key, POINTER, Py_None, key->tape != Py_None))
         return 0;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(context_getters); i++) {
-        PyObject *value = PyObject_CallNoArgs(PyTuple_GetItem(context_getters, i));
-        int fits = value && add_argument(key, value, 0);
-        Py_XDECREF(value); /* a context keeps it */
-        if (!fits)
-            return 0;
-    }
-    int fits = 1;
+    int fits = add_context(key);
     for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++)
         fits = add_argument(key, PyTuple_GetItem(args, i), 0);
     return fits && add_keywords(key, keywords);
