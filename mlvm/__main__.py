@@ -74,7 +74,7 @@ from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_st
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
-from mlvm.show.trace import trace
+from mlvm.show.trace import profile
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 
@@ -419,7 +419,7 @@ def run(options: argparse.Namespace) -> None:
         arrays = [*repro.inputs]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
-    with trace(vm, options.trace) if options.trace is not None else nullcontext():
+    with profile(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(loaded, SavedStep):
             outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
         else:

@@ -1,57 +1,57 @@
 """Every exception mlvm raises on purpose.
 
     MlvmError
-    ├── OpError                 an op refuses its operands: op, operand types, reason
-    │   ├── ShapeError          (ValueError)  the shapes do not fit
-    │   │   ├── NoTranspose     (AttributeError) too few or too many dimensions for x.T or x.mT
-    │   │   ├── NoLength        (TypeError)   len or iter of a tensor without dimensions
-    │   │   └── MaskRefused     (IndexError)  a mask does not cover the first axes of x
-    │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
-    │   │   └── NoExchange      (AttributeError) what has no DLPack
-    │   ├── ArgumentError       (TypeError, ValueError) unknown, missing or impossible attribute
-    │   │   └── AxisRefused     (IndexError)  an axis is out of range, or named twice
-    │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
-    │   ├── NotFinite           (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
-    │   └── OperandValueError   (ValueError)  a value is out of range (a probability)
-    │       ├── PositionRefused (IndexError)  an index or a class is out of range
-    │       └── LinAlgError     (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
-    ├── ProgramError            (ValueError)  the verifier refuses a program
-    │   └── AssemblyError                     text that is not assembly: line, column
-    ├── EncodingError           (ValueError)  bytes that are no message, or what has no bytes
-    ├── MachineError            (RuntimeError) a program goes wrong while it runs
-    │   ├── HostFunctionError                 a C function reports an error
-    │   └── LimitExceeded                     it takes too many steps, or calls too deep
-    ├── UnknownFunction         (LookupError) no function of that name in the table
-    ├── LibraryError            (OSError)     a shared library that lists no C functions for mlvm
-    ├── OutOfMemory             (MemoryError) the machine has no such bytes
-    ├── HandleError             (LookupError) a handle that names nothing (any more)
-    ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
-    ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
-    │   ├── ArenaBusy           (RuntimeError) another thread is inside the arena
-    │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
-    ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
-    ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
-    ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
-    ├── CheckFailed             (AssertionError) what `ml.check` was told to hold does not
-    ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
-    ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
-    ├── ModelError              (ValueError)  an ONNX file that is none, is damaged, or is refused
-    ├── ExchangeRefused         (BufferError) that device or stream cannot have the values
-    │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
-    ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
-    ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
-    ├── CaptureError            (RuntimeError) a function does what a replay could not do again
-    │   ├── StaleProgramError                 check=n finds a program that is out of date
-    │   └── BudgetError                       no program is small enough for memory=
-    ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
-    │   └── GroupTimeout        (TimeoutError) a member has waited for others as long as it may
-    ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
-    ├── CallTimeout             (TimeoutError) a call to a VM elsewhere took longer than it may
-    ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
-    ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
-    ├── MissingExtra            (ImportError) an optional package is not installed
-    ├── AddressError            (ValueError)  an address that names no place to connect or listen
-    └── AccessRefused           (PermissionError) a server does not let this client in, or must not
+    ├── OpError                an op refuses its operands: op, operand types, reason
+    │   ├── ShapeError         (ValueError) the shapes do not fit
+    │   │   ├── TransposeError (AttributeError) too few or too many dimensions for x.T or x.mT
+    │   │   ├── LengthError    (TypeError) len or iter of a tensor without dimensions
+    │   │   └── MaskError      (IndexError) a mask does not cover the first axes of x
+    │   ├── DTypeError         (TypeError) a dtype is not allowed, or does not promote
+    │   │   └── DLPackError    (AttributeError) what has no DLPack
+    │   ├── ArgumentError      (TypeError, ValueError) unknown, missing or impossible attribute
+    │   │   └── AxisError      (IndexError) an axis is out of range, or named twice
+    │   ├── IndexingError      (IndexError) what stands between x[ and ] does not fit x
+    │   ├── NonFiniteError     (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
+    │   └── OperandValueError  (ValueError) a value is out of range (a probability)
+    │       ├── PositionError  (IndexError) an index or a class is out of range
+    │       └── LinAlgError    (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
+    ├── ProgramError           (ValueError) the verifier refuses a program
+    │   └── AssemblyError      text that is not assembly: line, column
+    ├── EncodingError          (ValueError) bytes that are no message, or what has no bytes
+    ├── MachineError           (RuntimeError) a program goes wrong while it runs
+    │   ├── HostFunctionError  a C function reports an error
+    │   └── LimitExceededError it takes too many steps, or calls too deep
+    ├── UnknownFunctionError   (LookupError) no function of that name in the table
+    ├── LibraryError           (OSError)  a shared library that lists no C functions for mlvm
+    ├── OutOfMemoryError       (MemoryError) the machine has no such bytes
+    ├── HandleError            (LookupError) a handle that names nothing (any more)
+    ├── StaleTensorError       (RuntimeError) an eager tensor whose memory was given back
+    ├── ArenaError             (ValueError) an arena is used in a way it cannot serve
+    │   ├── ArenaBusyError     (RuntimeError) another thread is inside the arena
+    │   └── ArenaOverflowError (MemoryError) a request does not fit the arena's capacity
+    ├── QueueFullError         (queue.Full) no slot of a queue tensor is free, or was in time
+    ├── QueueEmptyError        (queue.Empty) no element of a queue tensor is there, or was in time
+    ├── QueueClosedError       (RuntimeError) a queue tensor is closed; for `get` also drained
+    ├── CheckError             (AssertionError) what `ml.check` was told to hold does not
+    ├── PathError              (KeyError) tensors of a tree come by other paths than the tree's
+    ├── WeightsError           (ValueError) a file of tensors that is none, is damaged, or misfits
+    ├── ModelError             (ValueError) an ONNX file that is none, is damaged, or is refused
+    ├── ExchangeError          (BufferError) that device or stream cannot have the values
+    │   └── CopyError          (ValueError) copy=False, and it takes a copy
+    ├── GradientError          (TypeError) a gradient that does not exist, or a tape in the way
+    ├── GradientMismatchError  (AssertionError) a gradient is not the slope that values show
+    ├── CaptureError           (RuntimeError) a function does what a replay could not do again
+    │   ├── StaleProgramError  check=n finds a program that is out of date
+    │   └── BudgetError        no program is small enough for memory=
+    ├── GroupError             (RuntimeError) members of a group of VMs that cannot go on together
+    │   └── GroupTimeoutError  (TimeoutError) a member has waited for others as long as it may
+    ├── ConnectionLostError    (ConnectionError) the way to a VM elsewhere has ended
+    ├── CallTimeoutError       (TimeoutError) a call to a VM elsewhere took longer than it may
+    ├── PipelineError          (ValueError) an option, a data set or a transform is impossible
+    ├── WorkerDiedError        (RuntimeError) a pipeline's worker ended before its work did
+    ├── MissingExtraError      (ImportError) an optional package is not installed
+    ├── AddressError           (ValueError) an address that names no place to connect or listen
+    └── AccessDeniedError      (PermissionError) a server does not let this client in, or must not
 
 Each also derives from the built-in exception that is named in brackets.
 """
@@ -66,11 +66,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 
 from mlvm.core.memo import memoized
+from mlvm.core.renamed import old_names
 
 _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
@@ -137,29 +138,29 @@ class ShapeError(OpError, ValueError):
     """
 
 
-class NoTranspose(ShapeError, AttributeError):
+class TransposeError(ShapeError, AttributeError):
     """x.T is for 2 dimensions, and x.mT for 2 or more: `hasattr` says so too.
 
     >>> try: ml.ones(3).T
-    ... except ml.errors.NoTranspose as error: print(error)
+    ... except ml.errors.TransposeError as error: print(error)
     T(f32[3]): T is for 2 dimensions; mT swaps the last two
     """
 
 
-class NoLength(ShapeError, TypeError):
+class LengthError(ShapeError, TypeError):
     """A tensor without dimensions has no length, and nothing to iterate over.
 
     >>> try: len(ml.ones(()))
-    ... except ml.errors.NoLength as error: print(error)
+    ... except ml.errors.LengthError as error: print(error)
     len(f32[]): a tensor without dimensions has no length
     """
 
 
-class MaskRefused(ShapeError, IndexError):
+class MaskError(ShapeError, IndexError):
     """A mask does not have the lengths of the first axes of what it chooses from.
 
     >>> try: ml.ones(3)[ml.asarray([True])]
-    ... except ml.errors.MaskRefused as error: print(error.reason)
+    ... except ml.errors.MaskError as error: print(error.reason)
     a mask of shape (1,) does not cover the first axes of (3,)
     """
 
@@ -173,11 +174,11 @@ class DTypeError(OpError, TypeError):
     """
 
 
-class NoExchange(DTypeError, AttributeError):
+class DLPackError(DTypeError, AttributeError):
     """`from_dlpack` takes what has `__dlpack__` and `__dlpack_device__`.
 
     >>> try: ml.from_dlpack('text')
-    ... except ml.errors.NoExchange as error: print(error)
+    ... except ml.errors.DLPackError as error: print(error)
     from_dlpack(): a str has no __dlpack__; see asarray
     """
 
@@ -191,30 +192,30 @@ class ArgumentError(OpError, TypeError, ValueError):
     """
 
 
-class AxisRefused(ArgumentError, IndexError):
+class AxisError(ArgumentError, IndexError):
     """An axis is out of range, or one of several is named twice. As numpy's `AxisError`.
 
     >>> try: ml.sum(ml.ones(2), axis=1)
-    ... except ml.errors.AxisRefused as error: print(error)
+    ... except ml.errors.AxisError as error: print(error)
     sum(f32[2]): axis 1 is out of range for 1 dimensions
     """
 
 
-class IndexRefused(OpError, IndexError):
+class IndexingError(OpError, IndexError):
     """An index in x[...] is out of range, of the wrong kind, or one too many.
 
     >>> try: ml.ones(2)[5]
-    ... except ml.errors.IndexRefused as error: print(error)
+    ... except ml.errors.IndexingError as error: print(error)
     getitem(f32[2], 5): index 5 is out of range for length 2
     """
 
 
-class NotFinite(OpError, FloatingPointError):
+class NonFiniteError(OpError, FloatingPointError):
     """A result is nan or infinite, or an integer is divided by 0, inside `ml.debug.nans`.
 
     >>> with ml.debug.nans():
     ...     try: ml.log(ml.asarray([1.0, -1.0]))
-    ...     except ml.errors.NotFinite as error: print(error)
+    ...     except ml.errors.NonFiniteError as error: print(error)
     log(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
     """
 
@@ -238,11 +239,11 @@ class LinAlgError(OperandValueError, np.linalg.LinAlgError):
     """
 
 
-class PositionRefused(OperandValueError, IndexError):
+class PositionError(OperandValueError, IndexError):
     """An index tensor holds a position that is out of range, or a class that there is not.
 
     >>> try: ml.take(ml.ones(2), ml.asarray([5]))
-    ... except ml.errors.PositionRefused as error: print(error)
+    ... except ml.errors.PositionError as error: print(error)
     take(f32[2], i64[1]): index 5 at position [0] is out of range for length 2
     """
 
@@ -302,22 +303,22 @@ class HostFunctionError(MachineError):
     """A C function reported an error, or misused its frame. The text names the function."""
 
 
-class LimitExceeded(MachineError):
+class LimitExceededError(MachineError):
     r"""A launch took more steps than allowed, or its calls went too deep.
 
     >>> from mlvm.core.program.assembly import assemble
     >>> endless = assemble('.func main 0 *\nagain:\n    jump again')
     >>> try: ml.VM().launch(endless, max_steps=100)
-    ... except ml.errors.LimitExceeded as error: print(error)
+    ... except ml.errors.LimitExceededError as error: print(error)
     the launch takes more than the steps it is allowed
     """
 
 
-class UnknownFunction(MlvmError, LookupError):
+class UnknownFunctionError(MlvmError, LookupError):
     """No function of that name is registered.
 
     >>> try: ml.call('nothing')
-    ... except ml.errors.UnknownFunction as error: print(error)
+    ... except ml.errors.UnknownFunctionError as error: print(error)
     no function 'nothing'
     """
 
@@ -331,11 +332,11 @@ class LibraryError(MlvmError, OSError):
     """
 
 
-class OutOfMemory(MlvmError, MemoryError):
+class OutOfMemoryError(MlvmError, MemoryError):
     """A storage is larger than the memory there is.
 
     >>> try: ml.zeros(2**50)
-    ... except ml.errors.OutOfMemory as error: print(str(error).partition(';')[0])
+    ... except ml.errors.OutOfMemoryError as error: print(str(error).partition(';')[0])
     cannot allocate 4,503,599,627,370,496 bytes
     """
 
@@ -349,12 +350,12 @@ class HandleError(MlvmError, LookupError):
     """
 
 
-class StaleTensor(MlvmError, RuntimeError):
+class StaleTensorError(MlvmError, RuntimeError):
     """A tensor was used after its arena was reset, rewound, freed or closed.
 
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
-    ... except ml.errors.StaleTensor as error: print(error)
+    ... except ml.errors.StaleTensorError as error: print(error)
     this f32[2] of arena 'batch' ended: its arena was reset; read it or copy it before
     """
 
@@ -368,30 +369,30 @@ class ArenaError(MlvmError, ValueError):
     """
 
 
-class ArenaBusy(ArenaError, RuntimeError):
+class ArenaBusyError(ArenaError, RuntimeError):
     """Another thread is inside the arena, which serves one thread at a time.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> try:
     ...     with ml.Arena(ml.VM(), "batch") as batch, ThreadPoolExecutor(1) as other:
     ...         other.submit(batch.reset).result()
-    ... except ml.errors.ArenaBusy as error: print(error)
+    ... except ml.errors.ArenaBusyError as error: print(error)
     arena 'batch' is entered by thread 'MainThread'; it serves one thread at a time: give each its \
 own arena
     """
 
 
-class ArenaOverflow(ArenaError, MemoryError):
+class ArenaOverflowError(ArenaError, MemoryError):
     """A request does not fit what is left of an arena's capacity.
 
     >>> try:
     ...     with ml.Arena(ml.VM(), "batch", capacity=64): ml.ones(100)
-    ... except ml.errors.ArenaOverflow as error: print(error)
+    ... except ml.errors.ArenaOverflowError as error: print(error)
     arena 'batch': f32[100] asks for 448 bytes; 64 of 64 are left
     """
 
 
-class QueueFull(MlvmError, queue.Full):
+class QueueFullError(MlvmError, queue.Full):
     """No slot of the queue tensor is free, or none was in time.
 
     >>> import numpy as np
@@ -399,37 +400,37 @@ class QueueFull(MlvmError, queue.Full):
     >>> array = np.ones((), np.float32)
     >>> queue.put_nowait([array])
     >>> try: queue.put_nowait([array])
-    ... except ml.errors.QueueFull as error: print(str(error).partition(':')[0])
+    ... except ml.errors.QueueFullError as error: print(str(error).partition(':')[0])
     no slot is free
     """
 
 
-class QueueEmpty(MlvmError, queue.Empty):
+class QueueEmptyError(MlvmError, queue.Empty):
     """No element is in the queue tensor, or none was in time.
 
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> try: queue.get_nowait()
-    ... except ml.errors.QueueEmpty as error: print(str(error).partition(':')[0])
+    ... except ml.errors.QueueEmptyError as error: print(str(error).partition(':')[0])
     no element waits
     """
 
 
-class ShutDown(MlvmError, RuntimeError):
+class QueueClosedError(MlvmError, RuntimeError):
     """The queue tensor is closed; for `get` also drained. As `queue.ShutDown` of Python 3.13.
 
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> queue.close()
     >>> try: queue.get()
-    ... except ml.errors.ShutDown as error: print(error)
+    ... except ml.errors.QueueClosedError as error: print(error)
     queue 'queue' is closed
     """
 
 
-class CheckFailed(MlvmError, AssertionError):
+class CheckError(MlvmError, AssertionError):
     """A condition does not hold that `ml.check` was told to check.
 
     >>> try: ml.check(ml.ones(3) < 1.0, "losses are below 1")
-    ... except ml.errors.CheckFailed as error: print(error)
+    ... except ml.errors.CheckError as error: print(error)
     losses are below 1: 3 of 3 are False, the first at [0]
     """
 
@@ -466,20 +467,20 @@ class ModelError(MlvmError, ValueError):
     """
 
 
-class ExchangeRefused(MlvmError, BufferError):
+class ExchangeError(MlvmError, BufferError):
     """Values are asked for through DLPack where or as they cannot be had.
 
     >>> try: ml.ones(2).__dlpack__(dl_device=(2, 0))
-    ... except ml.errors.ExchangeRefused as error: print(error)
+    ... except ml.errors.ExchangeError as error: print(error)
     f32[2] is to be had on (1, 0), the processor, not (2, 0)
     """
 
 
-class CopyRefused(ExchangeRefused, ValueError):
+class CopyError(ExchangeError, ValueError):
     """`copy=False` was asked for, and the values cannot be had without a copy.
 
     >>> try: ml.asarray([1.0], copy=False)
-    ... except ml.errors.CopyRefused as error: print(error)
+    ... except ml.errors.CopyError as error: print(error)
     asarray: the values of a list are copied into a VM, which copy=False forbids
     """
 
@@ -493,11 +494,11 @@ class GradientError(MlvmError, TypeError):
     """
 
 
-class GradientMismatch(MlvmError, AssertionError):
+class GradientMismatchError(MlvmError, AssertionError):
     """A gradient differs from the quotient of finite differences.
 
     >>> try: ml.testing.check_gradients(ml.relu, ml.zeros(1))
-    ... except ml.errors.GradientMismatch as error: print(str(error).partition(':')[0])
+    ... except ml.errors.GradientMismatchError as error: print(str(error).partition(':')[0])
     order 1, argument 0[0]
     """
 
@@ -547,7 +548,7 @@ class GroupError(MlvmError, RuntimeError):
     """
 
 
-class GroupTimeout(GroupError, TimeoutError):
+class GroupTimeoutError(GroupError, TimeoutError):
     """A member has waited for others longer than `timeout=` allows. The text names those.
 
     >>> def member(rank, vm):
@@ -556,21 +557,21 @@ class GroupTimeout(GroupError, TimeoutError):
     >>> import time
     >>> with ml.parallel.Group(2) as group:
     ...     try: group.run(member)
-    ...     except ml.errors.GroupTimeout as error: print(error)
+    ...     except ml.errors.GroupTimeoutError as error: print(error)
     member 0 (vm0) has waited 0.01 s in barrier() for member 1 (vm1)
     """
 
 
-class ConnectionLost(MlvmError, ConnectionError):
+class ConnectionLostError(MlvmError, ConnectionError):
     """The way to a VM elsewhere has ended, and with it all that was made there.
 
     >>> try: ml.connect('unix:nowhere')
-    ... except ml.errors.ConnectionLost as error: print(error)
+    ... except ml.errors.ConnectionLostError as error: print(error)
     no server at unix:nowhere: No such file or directory
     """
 
 
-class CallTimeout(MlvmError, TimeoutError):
+class CallTimeoutError(MlvmError, TimeoutError):
     """A call to a VM elsewhere took longer than its client lets it take; the VM can be used on.
 
     >>> from mlvm.core.program.assembly import assemble
@@ -580,7 +581,7 @@ class CallTimeout(MlvmError, TimeoutError):
     ...     with ml.connect(str(server.address), secret="between you and me") as vm:
     ...         vm.call_timeout = 0.1
     ...         try: vm.launch(for_ever, max_steps=10**15)
-    ...         except ml.errors.CallTimeout as error: print(str(error).rpartition(": ")[2])
+    ...         except ml.errors.CallTimeoutError as error: print(str(error).rpartition(": ")[2])
     a call takes longer than its timeout of 0.1 seconds
     """
 
@@ -594,7 +595,7 @@ class PipelineError(MlvmError, ValueError):
     """
 
 
-class WorkerDied(MlvmError, RuntimeError):
+class WorkerDiedError(MlvmError, RuntimeError):
     """A worker of a pipeline ended before its work did: killed, or by its own doing.
 
     >>> class Numbers:
@@ -604,17 +605,17 @@ class WorkerDied(MlvmError, RuntimeError):
     ...     if len(arrays[0]) > 1: raise SystemExit
     ...     return arrays
     >>> try: ml.Pipeline(Numbers(), 4, vm=ml.VM(), workers=1, transform=leave).get()
-    ... except ml.errors.WorkerDied as error: print(error)
+    ... except ml.errors.WorkerDiedError as error: print(error)
     a worker was ended by SystemExit()
     """
 
 
-class MissingExtra(MlvmError, ImportError):
+class MissingExtraError(MlvmError, ImportError):
     """An optional package is not installed, or not whole; the text says what to install.
 
     >>> from mlvm.core.extras import extra
     >>> try: extra('fortune', 'luck')
-    ... except ml.errors.MissingExtra as error: print(error)
+    ... except ml.errors.MissingExtraError as error: print(error)
     fortune is not installed: pip install "mlvm[luck]"
     """
 
@@ -628,11 +629,11 @@ class AddressError(MlvmError, ValueError):
     """
 
 
-class AccessRefused(MlvmError, PermissionError):
+class AccessDeniedError(MlvmError, PermissionError):
     """A server refuses a client, or a client a server, before the first call; the text says why.
 
     >>> try: ml.connect(':7000', secret='sesame')
-    ... except ml.errors.AccessRefused as error: print(error)
+    ... except ml.errors.AccessDeniedError as error: print(error)
     a secret has at least 16 bytes; this one has 6
     """
 
@@ -741,4 +742,5 @@ def notes_of(error: BaseException) -> list[str]:
     return [note for note in notes if not note.startswith(_CALLED_FROM)]
 
 
-AttributeRefused = ArgumentError  # the earlier name
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml.errors", globals())

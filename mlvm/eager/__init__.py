@@ -22,6 +22,7 @@ from importlib import import_module as _import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mlvm.core.renamed import NAMES, warn_of_old_name
 from mlvm.core.types import DType
 from mlvm.eager import public
 from mlvm.eager.interop import standard
@@ -53,6 +54,7 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the impor
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
     _missing = missing(__name__, __all__)
     _primitives, _public = primitives, public
+    _NAMES, _warn_of_old_name = NAMES, warn_of_old_name
     _at_once = public.PRESENT
 
     def __getattr__(name: str) -> Any:
@@ -60,6 +62,9 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the impor
             value = _public.later(name)
         elif name in _primitives.__all__:
             value = getattr(_primitives, name)
+        elif (new := _NAMES["ml"].get(name)) is not None:
+            _warn_of_old_name(f"ml.{name}", f"ml.{new}")
+            return getattr(_here, new)
         else:
             _missing(name)
         globals()[name] = value

@@ -15,6 +15,7 @@ from mlvm.core.errors import ArgumentError, MachineError, brief
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
+from mlvm.core.renamed import OldAttribute
 from mlvm.core.sizes import parse_size
 from mlvm.core.vm import VM
 from mlvm.machines import checks, lanes, residuals
@@ -67,8 +68,10 @@ class LocalVM(Closing, VM):
     fast_path: FastPath | None
     """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
-    trace: ClassVar[Callable[..., AbstractContextManager[None]]]
-    """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
+    profile: ClassVar[Callable[..., AbstractContextManager[None]]]
+    """`vm.profile(path)`; see `mlvm.show.trace`, which adds it."""
+
+    trace = OldAttribute("VM", "trace")
 
     _pool: Pool | None
 

@@ -32,6 +32,7 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
+from mlvm.core.renamed import NAMES
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
 
@@ -242,6 +243,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     if isinstance(each, type) and issubclass(each, Exception)
 }
 """Errors that keep their class: mlvm's, and those that a host function is likely to raise."""
+_ERRORS.update((old, _ERRORS[new]) for old, new in NAMES["ml.errors"].items())
 
 
 def encode_error(error: Exception) -> bytes:

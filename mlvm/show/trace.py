@@ -203,7 +203,7 @@ def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
     return len(calls), calls if is_straight(program) else []
 
 
-def trace(
+def profile(
     vm: VMProtocol, path: str | os.PathLike[str] | None = None
 ) -> AbstractContextManager[None]:
     """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
@@ -215,12 +215,12 @@ def trace(
     written.
 
     Refuses:
-        vm.trace()  # ArgumentError
+        vm.profile()  # ArgumentError
     """
     if not isinstance(path, (str, os.PathLike)):
         path_text = "" if path is None else f", not {brief(path)}"
         raise ArgumentError(
-            f'trace takes the path of the file to write{path_text}: with vm.trace("trace.json")'
+            f'profile takes the path of the file to write{path_text}: with vm.profile("trace.json")'
         )
     return _traced(vm, path)
 
@@ -243,4 +243,4 @@ def _traced(vm: VMProtocol, path: str | os.PathLike[str]) -> Iterator[None]:
         write_file(path, tracer.to_json())
 
 
-LocalVM.trace = trace
+LocalVM.profile = profile

@@ -47,6 +47,7 @@ from mlvm.core.errors import (
     StaleProgramError,
     brief,
 )
+from mlvm.core.old_keywords import old_keywords
 from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
@@ -149,6 +150,7 @@ class Captured(Generic[P, R]):
     debug: ClassVar[Callable[..., None]]
     """`step.debug(*args)`; see `mlvm.eager.runs.captured`, which adds it."""
 
+    @old_keywords("Captured")
     def __init__(
         self,
         fn: Callable[P, R],
@@ -157,8 +159,8 @@ class Captured(Generic[P, R]):
         recompute: bool,
         hoist: bool = True,
         replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-        lengths: Mapping[str, Any] | Literal[False] | None = None,
-        at_most: Mapping[str, int] | None = None,
+        dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+        max_sizes: Mapping[str, int] | None = None,
         check: int | None = None,
         memory: int | None = None,
         effort: int = 1,
@@ -176,14 +178,14 @@ class Captured(Generic[P, R]):
             "recompute": recompute,
             "hoist": hoist,
             "replace": dict(replace),
-            "lengths": lengths,
-            "at_most": at_most,
+            "dynamic_axes": dynamic_axes,
+            "max_sizes": max_sizes,
             "check": check,
             "memory": memory,
             "effort": effort,
         }
         self.budget = memory
-        self._spec = LengthSpec(fn, lengths, at_most)
+        self._spec = LengthSpec(fn, dynamic_axes, max_sizes)
         self._families = CallFamilies()
         self._cache = ProgramCache()
         self._signatures = Signatures(fn)
@@ -444,11 +446,11 @@ class Captured(Generic[P, R]):
         and of functions (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
-    def plot(
-        self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
-    ) -> None:
+    @old_keywords("Captured.plot")
+    def plot(self, path: str | os.PathLike[str], *, sizes: Mapping[str, int] | None = None) -> None:
         """Draw the scratch memory of the last call's program as SVG: live ranges by offset. With
-        `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
+        `sizes`, sizes of dynamic axes by name, it is drawn at these sizes, in the plan of the
+        maximum sizes.
 
         Raises `CaptureError` before the first call, and as `save` for a program that has no such
         lengths; `ShapeError` for lengths that it is not for, `ArgumentError` for a name that does
@@ -457,19 +459,19 @@ class Captured(Generic[P, R]):
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
             ml.capture(ml.sum).plot("step.png")  # ArgumentError
-            bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
+            bounded.plot("step.svg", sizes={"n": 10})  # ShapeError
         """
         require_suffix(path, ".svg", "plot")
         title = f"Memory of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
-        if lengths is not None and not isinstance(lengths, Mapping):
+        if sizes is not None and not isinstance(sizes, Mapping):
             raise ArgumentError(
-                f'plot: expected lengths by name, such as {{"time": 12}}, got {brief(lengths)}'
+                f'plot: expected sizes by name, such as {{"time": 12}}, got {brief(sizes)}'
             )
-        if lengths:
+        if sizes:
             opened = self._open_part(self._last_entry(), planned)
-            planned = opened.planned_at(opened.values_of(lengths))
-            title += f" at {', '.join(f'{name} = {n}' for name, n in lengths.items())}"
+            planned = opened.planned_at(opened.values_of(sizes))
+            title += f" at {', '.join(f'{name} = {n}' for name, n in sizes.items())}"
         write_file(path, timeline(planned.recording(), title=title))
 
     def _repr_html_(self) -> str:
@@ -482,9 +484,9 @@ class Captured(Generic[P, R]):
         return html.picture(picture, text) + html.block(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the last call's program, its plan and the present state to a file, which
-        `python -m mlvm run` takes. The program is the one with hoisted values. That of a function
-        captured with `lengths` and `at_most` is for all lengths that the last call's trace serves.
+        """Write the last call's program, its plan and the present state to a file, which `python -m
+        mlvm run` takes. The program is the one with hoisted values. That of a function captured
+        with `dynamic_axes` and `max_sizes` is for all lengths that the last call's trace serves.
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the last
         call's program is for its lengths alone; `ArgumentError` for a name that ends in ".onnx" or
@@ -528,16 +530,16 @@ class Captured(Generic[P, R]):
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
-                why = 'name open axes, as in ml.capture(step, lengths={"x": ("n",)})'
+                why = 'name open axes, as in ml.capture(step, dynamic_axes={"x": ("n",)})'
             elif self._replace or debug.is_watched(entry.vm):
                 used = "replace= is" if self._replace else "ml.debug is"
-                why = f"{used} used; capture it without, or with lengths=False"
+                why = f"{used} used; capture it without, or with dynamic_axes=False"
             elif any(n < 2 for type in entry.input_types for n in type.shape):
                 why = "sizes of 0 and 1 have programs by themselves; call it at other lengths"
             else:
                 why = (
                     "the compiler needed their values, or a tensor is larger than at the bounds; "
-                    "call it at other lengths, or capture it with lengths=False"
+                    "call it at other lengths, or capture it with dynamic_axes=False"
                 )
             raise CaptureError(
                 f"the last program of {self!r}, of ({types}), is for its lengths alone: {why}"
@@ -779,8 +781,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
@@ -792,13 +794,14 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
+@old_keywords("capture")
 def capture(
     fn: Callable[..., Any] | None = None,
     /,
@@ -807,8 +810,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-    lengths: Mapping[str, Any] | Literal[False] | None = None,
-    at_most: Mapping[str, int] | None = None,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     check: int | None = None,
     memory: int | str | None = None,
     effort: int = 1,
@@ -842,12 +845,12 @@ def capture(
     It takes the pattern's operands and pushes its results. `step.replaced` has the places; a
     `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
 
-    With `lengths`, a name or None for each axis of a parameter's tensors, as in
-    `{"tokens": (None, "time")}`, one trace and one plan serve all lengths of a name. An axis
-    without a name is opened at the third size that calls have; `lengths=False` has a program for
-    each size. Python computes with a length as with any number. A comparison, as in an `if`, is a
-    guard. Where Python needs the value itself, each value has its program. `at_most` has bounds of
-    lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
+    With `dynamic_axes`, a name or None for each axis of a parameter's tensors, as in `{"tokens":
+    (None, "time")}`, one trace and one plan serve all lengths of a name. An axis without a name is
+    opened at the third size that calls have; `dynamic_axes=False` has a program for each size.
+    Python computes with a length as with any number. A comparison, as in an `if`, is a guard. Where
+    Python needs the value itself, each value has its program. `max_sizes` has bounds by name:
+    memory is planned for these, or else doubles. See docs/lengths.md.
 
     With `check=n`, every n-th call that has a program traces the function again, and compares it
     with the program that is about to run. Where they differ, an error names the line and the value
@@ -891,7 +894,7 @@ def capture(
         ml.capture(effort=0)  # ArgumentError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
-        ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
+        ml.capture(ml.sum, dynamic_axes={"x": ("n",)}, max_sizes={"n": 1})(v)  # ShapeError
     """
     require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
@@ -904,7 +907,8 @@ def capture(
             f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
+    options |= {"dynamic_axes": dynamic_axes, "max_sizes": max_sizes}
+    options |= {"check": check and int(check)}
     budget = None if memory is None else parse_size(memory, "capture(memory=)")
     options |= {"memory": budget, "effort": effort}
     if fn is None:

@@ -1,6 +1,7 @@
 """Open lengths: axes of a captured function's arguments whose size is a value of a launch.
 
-In: what the user names, `capture(lengths={"tokens": (None, "time")})`, and the signature of a call.
+In: what the user names, `capture(dynamic_axes={"tokens": (None, "time")})`, and the signature of a
+call.
 Out: `OpenLength`s, each with the axes that have it; for a trace the open types of tensors.
 A length above its bound and two sizes of one name raise `ShapeError`, before anything is run.
 Callers: `Captured` for each call that is no hit of the fast path; `trace`.
@@ -66,11 +67,12 @@ class LengthSpec:
         self._parameters: inspect.Signature | None = None
         if lengths is None or lengths is False:
             if at_most is not None:
-                raise ArgumentError("capture: at_most bounds lengths, and no length has a name")
+                raise ArgumentError("capture: max_sizes= needs dynamic_axes=, which names the axes")
             return
         if not isinstance(lengths, Mapping):
             raise ArgumentError(
-                f'capture: expected lengths={{"x": (None, "time")}} or False, got {brief(lengths)}'
+                'capture: expected dynamic_axes={"x": (None, "time")} or False, '
+                f"got {brief(lengths)}"
             )
         self.names = dict(lengths)
         names = self.lengths = set().union(*map(_names_in, self.names.values(), self.names))
@@ -78,26 +80,30 @@ class LengthSpec:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):
             raise ArgumentError(
-                "capture: lengths needs a function whose parameters Python can tell"
+                "capture: dynamic_axes needs a function whose parameters Python can tell"
             ) from None
         kinds = {each.kind for each in self._parameters.parameters.values()}
         unknown = [name for name in self.names if name not in self._parameters.parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
             others = ", ".join(self._parameters.parameters)
             raise ArgumentError(
-                f"capture: lengths names the parameter {unknown[0]!r}; the function has {others}"
+                f"capture: dynamic_axes names the parameter {unknown[0]!r}; "
+                f"the function has {others}"
             )
         if at_most is not None and not isinstance(at_most, Mapping):
-            raise ArgumentError(f'capture: expected at_most={{"time": 512}}, got {brief(at_most)}')
+            raise ArgumentError(
+                f'capture: expected max_sizes={{"time": 512}}, got {brief(at_most)}'
+            )
         for name, bound in dict(at_most or {}).items():
             if name not in names:
                 raise ArgumentError(
-                    f"capture: at_most bounds {name!r}; lengths names {', '.join(sorted(names))}"
+                    f"capture: max_sizes bounds {name!r}; "
+                    f"dynamic_axes names {', '.join(sorted(names))}"
                 )
             is_integer = isinstance(bound, (int, np.integer)) and type(bound) is not bool
             if not is_integer or not 1 <= bound <= _LONGEST:
                 raise ArgumentError(
-                    f"capture: expected at_most[{name!r}] as an int from 1 to 2**40, "
+                    f"capture: expected max_sizes[{name!r}] as an int from 1 to 2**40, "
                     f"got {brief(bound)}"
                 )
             self.at_most[name] = int(bound)

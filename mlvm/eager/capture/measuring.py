@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import ArgumentError, BudgetError, brief
+from mlvm.core.old_keywords import old_keywords
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
@@ -232,8 +233,8 @@ class _Options(NamedTuple):
     fuse: bool
     recompute: bool
     hoist: bool
-    lengths: Mapping[str, Any] | None
-    at_most: Mapping[str, int] | None
+    dynamic_axes: Mapping[str, Any] | None
+    max_sizes: Mapping[str, int] | None
     budget: int | None
     budgets: tuple[int, ...]
 
@@ -247,14 +248,15 @@ def _fastest(points: Sequence[CurvePoint], budget: int) -> CurvePoint:
 
 
 @hinted
+@old_keywords("measure")
 def measure(
     fn: Callable[..., Any],
     *args: Any,
     fuse: bool = True,
     recompute: bool = True,
     hoist: bool = True,
-    lengths: Mapping[str, Any] | None = None,
-    at_most: Mapping[str, int] | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     memory: int | str | None = None,
     budgets: Sequence[int | str] = (),
     **kwargs: Any,
@@ -263,10 +265,10 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor or array itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the
-    bounds, and its `used` has the bytes in use at the sizes of the arguments. With `memory` the
-    plan is that of `capture(memory=)`. With `budgets`, sizes such as `"64 MiB"`, `curve()` of the
-    result has the fastest program for each.
+    tensor or array itself. With `dynamic_axes` and `max_sizes`, as in `capture`, the plan is that
+    of the bounds, and its `used` has the bytes in use at the sizes of the arguments. With `memory`
+    the plan is that of `capture(memory=)`. With `budgets`, sizes such as `"64 MiB"`, `curve()` of
+    the result has the fastest program for each.
 
     A type may have names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the
     result measures, and `.largest("batch")` is the largest size whose plan fits `memory`. Options
@@ -278,7 +280,7 @@ def measure(
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
         >>> axes = {"x": ("n",)}
-        >>> ml.measure(ml.tanh, ml.zeros(10), lengths=axes, at_most={"n": 1000}).arena
+        >>> ml.measure(ml.tanh, ml.zeros(10), dynamic_axes=axes, max_sizes={"n": 1000}).arena
         64
         >>> ml.measure(ml.tanh, ml.TensorType("f32", ("n", 4))).at(n=8).arena
         128
@@ -297,7 +299,7 @@ def measure(
         fuse, recompute, hoist = fuse and fn.fuse, recompute and fn.recompute, hoist and fn.hoist
         budget = fn.budget if budget is None else budget
     recorder.refuse_captured("a function is measured")
-    options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
+    options = _Options(fuse, recompute, hoist, dynamic_axes, max_sizes, budget, limits)
     names: set[str] = set()
     replace(lambda type: names.update(type.names), (args, kwargs), NamedType)
 
@@ -317,7 +319,7 @@ def _facts(
 ) -> _Facts:
     """Measure a call. With `lengths` its curve is put into `points`, if they are given."""
     original = args, kwargs
-    spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
+    spec, arena = LengthSpec(fn, options.dynamic_axes, options.max_sizes), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
         if spec.names:  # axes of tensors are opened
             args, kwargs = replace(

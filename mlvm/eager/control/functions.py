@@ -1,4 +1,4 @@
-"""Recursive functions: `function`.
+"""Recursive functions: `subroutine`.
 
 Eagerly such a function is the Python function. In a captured function it is recorded once, as a
     procedure with its own frame, so it may call itself.
@@ -16,9 +16,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
+from mlvm.core.renamed import old_names
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import Conditional, CotangentAccumulator, Tape, taping
@@ -41,7 +42,7 @@ _Run: TypeAlias = Callable[[Tensors], Tree]
 
 
 class Function(Generic[P, R]):
-    """Recursive function of trees of tensors, made by `function`."""
+    """Recursive function of trees of tensors, made by `subroutine`."""
 
     __name__: str
 
@@ -71,7 +72,7 @@ class Function(Generic[P, R]):
 
 
 @hinted
-def function(fn: Callable[P, R]) -> Function[P, R]:
+def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     """Keep `fn` as a function of the captured program, with its own frame, so that it may call
     itself.
 
@@ -410,3 +411,7 @@ def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Te
     operands = [or_zeros(gs[k], y.type) for k, y in vjp.tracked(vjp.outputs)]
     record_g = [or_zeros(gs[len(vjp.outputs)], number.type)] if backward.takes_record else []
     return [*operands, number, *record_g]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

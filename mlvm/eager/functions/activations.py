@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from mlvm.core.errors import ShapeError
+from mlvm.core.renamed import old_names
 from mlvm.core.rules import require
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.elements import where
@@ -231,7 +232,7 @@ def soft_sign(x: Tensor, /) -> Tensor:
 
 
 @_activation
-def tanhshrink(x: Tensor, /) -> Tensor:
+def tanh_shrink(x: Tensor, /) -> Tensor:
     """Compute x - tanh(x).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -243,7 +244,7 @@ def tanhshrink(x: Tensor, /) -> Tensor:
 
 
 @_activation
-def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+def soft_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal map of limit |x|.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -255,7 +256,7 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
 
 @_activation
-def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+def hard_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Zero x where |x| <= limit.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -270,3 +271,7 @@ def _floats(x: Tensor) -> Tensor:
     """Return x. Raises `DTypeError` unless x is of floats."""
     require("float", type_of(x))
     return x
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

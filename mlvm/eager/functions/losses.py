@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, get_args
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
+from mlvm.core.renamed import old_names
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import TensorType, bool_
 from mlvm.eager.functions.arguments import integer, type_of
@@ -53,7 +54,7 @@ def mean_squared_error(
 
 
 @_loss
-def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+def l1_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute |predictions - targets|, of floats of one shape.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
@@ -71,7 +72,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 
 
 @_loss
-def huber(
+def huber_loss(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one
@@ -95,7 +96,7 @@ def huber(
 
 
 @_loss
-def smooth_l1(
+def smooth_l1_loss(
     predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2, of floats of one
@@ -112,7 +113,7 @@ def smooth_l1(
         ml.smooth_l1(x, half, beta=0.0)  # ArgumentError
     """
     beta = _positive(beta, "beta")
-    return huber(predictions, targets, delta=beta, reduction=reduction) / beta
+    return huber_loss(predictions, targets, delta=beta, reduction=reduction) / beta
 
 
 @_loss
@@ -214,7 +215,7 @@ def kl_divergence(
 
 
 @_loss
-def nll(
+def nll_loss(
     log_predictions: Tensor,
     labels: Tensor,
     /,
@@ -351,7 +352,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 
 
 @_loss
-def cosine_embedding(
+def cosine_embedding_loss(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute 1 - cos for similar vectors (target 1), and max(cos - margin, 0) for dissimilar ones
@@ -377,7 +378,7 @@ def cosine_embedding(
 
 
 @_loss
-def triplet_margin(
+def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
     negative: Tensor,
@@ -423,7 +424,7 @@ def triplet_margin(
 
 
 @_loss
-def margin_ranking(
+def margin_ranking_loss(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute max(-target (x - y) + margin, 0): a target of 1 ranks x above y by the margin, -1
@@ -444,7 +445,7 @@ def margin_ranking(
 
 
 @_loss
-def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+def hinge_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute max(1 - target prediction, 0), for targets that are -1 or 1 (Cortes and Vapnik,
     Machine Learning 20, 1995).
 
@@ -463,7 +464,7 @@ def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "no
 
 
 @_loss
-def poisson_nll(
+def poisson_nll_loss(
     predictions: Tensor,
     targets: Tensor,
     /,
@@ -502,7 +503,7 @@ def poisson_nll(
 
 
 @_loss
-def gaussian_nll(
+def gaussian_nll_loss(
     predictions: Tensor,
     targets: Tensor,
     variances: Tensor,
@@ -602,3 +603,7 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
         return op.sum(losses)
     choices = ", ".join(map(repr, get_args(Reduction)))
     raise ArgumentError(f"expected reduction as one of {choices}, got {reduction!r}")
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -363,7 +363,7 @@ class Tanhshrink(_Activation):
         Tensor([0.23840582], f32[1])
     """
 
-    _function = staticmethod(activations.tanhshrink)
+    _function = staticmethod(activations.tanh_shrink)
 
 
 class Softshrink(Module):
@@ -383,7 +383,7 @@ class Softshrink(Module):
         self.limit = _number("Softshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return activations.softshrink(x, self.limit)
+        return activations.soft_shrink(x, self.limit)
 
 
 class Hardshrink(Module):
@@ -403,7 +403,7 @@ class Hardshrink(Module):
         self.limit = _number("Hardshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return activations.hardshrink(x, self.limit)
+        return activations.hard_shrink(x, self.limit)
 
 
 def _number(what: str, value: float) -> float:

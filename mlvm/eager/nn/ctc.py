@@ -4,8 +4,10 @@ ICML 2006)."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from mlvm.core.errors import ArgumentError, ShapeError
+from mlvm.core.renamed import old_names
 from mlvm.core.rules import require
 from mlvm.eager.control.loops import scan
 from mlvm.eager.functions.arguments import integer, span, type_of
@@ -21,7 +23,7 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 @in_f32
-def ctc(
+def ctc_loss(
     log_predictions: Tensor,
     labels: Tensor,
     lengths: Tensor,
@@ -98,3 +100,7 @@ def ctc(
     with_label = take_along_axis(paths, op.maximum(last - 1, 0), axis=1)
     with_label = where(op.greater(counts, 0), with_label, -math.inf)
     return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

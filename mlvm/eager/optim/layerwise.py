@@ -11,6 +11,7 @@ from math import inf, isfinite
 from typing import Any, ClassVar, Final
 
 from mlvm.core.errors import ArgumentError, NotFinite, brief
+from mlvm.core.old_keywords import old_keywords
 from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
 from mlvm.eager.functions.arguments import integer
@@ -288,18 +289,19 @@ class LBFGS(Optimizer):
             p += state[1]
 
     @hinted
+    @old_keywords("LBFGS.search")
     def search(
-        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, most: int = 25
+        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, max_calls: int = 25
     ) -> Tensor:
         """Update along the direction of `update`, by a step that satisfies the strong Wolfe
         conditions (Nocedal and Wright, algorithms 3.5 and 3.6), as PyTorch's `line_search_fn=
         "strong_wolfe"`. Return the loss after it, f[].
 
         `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
-        called `most` times at most, and once before. The host reads the losses, so this cannot be
-        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1, or another
-        value is returned; `NotFinite` if the loss or a gradient is nan or infinite at the current
-        parameters. These stay as they are if anything is raised.
+        called at most `max_calls` times, and once before. The host reads the losses, so this cannot
+        be captured. Raises what `update` raises; `ArgumentError` if `max_calls` is below 1, or
+        another value is returned; `NotFinite` if the loss or a gradient is nan or infinite at the
+        current parameters. These stay as they are if anything is raised.
 
             >>> w = ml.asarray([3.0, -2.0])
             >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
@@ -310,12 +312,12 @@ class LBFGS(Optimizer):
             True
 
         Refuses:
-            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), most=0)  # ArgumentError
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), max_calls=0)  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: ml.sum(v))  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NotFinite
         """
-        if integer(most, "most") < 1:
-            raise ArgumentError(f"expected most >= 1, got {most}")
+        if integer(max_calls, "max_calls") < 1:
+            raise ArgumentError(f"expected max_calls >= 1, got {max_calls}")
         loss, grads = _pair(loss_and_grads())
         first = self._checked(grads)
         gradients = {f"the gradient of {path!r}": g for path, g in first.items()}
@@ -343,7 +345,7 @@ class LBFGS(Optimizer):
 
         sign, t = -1.0 if self.maximize else 1.0, 0.0
         try:
-            t = strong_wolfe(at, sign * float(loss), sign * slope(first), most)
+            t = strong_wolfe(at, sign * float(loss), sign * slope(first), max_calls)
         finally:
             move(t)
             for path, step in steps.items():

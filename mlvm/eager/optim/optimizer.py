@@ -16,6 +16,7 @@ from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
+from mlvm.core.renamed import OldAttribute
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
@@ -117,6 +118,21 @@ _OF_ALL: Mapping[str, Any] = {"maximize": bool}
 """Hyperparameters of all optimizers, the last in their signatures."""
 
 
+class LearningRate:
+    """Field that is assigned a number or a schedule, and read as the rate of the next update."""
+
+    def __get__(self, optimizer: Optimizer | None, owner: type) -> float:
+        if optimizer is None:
+            return self  # type: ignore[return-value]
+        rate: float | Schedule = vars(optimizer)["learning_rate"]
+        if not callable(rate):
+            return rate
+        return float(optimizer._rate(SimpleNamespace(learning_rate=rate)))
+
+    def __set__(self, optimizer: Optimizer, value: float | Schedule) -> None:
+        vars(optimizer)["learning_rate"] = value
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
     """Base of classes whose fields are hyperparameters. Each is a keyword of the constructor, with
@@ -179,7 +195,8 @@ class Optimizer(_OfFields):
 
     `groups` has the given groups, and a last one of all other parameters. Hyperparameters may be
     assigned, to the optimizer or to a group; a captured function retraces at most once for each.
-    Assigning an unknown one raises `ArgumentError`.
+    Assigning an unknown one raises `ArgumentError`. `optimizer.learning_rate` is assigned a number
+    or a schedule, and returns the learning rate of the next update.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
     of that member's part of the parameters. With "all" the member keeps only that part of them.
@@ -210,9 +227,12 @@ class Optimizer(_OfFields):
 
     if TYPE_CHECKING:
         _tree: Tree = _argument(alias="params", kw_only=False)
-        learning_rate: float | Schedule = _argument(kw_only=False)
+        learning_rate: LearningRate = _argument(kw_only=False)
         _groups: Groups = _argument(alias="groups", default=())
         _where: Where | None = _argument(alias="where", default=None)
+    else:
+        learning_rate = LearningRate()
+        rate = OldAttribute("Optimizer", "rate")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
@@ -322,8 +342,8 @@ class Optimizer(_OfFields):
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            is_complete = hasattr(self, name) or "_state" not in vars(self)
-            if not is_complete and not name.startswith("_"):
+            is_known = name in vars(self) or name[0] == "_" or "_state" not in vars(self)
+            if not is_known and not hasattr(self, name):
                 raise _unknown(self._name, name, self._options)
             if name in self._all_kinds:
                 value = _assigned(self._name, name, value, self._all_kinds[name])
@@ -398,12 +418,6 @@ class Optimizer(_OfFields):
         options = {name: vars(self)[name] for name in self._options}
         own = {name: x for name, x in vars(group).items() if name in options}
         return SimpleNamespace(**{**options, **own})
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next update: what a schedule gives for `count`, else
-        `learning_rate`. A group may have another."""
-        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`. Sharded state is

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
+from mlvm.core.old_keywords import old_keywords
+from mlvm.core.renamed import OldAttribute, with_new_names
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import number_in, numbers_in
@@ -226,12 +228,12 @@ class Plateau:
         rate.update(validation_loss)
 
     A loss is better below best - threshold * |best|. After more than `patience` losses in a row
-    that are not better, the rate is multiplied by `factor`, down to `least`. The next `cooldown`
+    that are not better, the rate is multiplied by `factor`, down to `min_rate`. The next `cooldown`
     losses do not count as bad.
 
     `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that a
     captured step can use them. Raises `ArgumentError` unless rate, patience, threshold, cooldown
-    and least are >= 0 and 0 <= factor < 1.
+    and min_rate are >= 0 and 0 <= factor < 1.
 
         >>> rate = ml.optim.Plateau(1.0, factor=0.5, patience=1)
         >>> for loss in [3.0, 2.0, 2.0, 2.0]: rate.update(loss)
@@ -242,7 +244,11 @@ class Plateau:
         ml.optim.Plateau(-1.0)  # ArgumentError
     """
 
+    if not TYPE_CHECKING:
+        least = OldAttribute("Plateau", "least")
+
     @hinted
+    @old_keywords("Plateau")
     def __init__(
         self,
         rate: float,
@@ -251,12 +257,17 @@ class Plateau:
         patience: int = 10,
         threshold: float = 1e-4,
         cooldown: int = 0,
-        least: float = 0.0,
+        min_rate: float = 0.0,
     ) -> None:
         first = number_in("Plateau", "rate", rate, 0)
         self.factor = number_in("Plateau", "factor", factor, 0, 1)
-        self.patience, self.threshold, self.cooldown, self.least = numbers_in(
-            "Plateau", 0, patience=patience, threshold=threshold, cooldown=cooldown, least=least
+        self.patience, self.threshold, self.cooldown, self.min_rate = numbers_in(
+            "Plateau",
+            0,
+            patience=patience,
+            threshold=threshold,
+            cooldown=cooldown,
+            min_rate=min_rate,
         )
         self.rate = creation.full((), first, dtype=f32)
         self.best = creation.full((), math.inf, dtype=f32)
@@ -277,7 +288,7 @@ class Plateau:
         num_bad = elements.where(op.logical_or(is_better, is_cooling), 0.0, self.num_bad + 1)
         falls = num_bad > self.patience
         cooling = op.maximum(self.cooling - 1, 0.0)
-        lower = op.maximum(self.rate * self.factor, self.least)
+        lower = op.maximum(self.rate * self.factor, self.min_rate)
         apply_into(self.best, COPY, op.where(is_better, loss, self.best))
         apply_into(self.rate, COPY, op.where(falls, lower, self.rate))
         apply_into(self.cooling, COPY, elements.where(falls, self.cooldown, cooling))
@@ -292,6 +303,9 @@ class Plateau:
         """Write arrays over the state, in place, by the names of `state`. Raises as
         `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(with_new_names("Plateau", state))
 
     def __repr__(self) -> str:
         return f"<Plateau: {self.rate}>"

@@ -6,10 +6,11 @@ Within a transformation a call is a function with a user-defined derivative (`cu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
 from mlvm.core.op import Attributes
+from mlvm.core.renamed import old_names
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
     Vjp,
@@ -27,7 +28,7 @@ from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
 from mlvm.eager.transform.trace import Tracer
 
 
-def call(
+def host_call(
     name: str,
     /,
     *operands: Tensor,
@@ -73,7 +74,7 @@ def call(
         ml.call("nothing")  # UnknownFunction
     """
     if not isinstance(name, str):
-        raise UnknownFunction(f"call: expected a function's name, a str, got {name!r}")
+        raise UnknownFunction(f"host_call: expected a function's name, a str, got {name!r}")
     for x in operands:
         if not isinstance(x, Tensor):
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
@@ -142,3 +143,7 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
 def _aliased(xs: Tensors) -> Tensors:
     return [alias_of(x) for x in xs]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())
