@@ -1,6 +1,6 @@
 """The command line: `python -m mlvm run | debug | check | build | disasm | memory | plan | show |
-onnx | launch | mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and, for
-machines elsewhere, `serve | ping | top`."""
+onnx | launch | mpirun | ops | info | tune | migrate`, for recordings `diff | replay | verify`, and,
+for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from mlvm import __version__
+from mlvm import __version__, migrate
 from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
@@ -185,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
 
     plan_command.add_command(commands)
+    migrate.add_command(commands)
 
     add = commands.add_parser(
         "show",
@@ -735,6 +736,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "mpirun": lambda options: mpirun(options.processes, _command(options)),
     "ops": lambda options: print_ops(options.names),
     "info": lambda _: print_info(),
+    "migrate": migrate.migrate,
     "tune": lambda options: print_tuning(options.device),
     **run_commands.COMMANDS,
     **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},
