@@ -92,10 +92,10 @@ CEILING = {
     "mlvm/eager/capture": 5_000,
     "mlvm/eager/runs": 4_000,
     "mlvm/onnx": 6_000,
-    "mlvm": 1_000,
+    "mlvm": 1_500,
     "models": 4_000,
     "bench": 6_000,
-    "tests": 67_500,
+    "tests": 68_000,
 }
 """The most lines of code of each package (`make lines` counts them), rounded up to the next 500."""
 

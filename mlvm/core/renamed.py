@@ -11,56 +11,35 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+
+def _pairs(words: str) -> dict[str, str]:
+    return dict(word.split(":") for word in words.split())
+
+
 NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "ml": {
-        "batch": "auto_batch",
-        "call": "host_call",
-        "cosine_embedding": "cosine_embedding_loss",
-        "ctc": "ctc_loss",
-        "function": "subroutine",
-        "gaussian_nll": "gaussian_nll_loss",
-        "hardshrink": "hard_shrink",
-        "hinge": "hinge_loss",
-        "huber": "huber_loss",
-        "l1": "l1_loss",
-        "margin_ranking": "margin_ranking_loss",
-        "nll": "nll_loss",
-        "poisson_nll": "poisson_nll_loss",
-        "smooth_l1": "smooth_l1_loss",
-        "softshrink": "soft_shrink",
-        "tanhshrink": "tanh_shrink",
-        "triplet_margin": "triplet_margin_loss",
-    },
-    "ml.errors": {
-        "AccessRefused": "AccessDeniedError",
-        "ArenaBusy": "ArenaBusyError",
-        "ArenaOverflow": "ArenaOverflowError",
-        "AttributeRefused": "ArgumentError",
-        "AxisRefused": "AxisError",
-        "CallTimeout": "CallTimeoutError",
-        "CheckFailed": "CheckError",
-        "ConnectionLost": "ConnectionLostError",
-        "CopyRefused": "CopyError",
-        "ExchangeRefused": "ExchangeError",
-        "GradientMismatch": "GradientMismatchError",
-        "GroupTimeout": "GroupTimeoutError",
-        "IndexRefused": "IndexingError",
-        "LimitExceeded": "LimitExceededError",
-        "MaskRefused": "MaskError",
-        "MissingExtra": "MissingExtraError",
-        "NoExchange": "DLPackError",
-        "NoLength": "LengthError",
-        "NoTranspose": "TransposeError",
-        "NotFinite": "NonFiniteError",
-        "OutOfMemory": "OutOfMemoryError",
-        "PositionRefused": "PositionError",
-        "QueueEmpty": "QueueEmptyError",
-        "QueueFull": "QueueFullError",
-        "ShutDown": "QueueClosedError",
-        "StaleTensor": "StaleTensorError",
-        "UnknownFunction": "UnknownFunctionError",
-        "WorkerDied": "WorkerDiedError",
-    },
+    "ml": _pairs(
+        """
+        batch:auto_batch call:host_call cosine_embedding:cosine_embedding_loss ctc:ctc_loss
+        function:subroutine gaussian_nll:gaussian_nll_loss hardshrink:hard_shrink hinge:hinge_loss
+        huber:huber_loss l1:l1_loss margin_ranking:margin_ranking_loss nll:nll_loss
+        poisson_nll:poisson_nll_loss smooth_l1:smooth_l1_loss softshrink:soft_shrink
+        tanhshrink:tanh_shrink triplet_margin:triplet_margin_loss
+        """
+    ),
+    "ml.errors": _pairs(
+        """
+        AccessRefused:AccessDeniedError ArenaBusy:ArenaBusyError ArenaOverflow:ArenaOverflowError
+        AttributeRefused:ArgumentError AxisRefused:AxisError CallTimeout:CallTimeoutError
+        CheckFailed:CheckError ConnectionLost:ConnectionLostError CopyRefused:CopyError
+        ExchangeRefused:ExchangeError GradientMismatch:GradientMismatchError
+        GroupTimeout:GroupTimeoutError IndexRefused:IndexingError LimitExceeded:LimitExceededError
+        MaskRefused:MaskError MissingExtra:MissingExtraError NoExchange:DLPackError
+        NoLength:LengthError NoTranspose:TransposeError NotFinite:NonFiniteError
+        OutOfMemory:OutOfMemoryError PositionRefused:PositionError QueueEmpty:QueueEmptyError
+        QueueFull:QueueFullError ShutDown:QueueClosedError StaleTensor:StaleTensorError
+        UnknownFunction:UnknownFunctionError WorkerDied:WorkerDiedError
+        """
+    ),
 }
 """Old and new names of functions and classes, by the module in which users find them."""
 
