@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MlvmError
-from mlvm.core.renamed import ATTRIBUTES, KEYWORDS, NAMES
 from mlvm.machines.files import write_files
 from mlvm.old_uses import Doubt, Edit, OldUses
+from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 
 _SUFFIXES: Final = (".py", ".pyi", ".md", ".ipynb")
 _NO_SOURCES: Final = {"__pycache__", "node_modules", "site-packages"}

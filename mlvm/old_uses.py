@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import mlvm.eager as ml
-from mlvm.core.renamed import ATTRIBUTES, KEYWORDS, NAMES
 from mlvm.eager import public
+from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 
 T = TypeVar("T")
 

@@ -23,6 +23,7 @@ from tests.brief import ROOT, cases
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 FLOORS = [
+    ["mlvm.renamed"],
     ["mlvm.core"],
     ["mlvm.machines"],
     ["mlvm.arena"],
@@ -265,7 +266,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6000
+    assert sum(lines_without_examples(file.read_text()) for file in files) <= 6050
 
 
 def lines_without_examples(source: str) -> int:

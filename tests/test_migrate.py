@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mlvm.__main__ import main
-from mlvm.core.renamed import ATTRIBUTES, KEYWORDS, NAMES
 from mlvm.migrate import rewrite
+from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 from tests.brief import ROOT, cases
 
 Capsys = pytest.CaptureFixture[str]

@@ -13,10 +13,10 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core import errors
 from mlvm.core.program.encoding import Kind, Writer
-from mlvm.core.renamed import ATTRIBUTES, KEYWORDS, NAMES
 from mlvm.core.vm import VM
 from mlvm.eager import public
 from mlvm.machines.wire import WireVM, decode_answer
+from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
 from tests.brief import cases, refuses
 
 FUNCTIONS, ERRORS = NAMES["ml"].items(), NAMES["ml.errors"].items()

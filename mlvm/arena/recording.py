@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from mlvm.arena.placement import Chunk, Region
 from mlvm.core.errors import Place, line_of
-from mlvm.core.old_keywords import old_keywords
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType
+from mlvm.machines.old_keywords import old_keywords
 
 
 @dataclass(slots=True)

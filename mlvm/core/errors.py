@@ -71,7 +71,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import numpy as np
 
 from mlvm.core.memo import memoized
-from mlvm.core.renamed import old_names
+from mlvm.renamed import old_names
 
 _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "

@@ -22,7 +22,6 @@ from importlib import import_module as _import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mlvm.core.renamed import NAMES, warn_of_old_name
 from mlvm.core.types import DType
 from mlvm.eager import public
 from mlvm.eager.interop import standard
@@ -35,6 +34,7 @@ from mlvm.eager.interop.hints import (
     refuse_assignment,
 )
 from mlvm.eager.tensor import primitives
+from mlvm.renamed import NAMES, warn_of_old_name
 
 if TYPE_CHECKING:
     from mlvm.eager.names import *  # noqa: F403

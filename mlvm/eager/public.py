@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from mlvm.arena.arena import Arena
-from mlvm.core.renamed import NAMES
 from mlvm.eager.functions import halves
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
@@ -20,6 +19,7 @@ from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.local import LocalVM as VM
+from mlvm.renamed import NAMES
 
 AT_ONCE: Final = {
     "mlvm.arena.arena": "Arena",

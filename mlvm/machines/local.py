@@ -15,13 +15,13 @@ from mlvm.core.errors import ArgumentError, MachineError, brief
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
-from mlvm.core.renamed import OldAttribute
 from mlvm.core.sizes import parse_size
 from mlvm.core.vm import VM
 from mlvm.machines import checks, lanes, residuals
 from mlvm.machines.closing import Closing
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
+from mlvm.renamed import OldAttribute
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument

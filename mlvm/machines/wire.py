@@ -32,9 +32,9 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
-from mlvm.core.renamed import NAMES
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
+from mlvm.renamed import NAMES
 
 NATIVE: Final = "machine.native"
 """The host function that says whether a VM is native: ( -- n ), 1 or 0 as an i64[]."""

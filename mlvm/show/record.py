@@ -17,10 +17,10 @@ from mlvm.arena.placement import Region
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.errors import ArenaError, brief
 from mlvm.core.observe import observed
-from mlvm.core.old_keywords import old_keywords
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show.calls import ProgramCache, writes_in
 
 if TYPE_CHECKING:

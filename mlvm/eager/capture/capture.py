@@ -47,7 +47,6 @@ from mlvm.core.errors import (
     StaleProgramError,
     brief,
 )
-from mlvm.core.old_keywords import old_keywords
 from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
@@ -79,6 +78,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines import residuals
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from mlvm.arena.arena import Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import ArgumentError, BudgetError, brief
-from mlvm.core.old_keywords import old_keywords
 from mlvm.core.sizes import parse_size
 from mlvm.core.types import NamedType, TensorType
 from mlvm.eager.capture.call import as_tensors
@@ -30,6 +29,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import replace
 from mlvm.machines.files import require_suffix, write_file
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show.picture import front
 from mlvm.show.report import plan_table
 from mlvm.step.compile import Planned, compile_flow, curve_of

@@ -19,7 +19,6 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
-from mlvm.core.renamed import old_names
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros, seed
 from mlvm.eager.autodiff.tape import Conditional, CotangentAccumulator, Tape, taping
@@ -33,6 +32,7 @@ from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, replace, with_leaves
+from mlvm.renamed import old_names
 from mlvm.step.flow import Block, Procedure, Use
 
 P = ParamSpec("P")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec
 
 from mlvm.core.errors import ShapeError
-from mlvm.core.renamed import old_names
 from mlvm.core.rules import require
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.elements import where
@@ -16,6 +15,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 P = ParamSpec("P")
 

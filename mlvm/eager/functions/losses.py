@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, get_args
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
-from mlvm.core.renamed import old_names
 from mlvm.core.rules import is_real, require
 from mlvm.core.types import TensorType, bool_
 from mlvm.eager.functions.arguments import integer, type_of
@@ -21,6 +20,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 P = ParamSpec("P")
 

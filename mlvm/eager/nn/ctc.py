@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING
 
 from mlvm.core.errors import ArgumentError, ShapeError
-from mlvm.core.renamed import old_names
 from mlvm.core.rules import require
 from mlvm.eager.control.loops import scan
 from mlvm.eager.functions.arguments import integer, span, type_of
@@ -19,6 +18,7 @@ from mlvm.eager.functions.shapes import broadcast_to, expand_dims, pad, part, re
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 
 @public

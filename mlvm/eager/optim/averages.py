@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mlvm.core.errors import ArgumentError, GradientError
-from mlvm.core.renamed import OldAttribute
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation, elements
@@ -32,6 +31,7 @@ from mlvm.eager.tree import (
     require_types,
     unflatten,
 )
+from mlvm.renamed import OldAttribute
 
 
 class EMA:

@@ -11,7 +11,6 @@ from math import inf, isfinite
 from typing import Any, ClassVar, Final
 
 from mlvm.core.errors import ArgumentError, NotFinite, brief
-from mlvm.core.old_keywords import old_keywords
 from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
 from mlvm.eager.functions.arguments import integer
@@ -33,6 +32,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree
+from mlvm.machines.old_keywords import old_keywords
 
 
 class Lamb(Adam):

@@ -16,7 +16,6 @@ from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
-from mlvm.core.renamed import OldAttribute
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
@@ -42,6 +41,7 @@ from mlvm.eager.tree import (
     selected,
     warn_of_hidden,
 )
+from mlvm.renamed import OldAttribute
 from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
-from mlvm.core.old_keywords import old_keywords
-from mlvm.core.renamed import OldAttribute, with_new_names
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import number_in, numbers_in
@@ -22,6 +20,8 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import load
+from mlvm.machines.old_keywords import old_keywords
+from mlvm.renamed import OldAttribute, with_new_names
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
-from mlvm.core.renamed import old_names
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import (
     Closures,
@@ -49,6 +48,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
 from mlvm.machines.lane_link import LaneProgram
+from mlvm.renamed import old_names
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of

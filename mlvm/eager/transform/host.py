@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
 from mlvm.core.op import Attributes
-from mlvm.core.renamed import old_names
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
     Vjp,
@@ -26,6 +25,7 @@ from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
 from mlvm.eager.transform.trace import Tracer
+from mlvm.renamed import old_names
 
 
 def host_call(

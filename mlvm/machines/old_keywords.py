@@ -1,4 +1,4 @@
-"""Old keyword arguments, which still work: see `mlvm.core.renamed`."""
+"""Old keyword arguments, which still work: see `mlvm.renamed`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from mlvm.core.errors import ArgumentError
-from mlvm.core.renamed import KEYWORDS, warn_of_old_name
+from mlvm.renamed import KEYWORDS, warn_of_old_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
