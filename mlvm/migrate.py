@@ -181,7 +181,8 @@ def _prompted(lines: Iterable[_Line]) -> list[_Line]:
 
 def _fenced(lines: list[str]) -> Iterator[list[_Line]]:
     """Yield the Python blocks of a Markdown file."""
-    fence, margin, block = "", 0, None
+    fence, margin = "", 0
+    block: list[_Line] | None = None
     for number, text in enumerate(lines, 1):
         match = _FENCE.match(text)
         if fence and match and match[2].startswith(fence) and not match[3]:

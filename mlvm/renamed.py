@@ -93,7 +93,7 @@ def old_names(module: str, shown: str, space: Mapping[str, Any]) -> Callable[[st
 
     def __getattr__(name: str) -> Any:
         new = NAMES[shown].get(name)
-        if new not in space:
+        if new is None or new not in space:
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         warn_of_old_name(f"{shown}.{name}", f"{shown}.{new}")
         return space[new]
