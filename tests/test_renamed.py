@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from mlvm.core.vm import VM
 from mlvm.eager import public
 from mlvm.machines.wire import WireVM, decode_answer
 from mlvm.renamed import ATTRIBUTES, KEYWORDS, NAMES
-from tests.brief import cases, refuses
+from tests.brief import ROOT, cases, refuses
 
 FUNCTIONS, ERRORS = NAMES["ml"].items(), NAMES["ml.errors"].items()
 
@@ -255,3 +256,13 @@ def test_transpose_reverses_the_axes() -> None:
     x = ml.zeros((2, 3, 4))
     assert (ml.transpose(x).shape, ml.transpose(x, (1, 0, 2)).shape) == ((4, 3, 2), (3, 2, 4))
     assert ml.vmap(ml.transpose)(x).shape == (2, 4, 3)
+
+
+def test_the_page_has_a_row_for_each_name() -> None:
+    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", (ROOT / "docs" / "renamed.md").read_text(), re.M)
+    assert rows == [
+        (text.format(owner, old), text.format(owner, new))
+        for text, table in (("{}.{}", NAMES), ("{}.{}", ATTRIBUTES), ("{}({}=)", KEYWORDS))
+        for owner, names in table.items()
+        for old, new in names.items()
+    ]
