@@ -52,7 +52,7 @@ class Doubt(NamedTuple):
     text: str
 
 
-class _Binding(NamedTuple):
+class _Assignment(NamedTuple):
     """What a name is bound to: an object of mlvm, the value of an expression, or something else.
 
     Attributes:
@@ -74,9 +74,9 @@ class _Binding(NamedTuple):
 
 
 class _Scope:
-    """A scope of Python, with the bindings of its names.
+    """A scope of Python, with the assignments of its names.
 
-    The scope of a class also has the bindings of the fields of `self`, as "self.x", and the bases.
+    The scope of a class also has its bases, and the assignments of fields of `self`, as "self.x".
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class _Scope:
         self.parent = parent
         self.owner = owner  # for a method, the scope of its class
         self.bases = bases  # None for the scopes of functions and of the module
-        self.names: defaultdict[str, list[_Binding]] = defaultdict(list)
+        self.names: defaultdict[str, list[_Assignment]] = defaultdict(list)
         self.outer: dict[str, _Scope] = {}  # names that the scope declares global or nonlocal
 
-    def bind(self, name: str, binding: _Binding) -> None:
-        self.outer.get(name, self).names[name].append(binding)
+    def bind(self, name: str, assignment: _Assignment) -> None:
+        self.outer.get(name, self).names[name].append(assignment)
 
-    def find(self, name: str) -> list[_Binding]:
-        """Return the bindings of a name in the innermost scope that has some."""
+    def find(self, name: str) -> list[_Assignment]:
+        """Return the assignments of a name in the innermost scope that has some."""
         scope: _Scope | None = self.outer.get(name, self)
         while scope is not None:
             if name in scope.names:
@@ -166,7 +166,7 @@ class OldUses:
         self._visit(tree, self._module)
         for name, path in (known or {}).items():
             if name not in self._module.names:
-                self._module.bind(name, _Binding(path=path))
+                self._module.bind(name, _Assignment(path=path))
         self._imports = {
             id(node)
             for node, scope in self._uses
@@ -194,7 +194,7 @@ class OldUses:
         names = self._module.names
         return {name: each.path for name in names for each in names[name] if each.path}
 
-    # --- scopes and bindings -------------------------------------------------------------
+    # --- scopes and assignments -------------------------------------------------------------
 
     def _visit(self, node: ast.AST, scope: _Scope) -> None:
         if isinstance(node, (ast.Attribute, ast.Name, ast.Call, ast.Constant)):
@@ -204,13 +204,13 @@ class OldUses:
                 for each in names:
                     path = each.name if each.asname else each.name.partition(".")[0]
                     self._imports_mlvm |= each.name.partition(".")[0] == "mlvm"
-                    scope.bind(each.asname or path, _Binding(path=path))
+                    scope.bind(each.asname or path, _Assignment(path=path))
             case ast.ImportFrom(module, names, level):
                 self._import_from(module if not level else None, names, scope)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 self._function(node, scope)
             case ast.ClassDef():
-                scope.bind(node.name, _Binding(is_definition=True))
+                scope.bind(node.name, _Assignment(is_definition=True))
                 inner = _Scope(scope, bases=node.bases)
                 for child in (*node.decorator_list, *node.bases, *node.keywords):
                     self._visit(child, scope)
@@ -238,7 +238,7 @@ class OldUses:
         if isinstance(node, ast.Name):
             self._words.add(node.id)
             if isinstance(node.ctx, ast.Store) and node not in self._assigned:
-                scope.bind(node.id, _Binding())
+                scope.bind(node.id, _Assignment())
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             self._words.add(node.value)
         elif isinstance(node, ast.keyword) and node.arg is not None:
@@ -254,7 +254,7 @@ class OldUses:
                 continue
             path = f"{module}.{each.name}" if module else None
             alias = None if each.asname else each
-            scope.bind(each.asname or each.name, _Binding(path=path, alias=alias))
+            scope.bind(each.asname or each.name, _Assignment(path=path, alias=alias))
             if _new_name(_shown(path or "")) is not None:
                 self._uses.append((each, scope))
 
@@ -271,10 +271,10 @@ class OldUses:
         owner = scope if is_method else scope.owner
         inner = _Scope(scope.parent if is_method else scope, owner)
         for each in every:
-            binding = _Binding(value=each.annotation, scope=scope, is_type=True)
+            assignment = _Assignment(value=each.annotation, scope=scope, is_type=True)
             if each.annotation is not None:
                 self._visit(each.annotation, scope)
-            inner.bind(each.arg, binding if each.annotation is not None else _Binding())
+            inner.bind(each.arg, assignment if each.annotation is not None else _Assignment())
         if isinstance(node, ast.Lambda):
             self._visit(node.body, inner)
             return
@@ -286,24 +286,24 @@ class OldUses:
             self._visit(node.returns, scope)
         is_static = any(getattr(each, "id", "") == "staticmethod" for each in node.decorator_list)
         if is_method and every and not is_static:
-            inner.names[every[0].arg] = [_Binding(owner=scope)]
-        scope.bind(node.name, _Binding(value=value, scope=scope, is_definition=True))
+            inner.names[every[0].arg] = [_Assignment(owner=scope)]
+        scope.bind(node.name, _Assignment(value=value, scope=scope, is_definition=True))
         for statement in node.body:
             self._visit(statement, inner)
 
     def _assign(
         self, target: ast.expr, value: ast.expr, scope: _Scope, *, is_type: bool = False
     ) -> None:
-        binding = _Binding(value=value, scope=scope, is_type=is_type)
+        assignment = _Assignment(value=value, scope=scope, is_type=is_type)
         match target, value:
             case ast.Name(name), _:
                 self._assigned.add(target)
                 if name == "__all__":
                     self._exported |= {getattr(each, "value", None) for each in ast.walk(value)}
-                scope.bind(name, binding)
+                scope.bind(name, assignment)
             case ast.Attribute(ast.Name(name), attribute), _ if scope.owner is not None:
                 if any(each.owner is scope.owner for each in scope.find(name)):
-                    scope.owner.bind(f"self.{attribute}", binding)
+                    scope.owner.bind(f"self.{attribute}", assignment)
             case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
                 for each, one in zip(targets, values, strict=True):
                     self._assign(each, one, scope)
@@ -340,22 +340,24 @@ class OldUses:
             if path in _CLASSES and (inner is node.func or path == "ml.capture"):
                 return frozenset([_CLASSES[path]])
             return _classes(path) if inner is node.func else None
-        bindings: list[_Binding] = []
+        assignments: list[_Assignment] = []
         if isinstance(node, ast.Name):
-            bindings = scope.find(node.id)
+            assignments = scope.find(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = next((each.owner for each in scope.find(node.value.id) if each.owner), None)
-            bindings = owner.names.get(f"self.{node.attr}", []) if owner else []
-        return _same(self._kinds_of(each, depth) for each in bindings)
+            assignments = owner.names.get(f"self.{node.attr}", []) if owner else []
+        return _same(self._kinds_of(each, depth) for each in assignments)
 
-    def _kinds_of(self, binding: _Binding, depth: int) -> frozenset[str] | None:
-        if binding.owner is not None:  # self: the bases that are known
-            paths = [self._path(base, binding.owner.parent) for base in binding.owner.bases or ()]
+    def _kinds_of(self, assignment: _Assignment, depth: int) -> frozenset[str] | None:
+        if assignment.owner is not None:  # self: the bases that are known
+            paths = [
+                self._path(base, assignment.owner.parent) for base in assignment.owner.bases or ()
+            ]
             return frozenset().union(*[_classes(path) or () for path in paths if path])
-        if binding.is_type:
-            path = self._path(_without_none(binding.value), binding.scope)
+        if assignment.is_type:
+            path = self._path(_without_none(assignment.value), assignment.scope)
             return _classes(path) if path else None
-        return self._kinds(binding.value, binding.scope, depth + 1)
+        return self._kinds(assignment.value, assignment.scope, depth + 1)
 
     # --- uses ----------------------------------------------------------------------------
 
@@ -379,12 +381,14 @@ class OldUses:
         self.edits.append(Edit(node.lineno, node.col_offset, node.name, text))
 
     def _name(self, node: ast.Name, scope: _Scope) -> None:
-        bindings = scope.find(node.id)
-        if bindings and all(each.alias and id(each.alias) in self._imports for each in bindings):
-            new = _new_name(_shown(bindings[0].path or ""))
+        assignments = scope.find(node.id)
+        if assignments and all(
+            each.alias and id(each.alias) in self._imports for each in assignments
+        ):
+            new = _new_name(_shown(assignments[0].path or ""))
             if new is not None:
                 self.edits.append(Edit(node.lineno, node.col_offset, node.id, new))
-        elif not bindings and self._has_star and node.id in NAMES["ml"]:
+        elif not assignments and self._has_star and node.id in NAMES["ml"]:
             self._doubt(node, f"{node.id} may be of `from mlvm.eager import *`")
 
     def _attribute(self, node: ast.Attribute, scope: _Scope) -> None:

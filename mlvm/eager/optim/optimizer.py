@@ -583,7 +583,7 @@ class Optimizer(_OfFields):
     def _repr_html_(self) -> str:
         head = self._name, *[f"{len(group.paths)} tensors" for group in self.groups]
         rows = [
-            (x, *[_text(vars(g).get(x, getattr(self, x))) for g in self.groups])
+            (x, *[_text(vars(g).get(x, vars(self)[x])) for g in self.groups])
             for x in self._options
         ]
         return html.table(head, rows, right=0)
