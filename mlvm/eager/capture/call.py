@@ -1,12 +1,16 @@
-"""A hit: arrays become tensors at the door, arguments and guards are matched in C.
+"""Fast path of a captured call: C code matches the arguments and guards of known calls.
 
-In: a call's arguments. Out: the entry of its program, its scalar inputs, its tensors; or None, and
-then Python looks the call up by its signature, finds out what differs, and traces if need be.
-An entry of the fast path is a call that Python has matched once, as a flat pattern for C: it is
-valid while the function's guards hold, the context is the same and no update needs a copy first.
-It never says yes where Python would say no; it may say no where Python says yes.
-Callers: `Captured` at each call, from any thread.
-No lock is held: the list of entries is replaced whole, and C keeps the interpreter's lock.
+In: the arguments of a call. Out: the entry of its program, its scalar inputs and its tensors; or
+None if no entry of the fast path matches. In that case Python looks the call up by its signature,
+determines the difference, and traces if necessary.
+
+An entry of the fast path describes a call that Python has matched once, as a flat pattern for C.
+The entry is valid while the guards of the function hold, the context is the same and no update
+needs a copy first. Invariant: the fast path never accepts a call that Python would reject; it may
+reject a call that Python accepts.
+
+Callers: `Captured` at each call, from any thread. No lock is held: the list of entries is replaced
+by one assignment, and the C code holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -36,17 +40,17 @@ from mlvm.machines.native.extension import EXTENSION
 
 _MOST_FAST_PATHS: Final = 4
 _MOST_ADDED: Final = 16
-"""How often a program may enter the fast path: calls that never repeat stay out of it."""
+"""Maximum number of times that a program may enter the fast path, so that calls which never repeat
+do not fill it."""
 
 _ARRAYS: Final = np.ndarray, np.generic
 
 
 class FastPathEntry:
-    """A call of a program, which C matches with later ones.
+    """A known call of a program, as a pattern that C compares with later calls.
 
-    entry: the program.
-    scratch: the scratch memory of its VM.
-    pattern: the arguments, in C.
+    entry: the program. scratch: the scratch memory of its VM. pattern: the pattern of the
+    arguments, a C object.
     """
 
     def __init__(
@@ -65,14 +69,14 @@ class FastPathEntry:
         self.pattern = EXTENSION.Pattern(Tensor, Arena, parts, (*reached, *launch.states))
 
     def _numbers_of(self, scalars: ScalarInputs) -> Any:
-        """Return the check in C that the numbers that the function reaches are those of a call."""
+        """Return a C check that the numbers that the function reads equal those of the call."""
         numbers = self._numbers
         if numbers is None or numbers[0] is not scalars:
             numbers = self._numbers = scalars, self._guards.numbers_check(scalars.args)
         return numbers[1]
 
     def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
-        """Return the call's scalar inputs, tensors and inputs if its program is the entry's."""
+        """Return the call's scalar inputs, tensors and inputs; None if the call does not match."""
         scalars = self.entry.scalars
         if vm is not self._vm or len(scalars.arrays) != self._narrays or not self._context.holds():
             return None
@@ -89,7 +93,7 @@ class FastPathEntry:
 
 
 class FastPath:
-    """Calls that are matched in C, the newest first."""
+    """List of known calls that are matched in C, the newest first."""
 
     def __init__(self) -> None:
         self.entries: list[FastPathEntry] = []
@@ -97,7 +101,7 @@ class FastPath:
     def add(
         self, entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
     ) -> None:
-        """Match the next such call in C, if C can, and unless the program was added too often."""
+        """Let C match the next such call, if C supports it and it was not added too often."""
         is_plain = not (
             entry.aliased_inputs
             or entry.state_views
@@ -113,10 +117,13 @@ class FastPath:
         entry.fast_paths += 1
         first = FastPathEntry(entry, signature, parts, scratch)
         others = [each for each in self.entries if each.entry is not entry]
-        self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
+        # one assignment: other threads see a complete list
+        self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]
 
     def release(self) -> None:
-        """Forget all calls, which keep what they read alive. Their programs may enter again."""
+        """Remove all known calls, and with them the references that keep objects alive.
+
+        Their programs may enter the fast path again."""
         for each in self.entries:
             each.entry.fast_paths -= 1
         self.entries = []
@@ -126,12 +133,14 @@ class FastPath:
 
 
 def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
-    """Return the arguments with tensors in place of numpy arrays. An array of f64 is in the widest
-    float of the call's tensors: its other arguments, and those that the function reaches."""
+    """Return the arguments with numpy arrays converted to tensors.
+
+    An f64 array is converted to the widest float dtype of the call's tensors: the other arguments,
+    and the tensors that the function reads from its environment."""
     if not kwargs and {Tensor}.issuperset(map(type, args)):
         return args, kwargs
     is_flat = not kwargs and {Tensor, np.ndarray}.issuperset(map(type, args))
-    if is_flat:  # sooner than the walk, which finds the same
+    if is_flat:  # faster than the walk below, with the same result
         arrays = [x for x in args if isinstance(x, np.ndarray)]
     else:
         arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
@@ -153,6 +162,6 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
 
 
 def _at_arrays(part: Any) -> bool | None:
-    if part.__class__ is Tensor:  # most parts are
+    if part.__class__ is Tensor:  # the common case
         return False
     return isinstance(part, _ARRAYS) or (None if isinstance(part, (dict, list, tuple)) else False)

@@ -1,7 +1,7 @@
 """Context of an eager call: the arena for its result, the tape, the recorder, the default VM.
 
-Interactive use needs no arena: results then live in the default VM's `default` arena for as long as
-Python refers to them.
+Interactive use needs no arena: results are then allocated in the `default` arena of the default VM,
+and freed when Python no longer refers to them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @contextmanager
 def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Set the variable inside the block, and put its previous value back after it."""
+    """Set the variable inside the block, and restore its previous value afterwards."""
     before = variable.get()
-    try:  # an interrupt may come as soon as it is set
+    try:  # an interrupt may occur immediately after this
         variable.set(value)
         yield
     finally:
@@ -37,7 +37,7 @@ def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 @contextmanager
 def overriding(owner: object, name: str, value: object) -> Iterator[None]:
-    """Set an attribute inside the block, and put its previous value back after it."""
+    """Set an attribute inside the block, and restore its previous value afterwards."""
     before = getattr(owner, name)
     try:
         setattr(owner, name, value)
@@ -47,13 +47,13 @@ def overriding(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def without_last(entries: tuple[T, ...], entry: T) -> tuple[T, ...]:
-    """Return the entries without the last one that is `entry`."""
+    """Return the entries without the last occurrence of `entry`."""
     last = max([i for i, each in enumerate(entries) if each is entry], default=len(entries))
     return entries[:last] + entries[last + 1 :]
 
 
 class Tape(Protocol):
-    """Tape of reverse-mode differentiation; `autodiff.tape` has the class.
+    """Tape of reverse-mode differentiation; `autodiff.tape` defines the class.
 
     `call` is a `OneOp`; operands and results are Tensors. `within` is the recorder that was current
     when the tape was created.
@@ -76,7 +76,7 @@ class Tape(Protocol):
 
 
 current_tape: ContextVar[Tape | None] = ContextVar("current_tape", default=None)
-"""The tape that differentiable calls are recorded on, for each thread or task."""
+"""The tape on which differentiable calls are recorded, per thread or task."""
 
 
 def taped(tape: Tape | None) -> AbstractContextManager[None]:
@@ -85,10 +85,10 @@ def taped(tape: Tape | None) -> AbstractContextManager[None]:
 
 
 class Capture(Protocol):
-    """Recorder of a trace; `mlvm.eager.recording.recorder` has the class.
+    """Recorder of a trace; `mlvm.eager.recording.recorder` defines the class.
 
-    outer: tapes from outside of a block or function, each with the number of its nodes at the
-        start. A tensor of one of these nodes is replaced by its `lifted` one.
+    outer: tapes from outside of a block or function, each with its number of nodes at the start. A
+    tensor with one of these nodes is replaced by its `lifted` tensor.
     """
 
     outer: Mapping[Tape, int]
@@ -108,11 +108,11 @@ class Capture(Protocol):
 
 
 current_capture: ContextVar[Capture | None] = ContextVar("current_capture", default=None)
-"""The recorder of a captured function that is on, for each thread or task."""
+"""The active recorder of a captured function, per thread or task."""
 
 
 class _ProcessVM(LocalVM):
-    """VM of this process, which a `with` statement leaves open: other code uses it, too."""
+    """VM of this process; a `with` statement does not close it, because other code also uses it."""
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -126,21 +126,23 @@ def _make_default_vm() -> VMProtocol:
 
 
 def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the tensors, or those that the traced function uses in their place."""
+    """Return the tensors, or the tensors that the traced function uses instead of them."""
     recorder = current_capture.get()
     return xs if recorder is None or not recorder.outer else recorder.lifted(xs)
 
 
 _lock = new_lock()
-_default_vms: list[VMProtocol] = []  # the VM of this process, once it is needed
+_default_vms: list[VMProtocol] = []  # the VM of this process, created on demand
 in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
-"""The VMs chosen by `use` in this thread or task, the last one at the end."""
+"""The VMs chosen by `use` in this thread or task, the innermost last."""
 
 
 def default_vm() -> VMProtocol:
-    """Return the VM of eager calls outside of any arena: the one in `use` in this thread or task,
-    or else a VM of this process. That is created when first needed, with as many threads as the
-    environment's MLVM_THREADS says, and stays open at the end of `with ml.default_vm():`.
+    """Return the VM of eager calls outside of any arena.
+
+    It is the VM in `use` in this thread or task, or else a VM of this process. The latter is
+    created on demand, with the number of threads from the environment variable MLVM_THREADS, and
+    stays open after `with ml.default_vm():`.
 
         >>> ml.default_vm() is ml.zeros(1).device
         True
@@ -148,21 +150,22 @@ def default_vm() -> VMProtocol:
     vms = in_use.get() or _default_vms
     if vms:
         return vms[-1]
-    with _lock:  # of several threads the first one creates it
+    with _lock:  # the first of several threads creates it
         if not _default_vms:
             _default_vms.append(_make_default_vm())
     return _default_vms[-1]
 
 
 class use:
-    """Let eager calls of this thread or task, outside of any arena, run on `vm` from now on; as a
-    context manager, till the end of the block:
+    """Run eager calls of this thread or task that are outside of any arena on `vm`.
+
+    As a context manager, it applies until the end of the block:
 
         with ml.connect("unix:/run/me/mlvm") as vm, ml.use(vm):
             train()
 
-    Threads that are started later begin with the VM of this process, and tasks of asyncio with that
-    of the task that creates them. Raises `MachineError` for anything but a VM.
+    Threads that are started later start with the VM of this process, and asyncio tasks with the VM
+    of the task that creates them. Raises `MachineError` if `vm` is not a VM.
 
         >>> with ml.use(ml.VM("there")): x = ml.ones(2)
         >>> x.device.name
@@ -187,7 +190,7 @@ class use:
 
 
 class _OwnArenas(threading.local):
-    """A thread's own arena on the default VM: an arena serves one thread at a time.
+    """A thread's own arena on the default VM, because an arena serves only one thread at a time.
 
     latest: the VMs in use at the last call of `default_arena`, and the arena.
     """
@@ -198,17 +201,19 @@ class _OwnArenas(threading.local):
         self.key = _ThreadKey()
 
     def forget(self) -> None:
-        """Drop the arena, which would keep its VM alive."""
+        """Remove the reference to the arena, which would keep its VM alive."""
         self.latest = None, None
 
 
 class _ThreadKey:
-    """Key of a thread, which ends with it."""
+    """Key of a thread, which is deleted together with it."""
 
 
 class _Arenas:
-    """A VM's arenas of interactive use, one for each thread. They end with the thread or the VM: a
-    `threading.local` of arenas would keep the VM alive, which they refer to."""
+    """A VM's arenas of interactive use, one per thread.
+
+    They are freed with the thread or the VM. A `threading.local` of arenas would keep the VM alive,
+    because arenas refer to their VM."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = vm
@@ -227,7 +232,7 @@ own_arenas = _OwnArenas()
 
 
 def default_arena() -> Arena:
-    """Return the arena of interactive use, on the default VM; each thread has one.
+    """Return the arena of interactive use, on the default VM; each thread has its own.
 
     >>> ml.default_arena().name
     'default'
@@ -241,17 +246,18 @@ def default_arena() -> Arena:
 
 
 def current_arena() -> Arena:
-    """Return the arena that results are allocated in now."""
+    """Return the arena in which results are currently allocated."""
     return scope.get() or default_arena()
 
 
 def is_vm_chosen() -> bool:
-    """Tell if this thread or task is in an arena, or has a VM in `use`."""
+    """Return whether this thread or task is in an arena, or has a VM in `use`."""
     return scope.get() is not None or bool(in_use.get())
 
 
 def arena_on(vm: VMProtocol) -> Arena:
-    """Return the arena for results on that VM: the current one if it is there, else the thread's
-    `default` arena of the VM."""
+    """Return the arena for results on that VM.
+
+    It is the current arena if it is on that VM, else the thread's `default` arena of the VM."""
     arena = current_arena()
     return arena if arena.vm.is_same(vm) else vm.attached(_Arenas).arena
