@@ -1,8 +1,8 @@
 """Command line of mlvm: `python -m mlvm COMMAND`.
 
 The commands are `run | debug | check | build | disasm | memory | plan | show | onnx | launch |
-mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and for remote machines `serve
-| ping | top`.
+mpirun | ops | info | tune | migrate`, for recordings `diff | replay | verify`, and for remote
+machines `serve | ping | top`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from mlvm import __version__
+from mlvm import __version__, migrate
 from mlvm.build.targets import OPTIONS, TARGETS
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.errors import (
@@ -77,7 +77,7 @@ from mlvm.show.memory import plan_of, show_peak, show_plan, show_script, show_st
 from mlvm.show.page import Step, session_page, step_page
 from mlvm.show.script import ScriptFailed, run_script
 from mlvm.show.session import all_recorded
-from mlvm.show.trace import trace
+from mlvm.show.trace import profile
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 
@@ -191,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     plan_command.add_command(commands)
+    migrate.add_command(commands)
 
     add = commands.add_parser(
         "show",
@@ -431,7 +432,7 @@ def run(options: argparse.Namespace) -> None:
         arrays = [*repro.inputs]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
-    with trace(vm, options.trace) if options.trace is not None else nullcontext():
+    with profile(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(loaded, SavedStep):
             outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
         else:
@@ -748,6 +749,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int | None]]] = {
     "mpirun": lambda options: mpirun(options.processes, _command(options)),
     "ops": lambda options: print_ops(options.names),
     "info": lambda _: print_info(),
+    "migrate": migrate.migrate,
     "tune": lambda options: print_tuning(options.device),
     **run_commands.COMMANDS,
     **{name: partial(run, version=__version__) for name, run in remote.COMMANDS.items()},

@@ -15,6 +15,7 @@ from mlvm.core.errors import Place, line_of
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType
+from mlvm.machines.old_keywords import old_keywords
 
 
 @dataclass(slots=True)
@@ -130,12 +131,13 @@ class Recording:
         """Peak use in bytes, including dropped tensors: a lower bound for any placement."""
         return max([self.high_before, *self.used()])
 
-    def forget(self, most: int) -> None:
-        """Drop the freed tensors, except the last `most` of them."""
+    @old_keywords("Recording.forget")
+    def forget(self, max_tensors: int) -> None:
+        """Drop the freed tensors, except the last `max_tensors` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
-        if len(ended) > most:
+        if len(ended) > max_tensors:
             used, before, count = self.used(), self.first, len(self.lifetimes)
-            self.first = sorted(ended)[-most - 1]
+            self.first = sorted(ended)[-max_tensors - 1]
             self.high_before = max([self.high_before, *used[: self.first - before]])
             del self.times[: self.first - before]
             self.lifetimes = [

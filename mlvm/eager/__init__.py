@@ -36,6 +36,7 @@ from mlvm.eager.interop.hints import (
     refuse_assignment,
 )
 from mlvm.eager.tensor import primitives
+from mlvm.renamed import NAMES, warn_of_old_name
 
 if TYPE_CHECKING:
     from mlvm.eager.names import *  # noqa: F403
@@ -55,6 +56,7 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__, and follows the impo
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
     _missing = missing(__name__, __all__)
     _primitives, _public = primitives, public
+    _NAMES, _warn_of_old_name = NAMES, warn_of_old_name
     _at_once = public.PRESENT
 
     def __getattr__(name: str) -> Any:
@@ -62,6 +64,9 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__, and follows the impo
             value = _public.later(name)
         elif name in _primitives.__all__:
             value = getattr(_primitives, name)
+        elif (new := _NAMES["ml"].get(name)) is not None:
+            _warn_of_old_name(f"ml.{name}", f"ml.{new}")
+            return getattr(_here, new)
         else:
             _missing(name)
         globals()[name] = value

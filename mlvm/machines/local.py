@@ -21,6 +21,7 @@ from mlvm.machines import checks, lanes, residuals
 from mlvm.machines.closing import Closing
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
+from mlvm.renamed import OldAttribute
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
@@ -70,8 +71,10 @@ class LocalVM(Closing, VM):
     fast_path: FastPath | None
     """The fast path of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
-    trace: ClassVar[Callable[..., AbstractContextManager[None]]]
-    """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
+    profile: ClassVar[Callable[..., AbstractContextManager[None]]]
+    """`vm.profile(path)`; see `mlvm.show.trace`, which adds it."""
+
+    trace = OldAttribute("VM", "trace")
 
     _pool: Pool | None
 

@@ -34,6 +34,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
+from mlvm.renamed import NAMES
 
 NATIVE: Final = "machine.native"
 """The host function that says whether a VM is native: ( -- n ), 1 or 0 as an i64[]."""
@@ -249,6 +250,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     if isinstance(each, type) and issubclass(each, Exception)
 }
 """Errors that keep their class: mlvm's, and those that a host function is likely to raise."""
+_ERRORS.update((old, _ERRORS[new]) for old, new in NAMES["ml.errors"].items())
 
 
 def encode_error(error: Exception) -> bytes:

@@ -20,6 +20,7 @@ from mlvm.core.observe import observed
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show.calls import ProgramCache, writes_in
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ COPIED_IN: Final = "copied in"
 """Name in place of an op for a tensor whose first value came from outside the VM."""
 
 
-def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager[Recording]:
+@old_keywords("record")
+def record(arena: Arena, *, max_tensors: int | None = None) -> _GeneratorContextManager[Recording]:
     """Record what lives in the arena inside the block; the recording is complete after it.
 
         with record(batch) as recording, batch:
@@ -37,9 +39,9 @@ def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager
         batch.plot("step.svg")
 
     A tensor that exists before the block is there from the first moment on; one that exists after
-    it is there to the last. With `most`, the recording keeps about the latest `most` ended tensors,
-    the number of the others, and the most bytes in use. Recordings of an arena may be nested.
-    Raises `ArenaError` for anything but an arena.
+    it is there to the last. With `max_tensors`, the recording keeps about that many of the tensors
+    that ended last, the number of the others, and the most bytes in use. Recordings of an arena may
+    be nested. Raises `ArenaError` for anything but an arena.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.ones(16)
@@ -51,7 +53,7 @@ def record(arena: Arena, *, most: int | None = None) -> _GeneratorContextManager
     """
     if not isinstance(arena, Arena):
         raise ArenaError(f"ml.record: expected an arena, got {brief(arena)}")
-    return _recorded(arena, most)
+    return _recorded(arena, max_tensors)
 
 
 @contextmanager

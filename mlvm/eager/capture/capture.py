@@ -83,6 +83,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines import residuals
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
@@ -156,6 +157,7 @@ class Captured(Generic[P, R]):
     debug: ClassVar[Callable[..., None]]
     """Debug this call step by step: see `mlvm.eager.runs.captured`, which adds the method."""
 
+    @old_keywords("Captured")
     def __init__(
         self,
         fn: Callable[P, R],
@@ -164,8 +166,8 @@ class Captured(Generic[P, R]):
         recompute: bool,
         hoist: bool = True,
         replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-        lengths: Mapping[str, Any] | Literal[False] | None = None,
-        at_most: Mapping[str, int] | None = None,
+        dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+        max_sizes: Mapping[str, int] | None = None,
         check: int | None = None,
         memory: int | None = None,
         effort: int = 1,
@@ -183,14 +185,14 @@ class Captured(Generic[P, R]):
             "recompute": recompute,
             "hoist": hoist,
             "replace": dict(replace),
-            "lengths": lengths,
-            "at_most": at_most,
+            "dynamic_axes": dynamic_axes,
+            "max_sizes": max_sizes,
             "check": check,
             "memory": memory,
             "effort": effort,
         }
         self.budget = memory
-        self._spec = LengthSpec(fn, lengths, at_most)
+        self._spec = LengthSpec(fn, dynamic_axes, max_sizes)
         self._families = CallFamilies()
         self._cache = ProgramCache()
         self._signatures = Signatures(fn)
@@ -464,12 +466,11 @@ class Captured(Generic[P, R]):
         iterations (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
-    def plot(
-        self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
-    ) -> None:
+    @old_keywords("Captured.plot")
+    def plot(self, path: str | os.PathLike[str], *, sizes: Mapping[str, int] | None = None) -> None:
         """Draw the scratch memory of the last call's program as SVG: offsets and live ranges.
 
-        With `lengths`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
+        With `sizes`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
         these lengths.
 
         Raises `CaptureError` before the first call, and if the program does not have these dynamic
@@ -479,19 +480,19 @@ class Captured(Generic[P, R]):
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
             ml.capture(ml.sum).plot("step.png")  # ArgumentError
-            bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
+            bounded.plot("step.svg", sizes={"n": 10})  # ShapeError
         """
         require_suffix(path, ".svg", "plot")
         title = f"Memory plan of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
-        if lengths is not None and not isinstance(lengths, Mapping):
+        if sizes is not None and not isinstance(sizes, Mapping):
             raise ArgumentError(
-                f'plot: expected lengths by name, such as {{"time": 12}}, got {brief(lengths)}'
+                f'plot: expected sizes by name, such as {{"time": 12}}, got {brief(sizes)}'
             )
-        if lengths:
+        if sizes:
             opened = self._open_part(self._last_entry(), planned)
-            planned = opened.planned_at(opened.values_of(lengths))
-            title += f" at {', '.join(f'{name} = {n}' for name, n in lengths.items())}"
+            planned = opened.planned_at(opened.values_of(sizes))
+            title += f" at {', '.join(f'{name} = {n}' for name, n in sizes.items())}"
         write_file(path, timeline(planned.recording(), title=title))
 
     def _repr_html_(self) -> str:
@@ -507,8 +508,8 @@ class Captured(Generic[P, R]):
         """Write the last call's program, its plan and the current state to a file.
 
         `python -m mlvm run` runs such a file. The file contains the program with hoisted values. If
-        the function was captured with `lengths` and `at_most`, the file supports all lengths that
-        the trace of the last call supports.
+        the function was captured with `dynamic_axes` and `max_sizes`, the file supports all lengths
+        that the trace of the last call supports.
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the
         program of the last call is valid only for its own lengths; `ArgumentError` for a file name
@@ -555,16 +556,16 @@ class Captured(Generic[P, R]):
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
-                why = 'name open axes, as in ml.capture(step, lengths={"x": ("n",)})'
+                why = 'name open axes, as in ml.capture(step, dynamic_axes={"x": ("n",)})'
             elif self._replace or debug.is_watched(entry.vm):
                 used = "replace= is" if self._replace else "ml.debug is"
-                why = f"{used} used; capture it without, or with lengths=False"
+                why = f"{used} used; capture it without, or with dynamic_axes=False"
             elif any(n < 2 for type in entry.input_types for n in type.shape):
                 why = "sizes of 0 and 1 have programs by themselves; call it at other lengths"
             else:
                 why = (
                     "the compiler needed their values, or a tensor is larger than at the bounds; "
-                    "call it at other lengths, or capture it with lengths=False"
+                    "call it at other lengths, or capture it with dynamic_axes=False"
                 )
             raise CaptureError(
                 f"the last program of {self!r}, for ({types}), is valid only for its own "
@@ -818,8 +819,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
@@ -831,13 +832,14 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
+@old_keywords("capture")
 def capture(
     fn: Callable[..., Any] | None = None,
     /,
@@ -846,8 +848,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-    lengths: Mapping[str, Any] | Literal[False] | None = None,
-    at_most: Mapping[str, int] | None = None,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     check: int | None = None,
     memory: int | str | None = None,
     effort: int = 1,
@@ -894,14 +896,14 @@ def capture(
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
 
-    - `lengths`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
+    - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
       axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An axis
-      without a name becomes dynamic at the third size that calls have; with `lengths=False` each
-      size gets its own program. Python code may compute with a length as with any number. A
+      without a name becomes dynamic at the third size that calls have; with
+      `dynamic_axes=False` each size gets its own program. Python code may compute with a length as with any number. A
       comparison, as in an `if`, becomes a guard. Where Python needs the value itself, each value
       gets its own program. See docs/lengths.md.
 
-    - `at_most`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
+    - `max_sizes`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
 
     - `check`: with `check=n`, every n-th call that has a program traces the function again, and
@@ -956,7 +958,7 @@ def capture(
         ml.capture(effort=0)  # ArgumentError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
-        ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
+        ml.capture(ml.sum, dynamic_axes={"x": ("n",)}, max_sizes={"n": 1})(v)  # ShapeError
     """
     require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
@@ -969,7 +971,8 @@ def capture(
             f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
+    options |= {"dynamic_axes": dynamic_axes, "max_sizes": max_sizes}
+    options |= {"check": check and int(check)}
     budget = None if memory is None else parse_size(memory, "capture(memory=)")
     options |= {"memory": budget, "effort": effort}
     if fn is None:

@@ -1,4 +1,4 @@
-"""Recursive functions: `function`.
+"""Recursive functions: `subroutine`.
 
 Eagerly such a function is the Python function itself. In a captured function it is recorded once,
 as a procedure with its own frame, so it may call itself.
@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
 from mlvm.core.types import TensorType, i64
@@ -35,6 +35,7 @@ from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, replace, with_leaves
+from mlvm.renamed import old_names
 from mlvm.step.flow import Block, Procedure, Use
 
 P = ParamSpec("P")
@@ -74,7 +75,7 @@ class Function(Generic[P, R]):
 
 
 @hinted
-def function(fn: Callable[P, R]) -> Function[P, R]:
+def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     """Record `fn` as a subroutine of the captured program, so that it may call itself.
 
     The depth of the recursion may depend on values; a `cond` must end the recursion. Eagerly the
@@ -415,3 +416,7 @@ def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Te
     operands = [or_zeros(gs[k], y.type) for k, y in vjp.tracked(vjp.outputs)]
     record_g = [or_zeros(gs[len(vjp.outputs)], number.type)] if backward.takes_record else []
     return [*operands, number, *record_g]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

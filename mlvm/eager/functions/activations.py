@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.rules import require
@@ -15,6 +15,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 P = ParamSpec("P")
 
@@ -240,7 +241,7 @@ def soft_sign(x: Tensor, /) -> Tensor:
 
 
 @_activation
-def tanhshrink(x: Tensor, /) -> Tensor:
+def tanh_shrink(x: Tensor, /) -> Tensor:
     """Compute x - tanh(x).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -252,7 +253,7 @@ def tanhshrink(x: Tensor, /) -> Tensor:
 
 
 @_activation
-def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+def soft_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal operator of limit |x|.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -264,7 +265,7 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
 
 @_activation
-def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+def hard_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """Replace x by 0 where |x| <= limit.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
@@ -281,3 +282,7 @@ def _floats(x: Tensor) -> Tensor:
     Raises `DTypeError` unless the dtype of x is a float."""
     require("float", type_of(x))
     return x
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

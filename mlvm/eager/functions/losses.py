@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, get_args
 
 from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real, require
@@ -22,6 +22,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 P = ParamSpec("P")
 
@@ -54,7 +55,7 @@ def mean_squared_error(
 
 
 @_loss
-def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+def l1_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute |predictions - targets|, for floats of one shape.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
@@ -72,7 +73,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 
 
 @_loss
-def huber(
+def huber_loss(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2).
@@ -96,7 +97,7 @@ def huber(
 
 
 @_loss
-def smooth_l1(
+def smooth_l1_loss(
     predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2.
@@ -113,7 +114,7 @@ def smooth_l1(
         ml.smooth_l1(x, half, beta=0.0)  # ArgumentError
     """
     beta = _positive(beta, "beta")
-    return huber(predictions, targets, delta=beta, reduction=reduction) / beta
+    return huber_loss(predictions, targets, delta=beta, reduction=reduction) / beta
 
 
 @_loss
@@ -216,7 +217,7 @@ def kl_divergence(
 
 
 @_loss
-def nll(
+def nll_loss(
     log_predictions: Tensor,
     labels: Tensor,
     /,
@@ -355,7 +356,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 
 
 @_loss
-def cosine_embedding(
+def cosine_embedding_loss(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute 1 - cos for similar vectors (target 1), max(cos - margin, 0) for others (target -1).
@@ -382,7 +383,7 @@ def cosine_embedding(
 
 
 @_loss
-def triplet_margin(
+def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
     negative: Tensor,
@@ -429,7 +430,7 @@ def triplet_margin(
 
 
 @_loss
-def margin_ranking(
+def margin_ranking_loss(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
     """Compute max(-target (x - y) + margin, 0).
@@ -451,7 +452,7 @@ def margin_ranking(
 
 
 @_loss
-def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+def hinge_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """Compute max(1 - target prediction, 0), for targets that are -1 or 1.
 
     Cortes and Vapnik, Machine Learning 20, 1995. Both: f[...] -> f[...], or f[] with "mean" or
@@ -469,7 +470,7 @@ def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "no
 
 
 @_loss
-def poisson_nll(
+def poisson_nll_loss(
     predictions: Tensor,
     targets: Tensor,
     /,
@@ -509,7 +510,7 @@ def poisson_nll(
 
 
 @_loss
-def gaussian_nll(
+def gaussian_nll_loss(
     predictions: Tensor,
     targets: Tensor,
     variances: Tensor,
@@ -610,3 +611,7 @@ def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
         return op.sum(losses)
     choices = ", ".join(map(repr, get_args(Reduction)))
     raise ArgumentError(f"expected reduction as one of {choices}, got {reduction!r}")
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -103,8 +103,8 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
 
 
 @public
-def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
-    """Reorder the axes of x: axis i of the result is axis axes[i] of x.
+def permute_dims(x: Tensor, /, axes: Sequence[int] | None = None) -> Tensor:
+    """Reorder the axes of x: axis i of the result is axis axes[i] of x. None reverses the axes.
 
     Nothing is copied if the axes longer than 1 keep their order.
 
@@ -117,7 +117,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     Refuses:
         ml.permute_dims(x, (0,))  # ArgumentError
     """
-    order = integers(axes, "axes")
+    order = tuple(reversed(range(x.ndim))) if axes is None else integers(axes, "axes")
     result = inferred(one_op("permute_dims", axes=order), x)
     long = [i % x.ndim for i in order if x.shape[i] != 1]
     return _shaped(x, result.shape) if long == sorted(long) else op.permute_dims(x, axes=order)

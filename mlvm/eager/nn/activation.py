@@ -365,7 +365,7 @@ class Tanhshrink(_Activation):
         Tensor([0.23840582], f32[1])
     """
 
-    _function = staticmethod(activations.tanhshrink)
+    _function = staticmethod(activations.tanh_shrink)
 
 
 class Softshrink(Module):
@@ -385,7 +385,7 @@ class Softshrink(Module):
         self.limit = _number("Softshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return activations.softshrink(x, self.limit)
+        return activations.soft_shrink(x, self.limit)
 
 
 class Hardshrink(Module):
@@ -405,7 +405,7 @@ class Hardshrink(Module):
         self.limit = _number("Hardshrink: limit", limit)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return activations.hardshrink(x, self.limit)
+        return activations.hard_shrink(x, self.limit)
 
 
 def _number(what: str, value: float) -> float:

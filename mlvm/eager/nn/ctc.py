@@ -5,6 +5,7 @@ Graves et al., Connectionist Temporal Classification, ICML 2006."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from mlvm.core.errors import ArgumentError, ShapeError
 from mlvm.core.rules import require
@@ -18,11 +19,12 @@ from mlvm.eager.functions.shapes import broadcast_to, expand_dims, pad, part, re
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.renamed import old_names
 
 
 @public
 @in_f32
-def ctc(
+def ctc_loss(
     log_predictions: Tensor,
     labels: Tensor,
     lengths: Tensor,
@@ -103,3 +105,7 @@ def ctc(
     with_label = take_along_axis(paths, op.maximum(last - 1, 0), axis=1)
     with_label = where(op.greater(counts, 0), with_label, -math.inf)
     return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -33,6 +33,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree
+from mlvm.machines.old_keywords import old_keywords
 
 
 class Lamb(Adam):
@@ -292,8 +293,9 @@ class LBFGS(Optimizer):
             p += state[1]
 
     @hinted
+    @old_keywords("LBFGS.search")
     def search(
-        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, most: int = 25
+        self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, max_calls: int = 25
     ) -> Tensor:
         """Update along the direction of `update`, by a step that meets the strong Wolfe conditions.
 
@@ -301,8 +303,8 @@ class LBFGS(Optimizer):
         Return the loss after the step, f[].
 
         `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
-        called once, and then at most `most` times. The losses are read, so this method cannot be
-        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1, or
+        called once, and then at most `max_calls` times. The losses are read, so this method cannot
+        be captured. Raises what `update` raises; `ArgumentError` if `max_calls` is below 1, or
         `loss_and_grads` returns a different value; `NotFinite` if the loss or a gradient is nan or
         infinite at the current parameters. The parameters do not change if anything is raised.
 
@@ -315,12 +317,12 @@ class LBFGS(Optimizer):
             True
 
         Refuses:
-            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), most=0)  # ArgumentError
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), max_calls=0)  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: ml.sum(v))  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NotFinite
         """
-        if integer(most, "most") < 1:
-            raise ArgumentError(f"expected most >= 1, got {most}")
+        if integer(max_calls, "max_calls") < 1:
+            raise ArgumentError(f"expected max_calls >= 1, got {max_calls}")
         loss, grads = _pair(loss_and_grads())
         first = self._checked(grads)
         gradients = {f"the gradient of {path!r}": g for path, g in first.items()}
@@ -348,7 +350,7 @@ class LBFGS(Optimizer):
 
         sign, t = -1.0 if self.maximize else 1.0, 0.0
         try:
-            t = strong_wolfe(at, sign * float(loss), sign * slope(first), most)
+            t = strong_wolfe(at, sign * float(loss), sign * slope(first), max_calls)
         finally:
             move(t)
             for path, step in steps.items():

@@ -44,6 +44,7 @@ from mlvm.eager.tree import (
     selected,
     warn_of_hidden,
 )
+from mlvm.renamed import OldAttribute
 from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
@@ -123,6 +124,21 @@ _OF_ALL: Mapping[str, Any] = {"maximize": bool}
 """Hyperparameters of all optimizers, which come last in their signatures."""
 
 
+class LearningRate:
+    """Field that is assigned a number or a schedule, and read as the rate of the next update."""
+
+    def __get__(self, optimizer: Optimizer | None, owner: type) -> float:
+        if optimizer is None:
+            return self  # type: ignore[return-value]
+        rate: float | Schedule = vars(optimizer)["learning_rate"]
+        if not callable(rate):
+            return rate
+        return float(optimizer._rate(SimpleNamespace(learning_rate=rate)))
+
+    def __set__(self, optimizer: Optimizer, value: float | Schedule) -> None:
+        vars(optimizer)["learning_rate"] = value
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
     """Base of classes whose fields are hyperparameters.
@@ -200,6 +216,8 @@ class Optimizer(_OfFields):
 
     Hyperparameters may be assigned, to the optimizer or to a group; a captured function retraces at
     most once for each. Assigning to an unknown hyperparameter raises `ArgumentError`.
+    `optimizer.learning_rate` is assigned a number or a schedule, and returns the learning rate of
+    the next update.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer stores only the
     state of its shard of the parameters. With "all" the member also stores only this shard of the
@@ -226,9 +244,12 @@ class Optimizer(_OfFields):
 
     if TYPE_CHECKING:
         _tree: Tree = _argument(alias="params", kw_only=False)
-        learning_rate: float | Schedule = _argument(kw_only=False)
+        learning_rate: LearningRate = _argument(kw_only=False)
         _groups: Groups = _argument(alias="groups", default=())
         _where: Where | None = _argument(alias="where", default=None)
+    else:
+        learning_rate = LearningRate()
+        rate = OldAttribute("Optimizer", "rate")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
@@ -340,8 +361,8 @@ class Optimizer(_OfFields):
     if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            is_complete = hasattr(self, name) or "_state" not in vars(self)
-            if not is_complete and not name.startswith("_"):
+            is_known = name in vars(self) or name[0] == "_" or "_state" not in vars(self)
+            if not is_known and not hasattr(self, name):
                 raise _unknown(self._name, name, self._options)
             if name in self._all_kinds:
                 value = _assigned(self._name, name, value, self._all_kinds[name])
@@ -430,13 +451,6 @@ class Optimizer(_OfFields):
         if len(own) > 2:  # than `paths` and `_kinds`
             vars(hyper).update({name: own[name] for name in self._options if name in own})
         return hyper
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next update: the value of the schedule at `count`, or a number.
-
-        A group may override it."""
-        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`.
@@ -614,8 +628,7 @@ class Optimizer(_OfFields):
     def _repr_html_(self) -> str:
         head = self._name, *[f"{len(group.paths)} tensors" for group in self.groups]
         rows = [
-            (x, *[_text(vars(g).get(x, getattr(self, x))) for g in self.groups])
-            for x in self._options
+            (x, *[_text(vars(g).get(x, vars(self)[x])) for g in self.groups]) for x in self._options
         ]
         return html.table(head, rows, right=0)
 

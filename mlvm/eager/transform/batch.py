@@ -1,4 +1,4 @@
-"""`batch`: run a recursive function for many inputs together.
+"""`auto_batch`: run a recursive function for many inputs together.
 
 The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
 lanes (`mlvm.step.lane_programs`, `mlvm.machines.lanes`). A lane is the run of one input: rows with
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial, update_wrapper
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
 from mlvm.machines.lane_link import LaneProgram
+from mlvm.renamed import old_names
 from mlvm.step.blocks import free_variables
 from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import FusionPolicy, policy_of
@@ -71,7 +72,7 @@ class Batch:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
         if count is not None:
-            raise ArgumentError("batch: count is not supported beside a list; leave it out")
+            raise ArgumentError("auto_batch: count is not supported beside a list; leave it out")
         if not inputs:
             return []
         stacked = self._of_rows(_stack_inputs(inputs), None)
@@ -83,13 +84,13 @@ class Batch:
     def _of_rows(self, inputs: Tree, count: Tensor | int | None) -> Tree:
         """Apply the function to each row of the inputs; stack the results."""
         if count is not None:
-            require_integer("batch takes one tree of inputs; count", count)
+            require_integer("auto_batch takes one tree of inputs; count", count)
         args = tensors(inputs)
         lengths = [x.shape[:1] for x in args] or [()]
         if () in lengths or any(each != lengths[0] for each in lengths):
             types = ", ".join(str(x.type) for x in args) or "no tensors"
             raise ShapeError(
-                f"batch: expected inputs with equal numbers of rows, got {types}; a list has "
+                f"auto_batch: expected inputs with equal numbers of rows, got {types}; a list has "
                 "an input in each item"
             )
         [total] = lengths[0]
@@ -108,7 +109,7 @@ class Batch:
 
 
 @hinted
-def batch(fn: Callable[[Any], Any]) -> Batch:
+def auto_batch(fn: Callable[[Any], Any]) -> Batch:
     """Return a function that applies `fn` to many inputs together.
 
     `fn` maps one tree of tensors to a result. It may be an `ml.function`, and call itself. Each
@@ -153,7 +154,7 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
         ml.batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])  # ShapeError
     """
     if not callable(fn):
-        raise DTypeError(f"batch: expected a function, got {brief(fn)}")
+        raise DTypeError(f"auto_batch: expected a function, got {brief(fn)}")
     return Batch(fn)
 
 
@@ -289,7 +290,7 @@ def _codes(
             pending.walk(nodes, start)
             return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
 
-    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
+    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.auto_batch"):
         with taped(None):
             forward = trace_callee(name, types, run)
         code = _build_code(forward, [])
@@ -337,7 +338,7 @@ def _vjp(
 ) -> Sums:
     """Return the cotangents of the arguments and of the closures."""
     if taping() is not None:
-        raise GradientError("a second gradient through ml.batch is not supported")
+        raise GradientError("a second gradient through ml.auto_batch is not supported")
     number, *rest = saved
     args, shared = rest[:nargs], rest[nargs:]
     pairs = zip(gs, types, strict=True)
@@ -346,3 +347,7 @@ def _vjp(
     parts = [next(results) if x.dtype.is_inexact else None for x in args]
     lane_sums = [g if h is None else added(h, g) for g, h in zip(results, sums, strict=True)]
     return [*parts, *lane_sums]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

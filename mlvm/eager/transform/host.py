@@ -6,7 +6,7 @@ Within a transformation a call is a function with a user-defined derivative (`cu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
 from mlvm.core.op import Attributes
@@ -25,9 +25,10 @@ from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
 from mlvm.eager.transform.trace import Tracer
+from mlvm.renamed import old_names
 
 
-def call(
+def host_call(
     name: str,
     /,
     *operands: Tensor,
@@ -78,7 +79,7 @@ def call(
         ml.call("nothing")  # UnknownFunction
     """
     if not isinstance(name, str):
-        raise UnknownFunction(f"call: expected a function's name, a str, got {name!r}")
+        raise UnknownFunction(f"host_call: expected a function's name, a str, got {name!r}")
     for x in operands:
         if not isinstance(x, Tensor):
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
@@ -147,3 +148,7 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
 def _aliased(xs: Tensors) -> Tensors:
     return [alias_of(x) for x in xs]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

@@ -978,7 +978,7 @@ def _trim() -> None:
 
 
 def _nbytes(vm: LocalVM) -> int:
-    return round(vm.consumed_size_in_mib() * 2**20)
+    return vm.memory_used()
 
 
 def _text(error: BaseException) -> str:
