@@ -34,7 +34,7 @@ from mlvm.core.errors import (
     DTypeError,
     MlvmError,
     OpError,
-    UnknownFunction,
+    UnknownFunctionError,
 )
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import nargs_of
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=whole_number, default=1, metavar="N", help=most)
     deep = "maximum depth of recursive calls (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
-    records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
+    records = "memory for residuals of loops of unknown length, and for rows of ml.auto_batch "
     records += "(default: 1048576)"
     add("--records", type=_count, default=1 << 20, metavar="BYTES", help=records)
 
@@ -687,7 +687,7 @@ def print_ops(names: Sequence[str]) -> None:
     for name in names:
         if name not in OPS:
             FunctionTable().binding(name)  # raises an error with similar names
-            raise UnknownFunction(f"no op {name!r}: this is a variant of an op")
+            raise UnknownFunctionError(f"no op {name!r}: this is a variant of an op")
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:
         return

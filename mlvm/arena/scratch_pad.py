@@ -33,7 +33,7 @@ class ScratchPad(Arena):
     closes it. `used` counts bytes once for each live tensor over them. A tensor must be inside the
     pad, at a multiple of its element size. With `raw` only the VM checks that.
 
-    Raises `ArenaError` for a negative size, `OutOfMemory` if the VM has less memory.
+    Raises `ArenaError` for a negative size, `OutOfMemoryError` if the VM has less memory.
 
         >>> with ml.ScratchPad(ml.VM("mine"), 4096) as pad:
         ...     words, floats = pad.tensor("u32[2]", 0), pad.tensor("f32[2]", 0)
@@ -43,7 +43,7 @@ class ScratchPad(Arena):
 
     Refuses:
         ml.ScratchPad(vm, -1)  # ArenaError
-        ml.ScratchPad(vm, 2**60)  # OutOfMemory
+        ml.ScratchPad(vm, 2**60)  # OutOfMemoryError
     """
 
     _placement: Chosen

@@ -320,7 +320,7 @@ class LimitExceededError(MachineError):
 class UnknownFunctionError(MlvmError, LookupError):
     """Error of a call to a function name that is not registered.
 
-    >>> try: ml.call('nothing')
+    >>> try: ml.host_call('nothing')
     ... except ml.errors.UnknownFunctionError as error: print(error)
     no function 'nothing'
     """

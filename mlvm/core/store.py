@@ -15,7 +15,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, HandleError, MachineError, OutOfMemory, ShapeError, brief
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    MachineError,
+    OutOfMemoryError,
+    ShapeError,
+    brief,
+)
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType
 
@@ -112,21 +119,21 @@ class FreeStore:
     def new_storage(self, nbytes: int) -> Storage:
         """Allocate the bytes of a storage; all allocations of the store call this.
 
-        Raises `OutOfMemory`.
+        Raises `OutOfMemoryError`.
         """
         self.require_open()
         self._require_room(nbytes)
         try:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes; the VM holds {self.consumed:,}"
             ) from None
 
     def _require_room(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` if an allocation of `nbytes` exceeds the limit."""
+        """Raise `OutOfMemoryError` if an allocation of `nbytes` exceeds the limit."""
         if self.limit is not None and self.consumed + nbytes > self.limit:
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"cannot allocate {nbytes:,} bytes: the VM holds {self.consumed:,} bytes, and its "
                 f"limit is {self.limit:,} (memory=); free tensors, or create the VM with more"
             )
@@ -292,7 +299,8 @@ class FreeStore:
     # --- limits ---
 
     def hold_stack(self, values: int, frames: int) -> None:
-        """Raise `OutOfMemory` if a store with limits cannot hold a launch's values and frames."""
+        """Raise `OutOfMemoryError` if a store with limits cannot hold a launch's values and
+        frames."""
 
     # --- what errors say ---
 

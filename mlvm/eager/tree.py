@@ -946,8 +946,8 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     parameters. float16 and bfloat16 are converted from and to f32 if the values are exact.
 
     Everything is checked before the first write. Raises `DTypeError` if `arrays` is not a mapping
-    to arrays; what `require_types` raises; `StaleTensor` if a tensor was freed; `GradientError` if
-    a tape needs the old values.
+    to arrays; what `require_types` raises; `StaleTensorError` if a tensor was freed;
+    `GradientError` if a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"arrays come by path, in a mapping, not in a {type(arrays).__name__}")
@@ -1000,7 +1000,7 @@ def exactly(array: Array, dtype: DType) -> Array:
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:
-    """Raise `StaleTensor` for the first tensor whose memory was freed."""
+    """Raise `StaleTensorError` for the first tensor whose memory was freed."""
     tensors = [*tensors]
     if EXTENSION is not None and EXTENSION.are_alive(tensors):
         return

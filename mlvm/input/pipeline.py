@@ -21,7 +21,14 @@ from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
-from mlvm.core.errors import DTypeError, PipelineError, QueueEmpty, QueueFull, ShutDown, brief
+from mlvm.core.errors import (
+    DTypeError,
+    PipelineError,
+    QueueClosedError,
+    QueueEmptyError,
+    QueueFullError,
+    brief,
+)
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.input.batches import Batch, Recipe, Schedule, Transform
@@ -82,7 +89,7 @@ class Pipeline(Closing, Generic[A]):
         samples per call.
     batch_size: number of samples per batch.
     vm: VM of the batches.
-    epochs: number of epochs, after which `ShutDown` is raised; None is endless.
+    epochs: number of epochs, after which `QueueClosedError` is raised; None is endless.
     shuffle: give each epoch its own random order.
     transform: function `transform(arrays, random)` that changes the arrays of each batch; with
         padding, it receives padded arrays.
@@ -128,7 +135,7 @@ class Pipeline(Closing, Generic[A]):
 
     Refuses:
         ml.Pipeline([1.0], 0)  # PipelineError
-        list(ml.Pipeline([1.0], 1, epochs=0))  # ShutDown
+        list(ml.Pipeline([1.0], 1, epochs=0))  # QueueClosedError
     """
 
     _kind: type[A] = Allocation  # type: ignore[assignment]
@@ -195,7 +202,7 @@ class Pipeline(Closing, Generic[A]):
         """Return a pipeline over the rows of a `ray.data.Dataset`, with the options of `Pipeline`.
 
         The rows stay in Ray's object store, as blocks of columns; each batch is a named tuple of
-        them. Raises `MissingExtra` without ray, and what `Pipeline` raises.
+        them. Raises `MissingExtraError` without ray, and what `Pipeline` raises.
         """
         from mlvm.input.ray import RayRows
 
@@ -206,23 +213,23 @@ class Pipeline(Closing, Generic[A]):
 
         If making it failed, this call and all later calls raise the error.
 
-        Raises `ShutDown` after the last epoch and after `close`, and `QueueEmpty` if there is no
-        batch within `timeout` seconds. Raises `PipelineError` if all slots are in use, or in a
-        process that did not make the pipeline.
+        Raises `QueueClosedError` after the last epoch and after `close`, and `QueueEmptyError` if
+        there is no batch within `timeout` seconds. Raises `PipelineError` if all slots are in use,
+        or in a process that did not make the pipeline.
 
         Refuses:
-            batches.get()  # ShutDown
-            slow.get(timeout=0.0)  # QueueEmpty
+            batches.get()  # QueueClosedError
+            slow.get(timeout=0.0)  # QueueEmptyError
             [greedy.get() for _ in range(9)]  # PipelineError
         """
         return self._take(timeout, None)
 
     def peek(self) -> tuple[A, ...]:
         """Return the batch that the next `get` returns, made on this thread in separate memory.
-        Raises `ShutDown` as `get` does, and errors of the dataset or the transform.
+        Raises `QueueClosedError` as `get` does, and errors of the dataset or the transform.
 
         Refuses:
-            batches.peek()  # ShutDown
+            batches.peek()  # QueueClosedError
         """
         batch = self._coming()
         types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
@@ -235,8 +242,8 @@ class Pipeline(Closing, Generic[A]):
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """Yield the batches of this epoch that `get` has not returned.
 
-        After a `for` that ended early, repeat the batches of that `for`. Raises `ShutDown` after
-        the last epoch, and the errors of `get`.
+        After a `for` that ended early, repeat the batches of that `for`. Raises `QueueClosedError`
+        after the last epoch, and the errors of `get`.
         """
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:
@@ -356,11 +363,13 @@ class Pipeline(Closing, Generic[A]):
                 self._make_one(crew)
             tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
         except Exception as end:  # no batch was taken, or none remain
-            crew.ready = crew.failure is not None or isinstance(end, (ShutDown, QueueEmpty))
+            crew.ready = crew.failure is not None or isinstance(
+                end, (QueueClosedError, QueueEmptyError)
+            )
             # otherwise this thread would wait for itself
-            if isinstance(end, QueueEmpty) and timeout is None:
+            if isinstance(end, QueueEmptyError) and timeout is None:
                 raise self._all_in_use() from None
-            raise (isinstance(end, ShutDown) and crew.failure) or end from None
+            raise (isinstance(end, QueueClosedError) and crew.failure) or end from None
         finally:
             self._consumer_waited += time.perf_counter() - began
         self._batches += 1
@@ -391,7 +400,7 @@ class Pipeline(Closing, Generic[A]):
     def _make_one(self, crew: Crew) -> None:
         try:
             crew.make_one()
-        except QueueFull:
+        except QueueFullError:
             self._stop()
             raise self._all_in_use() from None
 
@@ -412,10 +421,10 @@ class Pipeline(Closing, Generic[A]):
                 self._close.detach()
 
     def _coming(self) -> Batch:
-        """Return the next batch. Raises `ShutDown` after the last one, or after `close`."""
+        """Return the next batch. Raises `QueueClosedError` after the last one, or after `close`."""
         self._require_usable()
         if self._next is None:
-            raise ShutDown(
+            raise QueueClosedError(
                 f"{self.name}: all {self._schedule.epochs} epochs are finished; with epochs=None "
                 "there "
                 f"is no last one, and restore(state) goes back"
@@ -424,7 +433,7 @@ class Pipeline(Closing, Generic[A]):
 
     def _require_usable(self) -> None:
         if self._closed:
-            raise ShutDown(f"{self.name} was closed")
+            raise QueueClosedError(f"{self.name} was closed")
         if os.getpid() != self._process:
             raise PipelineError(
                 f"{self.name} belongs to process {self._process}; create a pipeline in each process"

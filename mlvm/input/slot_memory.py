@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlvm.arena.placement import rounded
-from mlvm.core.errors import EncodingError, OutOfMemory
+from mlvm.core.errors import EncodingError, OutOfMemoryError
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_zeros
 from mlvm.machines.shared_memory import Source, new_source
 
@@ -25,7 +25,7 @@ class SlotMemory:
     """Memory of `maxsize` slots in a row. Each has a tensor of every type, aligned to 64 bytes.
 
     Shared memory may be an argument of a `multiprocessing.Process`, started in any way; it has the
-    same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemory`.
+    same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemoryError`.
 
     slots: arrays of each slot.
     data: the whole memory, u8.
@@ -58,7 +58,7 @@ class SlotMemory:
             )
         except (MemoryError, OSError) as error:
             why = f": {error.strerror}" if isinstance(error, OSError) else ""
-            raise OutOfMemory(f"{maxsize} slots of {self.slot_nbytes:,} bytes{why}") from None
+            raise OutOfMemoryError(f"{maxsize} slots of {self.slot_nbytes:,} bytes{why}") from None
         self.slots = [self._slot(k * self.slot_nbytes) for k in range(maxsize)]
 
     @property

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from mlvm.core.errors import PipelineError, ShutDown, WorkerDied
+from mlvm.core.errors import PipelineError, QueueClosedError, WorkerDiedError
 from mlvm.core.types import Shape
 from mlvm.input.batches import Batch, Recipe
 from mlvm.input.queue import QueueTensor, Reservation
@@ -85,7 +85,7 @@ class Crew:
         self.ready = False
         self.closing = True
         for queue in self.queues.values():
-            queue.cancel(ShutDown(f"{queue.name} was closed"))
+            queue.cancel(QueueClosedError(f"{queue.name} was closed"))
         until = time.monotonic() + _PATIENCE
         for thread in self._threads:
             started = thread.ident is not None  # an interrupt may have occurred in `start`
@@ -97,7 +97,8 @@ class Crew:
             warnings.warn(f"still busy: {', '.join(stuck)}", RuntimeWarning, stacklevel=3)
 
     def make_one(self) -> None:
-        """Make the next batch on the caller's thread. Raises `QueueFull` if all slots are in use.
+        """Make the next batch on the caller's thread. Raises `QueueFullError` if all slots are in
+        use.
         An error in making it becomes the crew's failure."""
         self._step(self._fill_here)
 
@@ -122,7 +123,7 @@ class Crew:
         except Exception:
             raise
         except BaseException as error:  # such as SystemExit, which would stop the thread silently
-            raise WorkerDied(f"a worker was stopped by {error!r}") from error
+            raise WorkerDiedError(f"a worker was stopped by {error!r}") from error
 
     def _step(self, fill: Fill) -> bool:
         """Claim a batch, make it and settle it. Return False if no batch remains."""
@@ -167,7 +168,7 @@ class Crew:
                 else:
                     try:
                         result.commit()
-                    except ShutDown:  # after `close`
+                    except QueueClosedError:  # after `close`
                         pass
                     except Exception as error:  # errors of writing to the VM
                         self._fail(error)
@@ -190,7 +191,7 @@ class _WorkerProcess:
     """Process that makes batches in shared slots for the thread that calls `fill`.
 
     It starts with the first batch, and ends with its connection: by `end`, or when this process
-    ends. `fill` raises `WorkerDied` after its end.
+    ends. `fill` raises `WorkerDiedError` after its end.
     """
 
     def __init__(
@@ -258,10 +259,10 @@ class _WorkerProcess:
         answer: Failure | list[Shape] = connection.recv()
         return answer
 
-    def _death(self, batch: Batch) -> WorkerDied:
+    def _death(self, batch: Batch) -> WorkerDiedError:
         assert self._process is not None
         self._process.join(_GRACE)
-        return WorkerDied(
+        return WorkerDiedError(
             f"a worker process ended, with exit code {self._process.exitcode}, while it made the "
             f"samples at positions {batch.start} to {batch.stop - 1} of epoch {batch.epoch}; a "
             f'script that starts processes does so under `if __name__ == "__main__":`'

@@ -52,10 +52,11 @@ class LocalVM(Closing, VM):
     device: device such as "opencl:0"; it supports only the options `checked`, `kernels` and
         `memory`. See `mlvm.machines.gpu`.
 
-    Raises `MissingExtra` for a native machine that was not built. Raises `MachineError` for invalid
-    numbers of workers and threads, several threads without a native machine, an unknown device, and
-    a device instead of the name. Raises `UnknownFunction` if `kernels` names an unknown op, and
-    `ArgumentError` for an invalid `memory`. An allocation beyond it raises `OutOfMemory`.
+    Raises `MissingExtraError` for a native machine that was not built. Raises `MachineError` for
+    invalid numbers of workers and threads, several threads without a native machine, an unknown
+    device, and a device instead of the name. Raises `UnknownFunctionError` if `kernels` names an
+    unknown op, and `ArgumentError` for an invalid `memory`. An allocation beyond it raises
+    `OutOfMemoryError`.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
@@ -63,9 +64,9 @@ class LocalVM(Closing, VM):
 
     Refuses:
         ml.VM(threads=2, native=False)  # MachineError
-        ml.VM(kernels={"nothing": None})  # UnknownFunction
+        ml.VM(kernels={"nothing": None})  # UnknownFunctionError
         ml.VM(memory="all")  # ArgumentError
-        ml.zeros(1 << 20, device=ml.VM(memory="1 MiB"))  # OutOfMemory
+        ml.zeros(1 << 20, device=ml.VM(memory="1 MiB"))  # OutOfMemoryError
     """
 
     fast_path: FastPath | None

@@ -23,7 +23,7 @@ from mlvm.core import errors
 from mlvm.core.errors import (
     EncodingError,
     HandleError,
-    LimitExceeded,
+    LimitExceededError,
     MlvmError,
     ProgramError,
     brief,
@@ -356,7 +356,7 @@ class WireServer:
         outputs = True
         try:
             outputs = verify(program, self.vm.functions).outputs
-        except LimitExceeded:  # the time limit was exceeded
+        except LimitExceededError:  # the time limit was exceeded
             raise
         except MlvmError:
             pass  # the launch raises a better error, or finds a function that is missing now
@@ -436,7 +436,7 @@ class WireVM(Identity):
         try:
             [answer] = self.launch(_ASK_NATIVE)
         # a reference VM; a dry VM, which has no values
-        except (errors.UnknownFunction, HandleError):
+        except (errors.UnknownFunctionError, HandleError):
             return False
         return bool(answer)
 

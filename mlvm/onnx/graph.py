@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemory
+from mlvm.core.errors import MlvmError, ModelError, OpError, OutOfMemoryError
 from mlvm.core.ops import few
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of, is_array
@@ -436,7 +436,7 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
         return None
     try:
         results = run(node, operands, None)
-    except OutOfMemory:
+    except OutOfMemoryError:
         return None
     if len(results) < len(node.outputs) or not all(is_array(x) for x in results):
         return None

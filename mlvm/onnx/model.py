@@ -51,8 +51,8 @@ class Model(ml.nn.Module):
     to a captured function, a part of its signature: a length or a shape of the graph's may depend
     on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
 
-    A call raises `OutOfMemory` for more memory than `limit` bytes, 4 GiB, or a thousand times those
-    of its weights and inputs. Set a larger one for a file that you trust.
+    A call raises `OutOfMemoryError` for more memory than `limit` bytes, 4 GiB, or a thousand times
+    those of its weights and inputs. Set a larger one for a file that you trust.
     """
 
     limit: int = _LEAST[1]

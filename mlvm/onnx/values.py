@@ -124,7 +124,7 @@ def are_known(values: Sequence[Value]) -> bool:
 def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
     """Check the shape of a new array on the host, or of a tensor, and return it.
 
-    Raises `OutOfMemory` for more bytes than the limit, and `ModelError` for negative lengths.
+    Raises `OutOfMemoryError` for more bytes than the limit, and `ModelError` for negative lengths.
     """
     shape, most = tuple(int(n) for n in shape), limit.get()
     if any(n < 0 for n in shape):

@@ -1,7 +1,8 @@
 """The messages of an ONNX file in the wire format of protobuf.
 
 `SCHEMA` has all fields that are read and written; other fields are skipped.
-https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+https://protobuf.dev/programming-guides/encoding,
+https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
 
 from __future__ import annotations

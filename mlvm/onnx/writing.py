@@ -79,14 +79,14 @@ def save(
     loaded `Model` keeps its names. Any other value, such as a number, is a constant of the graph.
     Tensors that the function reads besides, such as the weights of a Module, become initializers
     with their present values. Its results are the outputs. It may be a captured function, or a
-    gradient. Branches become `If`, loops `Loop`, and functions of `ml.function` are inlined.
+    gradient. Branches become `If`, loops `Loop`, and functions of `ml.subroutine` are inlined.
 
     Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, the
     name of a length that the file leaves open. One name is one length, `"8*width"` a multiple of
-    it. The function is traced as by `capture(lengths=)`, at sizes a little above those of `args`.
-    The file computes the formulas of lengths, and has no guards. So a decision by a length must be
-    the same at these sizes, at a few more, and for each name at a thousand more. Outside of these
-    it stays the same.
+    it. The function is traced as by `capture(dynamic_axes=)`, at sizes a little above those of
+    `args`. The file computes the formulas of lengths, and has no guards. So a decision by a length
+    must be the same at these sizes, at a few more, and for each name at a thousand more. Outside of
+    these it stays the same.
 
     The ops are those of opset 20; weights of few bits raise it to the first that casts them. An op
     that takes several nodes of ONNX is a function of the file, in the domain "mlvm". With

@@ -35,7 +35,7 @@ class ScalarLog(Closing):
 
         with ml.ScalarLog("runs/1") as log:
             for step, (x, y) in enumerate(batches, 1):
-                log.add("train", step, loss=train_step(x, y), rate=optimizer.rate)
+                log.add("train", step, loss=train_step(x, y), rate=optimizer.learning_rate)
 
     and then `tensorboard --logdir runs`. A row is on disk when `add` returns. Rows of earlier logs
     in the folder stay, except from step `purge_step` on: a resumed training writes these again.

@@ -23,7 +23,7 @@ from mlvm.arena.placement import rounded
 from mlvm.arena.planner import PeakValue, Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.arena.writes import leave_out
-from mlvm.core.errors import BudgetError, OpError, PositionRefused, ProgramError
+from mlvm.core.errors import BudgetError, OpError, PositionError, ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.machine.decode import argument_of
 from mlvm.core.op import NO_ATTRIBUTES
@@ -130,10 +130,10 @@ class Planned:
             call = getattr(line, "call", None)
             if call is not None and isinstance(error, OpError):
                 error.op, error.operands = call  # the op that raised the error
-                if isinstance(error, PositionRefused) and (naxes := getattr(line, "naxes", 0)):
+                if isinstance(error, PositionError) and (naxes := getattr(line, "naxes", 0)):
                     in_lane(error, (), naxes)
             reword = getattr(line, "reword", None)
-            if reword is not None and isinstance(error, PositionRefused):
+            if reword is not None and isinstance(error, PositionError):
                 reword(error)
             layer = getattr(line, "layer", None)  # lines of a saved step have no layer
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))

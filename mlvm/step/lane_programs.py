@@ -479,8 +479,8 @@ class _Writer:
             self.op(CHECK, 1, 0, message=call.attributes["message"])
         else:
             raise CaptureError(
-                f"{call.line or 'here'}: {call.name} is no part of a function for ml.batch, which "
-                f"runs ops, control flow and ml.functions"
+                f"{call.line or 'here'}: {call.name} is not supported in a function for "
+                f"ml.auto_batch, which runs ops, control flow and ml.subroutine"
             )
 
     def call(self, call: Call) -> None:

@@ -3,7 +3,7 @@
 In: a function as for `lanes_of`, recorded with placeholders of lengths. Out: `OpenLanes`, an
     attribute of `lanes.run`, from which a launch's lengths make a program for rows. In a file each
     home, value and block has a number, and a block lists the numbers of its inner blocks.
-Callers: `ml.batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
+Callers: `ml.auto_batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
 """
 
 from __future__ import annotations

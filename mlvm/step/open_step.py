@@ -136,7 +136,9 @@ class OpenStep(NamedTuple):
         line = self._compute(values)
         if line is not None:
             is_short = any(values[each.place] < 2 for each in self.lengths)
-            how = "captured with lengths=False" if is_short else "after a call at these lengths"
+            how = (
+                "captured with dynamic_axes=False" if is_short else "after a call at these lengths"
+            )
             raise ShapeError(
                 f"step: at {self.sizes(values)} the function takes other branches than at "
                 f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"

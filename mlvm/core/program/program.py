@@ -187,7 +187,7 @@ class Program:
         """Decode the program that `to_bytes` encoded, without verification.
 
         Raises `EncodingError` for bytes that are not a program, `ProgramError` as the constructor,
-        `LimitExceeded` for one beyond the `allowance`.
+        `LimitExceededError` for one beyond the `allowance`.
         """
         _, reader = open_message(data, Kind.program, allowance=allowance)
         functions = reader.sequence(_read_function)

@@ -48,7 +48,7 @@ from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
     GradientError,
-    ShutDown,
+    QueueClosedError,
     StaleProgramError,
     brief,
 )
@@ -218,11 +218,11 @@ class Captured(Generic[P, R]):
         holding the VM's lock, so the thread that fills the queue may launch programs on the same
         VM.
 
-        Raises `ShutDown` if the queue has no element, and `ProgramError` unless the function takes
-        exactly one element from one queue, before anything else.
+        Raises `QueueClosedError` if the queue has no element, and `ProgramError` unless the
+        function takes exactly one element from one queue, before anything else.
 
         Refuses:
-            drained.drain()  # ShutDown
+            drained.drain()  # QueueClosedError
             ml.capture(ml.sum).drain(v)  # ProgramError
         """
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
@@ -328,7 +328,7 @@ class Captured(Generic[P, R]):
         outputs = [output.alloc(arena) for output in entry.outcome.outputs]
         run = partial(launch.run, self._scratch.of(arena.vm), scalars, arena.vm)
         run(signature.inputs, outputs)
-        with suppress(ShutDown):
+        with suppress(QueueClosedError):
             while True:
                 run(signature.inputs, outputs, program=looped)
         inputs, tensors = signature.inputs, signature.tensors
@@ -896,12 +896,12 @@ def capture(
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
 
-    - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
-      axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An axis
-      without a name becomes dynamic at the third size that calls have; with
-      `dynamic_axes=False` each size gets its own program. Python code may compute with a length as with any number. A
-      comparison, as in an `if`, becomes a guard. Where Python needs the value itself, each value
-      gets its own program. See docs/lengths.md.
+    - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for
+      each axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An
+      axis without a name becomes dynamic at the third size that calls have; with
+      `dynamic_axes=False` each size gets its own program. Python code may compute with a length as
+      with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
+      itself, each value gets its own program. See docs/lengths.md.
 
     - `max_sizes`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.

@@ -16,7 +16,7 @@ Invariants:
   is sent.
 
 Callers: `Captured` for each call; `drain` for each element of a queue. An error is reported with
-the user's line; an operand that was freed raises `StaleTensor`.
+the user's line; an operand that was freed raises `StaleTensorError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from mlvm.arena.arena import Allocation, Arena, trim_arenas
 from mlvm.arena.writes import may_count
 from mlvm.core.collecting import uncollected
-from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemory
+from mlvm.core.errors import BudgetError, HandleError, MlvmError, OutOfMemoryError
 from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.observe import explaining
 from mlvm.core.program.program import Program, Variant
@@ -99,7 +99,7 @@ class Scratch:
             self.release(vm)
             try:
                 self.storage = vm.alloc_storage(nbytes)
-            except OutOfMemory:
+            except OutOfMemoryError:
                 trim_arenas(vm)
                 self.storage = vm.alloc_storage(nbytes)
             self.nbytes = nbytes

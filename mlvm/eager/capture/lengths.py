@@ -129,7 +129,7 @@ class LengthSpec:
         unnamed = sorted(self.names.keys() - bound.keys())
         if rest is not None and unnamed:
             raise ArgumentError(
-                f"capture: lengths= names {unnamed[0]!r}, but the arguments of {rest} have no "
+                f"capture: dynamic_axes= names {unnamed[0]!r}, but the arguments of {rest} have no "
                 f"names; pass it as {unnamed[0]}=..."
             )
         ordinals = {id(x): i for i, x in enumerate(signature.tensors)}
@@ -140,7 +140,7 @@ class LengthSpec:
             tensors = _tensors(value, spec, name)
             if not tensors and leaves(value):
                 raise ArgumentError(
-                    f"capture: lengths= names axes of {name!r}, expected tensors, got "
+                    f"capture: dynamic_axes= names axes of {name!r}, expected tensors, got "
                     f"{_described(value)}; pass ml.asarray({name})"
                 )
             for x, names, path in tensors:
@@ -189,8 +189,8 @@ def _names_in(spec: Any, path: str) -> set[str]:
     if isinstance(spec, (list, tuple)) and not any(isinstance(each, str) for each in spec):
         return set().union(*[_names_in(each, f"{path}[{i}]") for i, each in enumerate(spec)])
     raise ArgumentError(
-        f"capture: expected lengths of {path} as (None, 'time'), a name or None for each axis, or "
-        f"a tree of these, got {brief(spec)}"
+        f"capture: expected dynamic_axes of {path} as (None, 'time'), a name or None for each "
+        f"axis, or a tree of these, got {brief(spec)}"
     )
 
 
@@ -215,7 +215,7 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
             if name not in names:
                 others = ", ".join(map(str, names)) or _described(value)
                 raise ArgumentError(
-                    f"capture: expected items of {path} ({others}) in lengths=, got {name!r}"
+                    f"capture: expected items of {path} ({others}) in dynamic_axes=, got {name!r}"
                 )
         pairs = [(name, names[name], each) for name, each in spec.items()]
     elif not isinstance(value, (list, tuple)) or len(spec) != len(value):

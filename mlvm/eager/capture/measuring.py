@@ -275,8 +275,8 @@ def measure(
 
     Arguments:
 
-    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then that of the bounds, and
-      its `used` is the number of bytes in use at the sizes of the arguments.
+    - `dynamic_axes`, `max_sizes`: dynamic axes as in `capture`. The plan is then that of the
+      bounds, and its `used` is the number of bytes in use at the sizes of the arguments.
 
     - `memory`: a budget for the plan, as in `capture(memory=)`.
 

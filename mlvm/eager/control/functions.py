@@ -88,13 +88,13 @@ def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     called twice while it is recorded: the first call determines the types of its results. Raises
     `ArgumentError` if `fn` is not a function.
 
-        >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
+        >>> half = ml.subroutine(lambda n: ml.cond(n < 1, lambda n: n, lambda n: half(n / 2), n))
         >>> half(ml.asarray(5.0))
         Tensor(0.625, f32[])
 
     Refuses:
-        ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
-        ml.function(v)  # ArgumentError
+        ml.capture(lambda x: ml.subroutine(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
+        ml.subroutine(v)  # ArgumentError
     """
     if not callable(fn):
         raise ArgumentError(f"expected a function, got {brief(fn)}")

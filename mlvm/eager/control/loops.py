@@ -26,7 +26,7 @@ from mlvm.core.errors import (
     DTypeError,
     MlvmError,
     OperandValueError,
-    PositionRefused,
+    PositionError,
     ShapeError,
     brief,
 )
@@ -529,7 +529,7 @@ def _at_most(trip_count: Tensor, total: int) -> Tensor:
         return op.take(arange(total + 1), op.maximum(trip_count, 0), axis=0)
 
 
-def _reword(error: PositionRefused) -> None:
+def _reword(error: PositionError) -> None:
     index, bound = numbers_in(error)
     error.op, error.operands = None, ()
     error.reason = f"scan: expected a length of 0 to {bound - 1}, the number of rows, got {index}"

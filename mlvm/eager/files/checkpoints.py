@@ -109,7 +109,7 @@ def save(
     device; `WeightsError` if a tensor is c128, which the format does not support, or a name is not
     a str; `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two
     parts have the same name; `ArgumentError` if the file name has the extension of another format,
-    such as "x.onnx", or `where` selects nothing; `StaleTensor` if a tensor was freed. In these
+    such as "x.onnx", or `where` selects nothing; `StaleTensorError` if a tensor was freed. In these
     cases no file is left. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
@@ -120,7 +120,7 @@ def save(
         ml.save("x", {"x": len})  # DTypeError
         ml.save("x", {"x": ml.ones(1)}, where="y")  # ArgumentError
         ml.save("x", {"x/y": 1, "x": {"y": ml.ones(1), "z": 1}})  # PathError
-        ml.save("x", {"x": stale})  # StaleTensor
+        ml.save("x", {"x": stale})  # StaleTensorError
         ml.save("x", {"x": ml.ones(2, dtype="c128")})  # WeightsError
     """
     path = _path(file, "save")

@@ -137,7 +137,7 @@ def glu(x: Tensor, /, axis: int = -1) -> Tensor:
 
     Dauphin et al., arXiv 1612.08083.
 
-    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisError` if x has no
     such axis; `DTypeError` if x is not of floats.
 
         >>> ml.glu(ml.asarray([1.0, 2.0, 0.0, 100.0]))
@@ -246,7 +246,7 @@ def tanh_shrink(x: Tensor, /) -> Tensor:
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
-        >>> ml.tanhshrink(ml.asarray([1.0]))
+        >>> ml.tanh_shrink(ml.asarray([1.0]))
         Tensor([0.23840582], f32[1])
     """
     return _floats(x) - op.tanh(x)
@@ -258,7 +258,7 @@ def soft_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
-        >>> ml.softshrink(ml.asarray([-2.0, 0.25, 1.0]))
+        >>> ml.soft_shrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-1.5,  0. ,  0.5], f32[3])
     """
     return _floats(x) - op.clip(x, -limit, limit)
@@ -270,7 +270,7 @@ def hard_shrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
-        >>> ml.hardshrink(ml.asarray([-2.0, 0.25, 1.0]))
+        >>> ml.hard_shrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-2.,  0.,  1.], f32[3])
     """
     return where(op.less_equal(op.abs(_floats(x)), limit), 0.0, x)

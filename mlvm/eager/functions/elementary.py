@@ -314,7 +314,7 @@ def put_along_axis(
 
     x: [..., n, ...]; indices: i[..., k, ...], with the rank of x; values: a shape that broadcasts
     to that of the indices. Indices broadcast along the other axes -> the type of x. Raises
-    `ShapeError` if the shapes do not fit; `AxisRefused` if x has no such axis; `PositionRefused` if
+    `ShapeError` if the shapes do not fit; `AxisError` if x has no such axis; `PositionError` if
     an index is out of range; `DTypeError` if the indices are not integers or the values are of
     another kind than x.
 
@@ -325,7 +325,7 @@ def put_along_axis(
                 [5., 0.]], f32[2,2])
 
     Refuses:
-        ml.put_along_axis(v, ml.asarray([9]), 1.0, 0)  # PositionRefused
+        ml.put_along_axis(v, ml.asarray([9]), 1.0, 0)  # PositionError
         ml.put_along_axis(v, ints, 1j, 0)  # DTypeError
         ml.put_along_axis(x, ints, 1.0, 0)  # ShapeError
     """
@@ -352,7 +352,7 @@ def scatter(
     x: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other
     axes. values: a number, or a tensor at least as long as the indices along each axis -> the type
     of x. Raises `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes do not fit;
-    `AxisRefused` if x has no such axis; `PositionRefused` if an index is out of range; `DTypeError`
+    `AxisError` if x has no such axis; `PositionError` if an index is out of range; `DTypeError`
     if the indices are not integers or the values are of another kind than x.
 
         >>> ml.scatter(ml.zeros((2, 3)), 1, ml.asarray([[2], [0]]), 7.0)
@@ -361,8 +361,8 @@ def scatter(
 
     Refuses:
         ml.scatter(v, 0, ints, 1.0, reduce="mean")  # ArgumentError
-        ml.scatter(v, 5, ints, 1.0)  # AxisRefused
-        ml.scatter(v, 0, ml.asarray([9]), 1.0)  # PositionRefused
+        ml.scatter(v, 5, ints, 1.0)  # AxisError
+        ml.scatter(v, 0, ml.asarray([9]), 1.0)  # PositionError
         ml.scatter(v, 0, ints, 1j)  # DTypeError
         ml.scatter(x, 0, ints, 1.0)  # ShapeError
     """

@@ -62,11 +62,11 @@ def l1_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "
     same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
     `ArgumentError` if the reduction is unknown.
 
-        >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        >>> ml.l1_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
 
     Refuses:
-        ml.l1(x, half, reduction="most")  # ArgumentError
+        ml.l1_loss(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
     return reduced(op.abs(predictions - targets), reduction)
@@ -83,11 +83,11 @@ def huber_loss(
     `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown or
     delta <= 0.
 
-        >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
+        >>> ml.huber_loss(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
 
     Refuses:
-        ml.huber(x, half, delta=0.0)  # ArgumentError
+        ml.huber_loss(x, half, delta=0.0)  # ArgumentError
     """
     _require_alike(predictions, targets)
     limit = _positive(delta, "delta")
@@ -102,16 +102,16 @@ def smooth_l1_loss(
 ) -> Tensor:
     """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2.
 
-    It equals `huber` divided by beta (Girshick, arXiv 1504.08083). Both: floats of one shape,
+    It equals `huber_loss` divided by beta (Girshick, arXiv 1504.08083). Both: floats of one shape,
     f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the same
     shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or beta <= 0.
 
-        >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
+        >>> ml.smooth_l1_loss(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
         Tensor([0.0625, 2.    ], f32[2])
 
     Refuses:
-        ml.smooth_l1(x, half, beta=0.0)  # ArgumentError
+        ml.smooth_l1_loss(x, half, beta=0.0)  # ArgumentError
     """
     beta = _positive(beta, "beta")
     return huber_loss(predictions, targets, delta=beta, reduction=reduction) / beta
@@ -237,12 +237,12 @@ def nll_loss(
     fit; `DTypeError` if predictions or weights are not floats, or labels not integers;
     `ArgumentError` if the reduction is unknown.
 
-        >>> ml.nll(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
+        >>> ml.nll_loss(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
         Tensor([0.6931472, 1.3862944], f32[2])
 
     Refuses:
-        ml.nll(x, ml.asarray([0, 1, 2, 3]), reduction="most")  # ArgumentError
-        ml.nll(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
+        ml.nll_loss(x, ml.asarray([0, 1, 2, 3]), reduction="most")  # ArgumentError
+        ml.nll_loss(x, ml.asarray([0, 1, 2, 9]))  # OperandValueError
     """
     require("float", type_of(log_predictions))
     require("integer", type_of(labels))
@@ -337,7 +337,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
     It is the cosine of the angle between two vectors, and 0 if one of them is 0.
 
     x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` if the shapes do not
-    fit; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is not of floats;
+    fit; `AxisError` if an operand has no such axis; `DTypeError` if an operand is not of floats;
     `ArgumentError` unless eps > 0.
 
         >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
@@ -368,11 +368,11 @@ def cosine_embedding_loss(
     `ArgumentError` if the reduction is unknown.
 
         >>> x, y = ml.asarray([[1.0, 0.0], [1.0, 0.0]]), ml.asarray([[0.0, 1.0], [1.0, 0.0]])
-        >>> ml.cosine_embedding(x, y, ml.asarray([1, -1]))
+        >>> ml.cosine_embedding_loss(x, y, ml.asarray([1, -1]))
         Tensor([1., 1.], f32[2])
 
     Refuses:
-        ml.cosine_embedding(x, half, ml.ones(4), reduction="most")  # ArgumentError
+        ml.cosine_embedding_loss(x, half, ml.ones(4), reduction="most")  # ArgumentError
     """
     type = _require_alike(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
@@ -405,11 +405,11 @@ def triplet_margin_loss(
     unknown or unless p > 0.
 
         >>> x = ml.asarray([[0.0, 0.0]])
-        >>> ml.triplet_margin(x, x + 1.0, x + 2.0, margin=2.0)
+        >>> ml.triplet_margin_loss(x, x + 1.0, x + 2.0, margin=2.0)
         Tensor([0.5857864], f32[1])
 
     Refuses:
-        ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
+        ml.triplet_margin_loss(x, half, half, p=0.0)  # ArgumentError
     """
     if not _require_alike(anchor, positive, negative).ndim:
         raise ShapeError("expected vectors along a last axis, got a scalar")
@@ -441,11 +441,11 @@ def margin_ranking_loss(
     shape; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
     unknown.
 
-        >>> ml.margin_ranking(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([1.0]), margin=0.5)
+        >>> ml.margin_ranking_loss(ml.ones(1), ml.asarray([3.0]), ml.ones(1), margin=0.5)
         Tensor([2.5], f32[1])
 
     Refuses:
-        ml.margin_ranking(x, half, half, reduction="most")  # ArgumentError
+        ml.margin_ranking_loss(x, half, half, reduction="most")  # ArgumentError
     """
     _require_alike(x, y, targets)
     return reduced(op.maximum(targets * (y - x) + margin, 0.0), reduction)
@@ -459,11 +459,11 @@ def hinge_loss(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction 
     "sum". Raises `ShapeError` unless both have the same shape: operands do not broadcast;
     `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown.
 
-        >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
+        >>> ml.hinge_loss(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
         Tensor([1.5, 0. ], f32[2])
 
     Refuses:
-        ml.hinge(x, half, reduction="most")  # ArgumentError
+        ml.hinge_loss(x, half, reduction="most")  # ArgumentError
     """
     _require_alike(predictions, targets)
     return reduced(op.maximum(1.0 - targets * predictions, 0.0), reduction)
@@ -490,11 +490,11 @@ def poisson_nll_loss(
     same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
     `ArgumentError` if the reduction is unknown.
 
-        >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
+        >>> ml.poisson_nll_loss(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
         Tensor([1.       , 1.7182817], f32[2])
 
     Refuses:
-        ml.poisson_nll(x, half, reduction="most")  # ArgumentError
+        ml.poisson_nll_loss(x, half, reduction="most")  # ArgumentError
     """
     type = _require_alike(predictions, targets)
     if log_input:
@@ -529,11 +529,11 @@ def gaussian_nll_loss(
     shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
     if the reduction is unknown or eps <= 0.
 
-        >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
+        >>> ml.gaussian_nll_loss(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
         Tensor([1.1931472], f32[1])
 
     Refuses:
-        ml.gaussian_nll(x, half, half, eps=0.0)  # ArgumentError
+        ml.gaussian_nll_loss(x, half, half, eps=0.0)  # ArgumentError
     """
     _require_alike(predictions, targets, variances)
     v = op.maximum(variances, _positive(eps, "eps"))

@@ -46,18 +46,18 @@ def ctc_loss(
 
     log_predictions: f[time, batch, K], such as the result of `log_softmax`; labels: i[batch, S];
     lengths and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises
-    `ShapeError` if the shapes do not fit; `PositionRefused` if a label is not one of the K classes,
+    `ShapeError` if the shapes do not fit; `PositionError` if a label is not one of the K classes,
     or `label_lengths` exceeds S; `DTypeError` if the predictions are not floats, or the other
     operands are not integers; `ArgumentError` if `blank` is not one of the classes or the reduction
     is unknown.
 
         >>> even = ml.log(ml.full((3, 1, 2), 0.5))
-        >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
+        >>> ml.exp(-ml.ctc_loss(even, [[1]], [3], [1]))
         Tensor([0.75], f32[1])
 
     Refuses:
-        ml.ctc(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)  # ArgumentError
-        ml.ctc(ml.zeros((4, 1, 2)), [[5]], [3], [1])  # PositionRefused
+        ml.ctc_loss(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)  # ArgumentError
+        ml.ctc_loss(ml.zeros((4, 1, 2)), [[5]], [3], [1])  # PositionError
     """
     require("float", type_of(log_predictions))
     require("integer", type_of(labels), type_of(lengths), type_of(label_lengths))

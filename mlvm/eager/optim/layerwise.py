@@ -11,7 +11,7 @@ from functools import reduce
 from math import inf, isfinite
 from typing import Any, ClassVar, Final
 
-from mlvm.core.errors import ArgumentError, NotFinite, brief
+from mlvm.core.errors import ArgumentError, NonFiniteError, brief
 from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
 from mlvm.eager.functions.arguments import integer
@@ -305,8 +305,9 @@ class LBFGS(Optimizer):
         `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
         called once, and then at most `max_calls` times. The losses are read, so this method cannot
         be captured. Raises what `update` raises; `ArgumentError` if `max_calls` is below 1, or
-        `loss_and_grads` returns a different value; `NotFinite` if the loss or a gradient is nan or
-        infinite at the current parameters. The parameters do not change if anything is raised.
+        `loss_and_grads` returns a different value; `NonFiniteError` if the loss or a gradient is
+        nan or infinite at the current parameters. The parameters do not change if anything is
+        raised.
 
             >>> w = ml.asarray([3.0, -2.0])
             >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
@@ -319,7 +320,7 @@ class LBFGS(Optimizer):
         Refuses:
             ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v), v), max_calls=0)  # ArgumentError
             ml.optim.LBFGS(v, 1.0).search(lambda: ml.sum(v))  # ArgumentError
-            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NotFinite
+            ml.optim.LBFGS(v, 1.0).search(lambda: (ml.sum(v) * ml.nan, v))  # NonFiniteError
         """
         if integer(max_calls, "max_calls") < 1:
             raise ArgumentError(f"expected max_calls >= 1, got {max_calls}")
@@ -328,7 +329,9 @@ class LBFGS(Optimizer):
         gradients = {f"the gradient of {path!r}": g for path, g in first.items()}
         for what, x in {"the loss": loss, **gradients}.items():
             if not op.all(op.isfinite(x)):
-                raise NotFinite(f"{what} is not finite; find the op by ml.debug.nans(): {brief(x)}")
+                raise NonFiniteError(
+                    f"{what} is not finite; find the op by ml.debug.nans(): {brief(x)}"
+                )
         starts = {path: op.copy(p) for path, p in self._params.items()}
         self.update(grads)
         steps = {path: op.copy(step) for path, step in self._state["step"].items()}

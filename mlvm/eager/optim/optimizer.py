@@ -378,18 +378,18 @@ class Optimizer(_OfFields):
 
         Everything is checked before the first write. Raises `PathError` if the gradients have a
         different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
-        parameter was replaced in the tree; `StaleTensor` if a tensor was freed; `HandleError` if
-        the current arena is on another VM; `GradientError` inside a differentiated function;
-        `ArgumentError` if a hyperparameter needs state that was not created. If `ArenaOverflow`
-        interrupts an update, the remaining parameters are unchanged.
+        parameter was replaced in the tree; `StaleTensorError` if a tensor was freed; `HandleError`
+        if the current arena is on another VM; `GradientError` inside a differentiated function;
+        `ArgumentError` if a hyperparameter needs state that was not created. If
+        `ArenaOverflowError` interrupts an update, the remaining parameters are unchanged.
 
         Refuses:
             sgd.update({"w": ints})  # DTypeError
             ml.grad(lambda x: sgd.update({"w": x}))(v)  # GradientError
             sgd.update({"b": v})  # PathError
             sgd.update({"w": x})  # ShapeError
-            sgd.update({"w": stale_here})  # StaleTensor
-            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflow
+            sgd.update({"w": stale_here})  # StaleTensorError
+            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflowError
             changed.update({"w": v})  # ArgumentError
             within(vm_arena, lambda: sgd.update({"w": v}))  # HandleError
         """

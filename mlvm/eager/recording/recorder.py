@@ -470,7 +470,7 @@ class Recorder:
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Return placeholders for the next element of the queue, which each launch takes."""
         if self.scopes.frames:
-            raise _refused("take an element of a queue in an ml.function")
+            raise _refused("take an element of a queue in an ml.subroutine")
         home = queue.arena.vm
         if home is not self.vm:
             raise CaptureError(
@@ -608,7 +608,7 @@ class Recorder:
         if not self.scopes.frames or opened.depth != self.scopes.frames[-1]:
             raise RetryWithCarry(x, self.depth - 1)
         raise GradientError(
-            f"{user_line() or 'here'}: cannot differentiate an ml.function that updates a "
+            f"{user_line() or 'here'}: cannot differentiate an ml.subroutine that updates a "
             f"{x.type} from outside. Pass the tensor as an argument, and return it"
         )
 
@@ -794,7 +794,7 @@ class Recorder:
         return results
 
     def check(self, condition: Tensor, message: str) -> None:
-        """Let each launch raise `CheckFailed` unless the condition holds."""
+        """Let each launch raise `CheckError` unless the condition holds."""
         attributes, ins = {"message": message}, [self.use(condition)]
         call = Call(CHECK, None, attributes, [], ins, user_line(), orderly=True, may_raise=True)
         self.calls.append(call)
@@ -933,8 +933,8 @@ class Recorder:
             and id(reference) not in self.scopes.cells
         ):
             raise _refused(
-                "update a tensor from outside of an ml.function (possibly the state of the random "
-                "keys) in place"
+                "update a tensor from outside of an ml.subroutine (possibly the state of the "
+                "random keys) in place"
             )
 
     # --- the tensor of a handle ---------------------------------------------------------
@@ -1018,7 +1018,7 @@ class Recorder:
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: cannot use a tensor that was created in a loop body, a "
-                f"branch or an ml.function outside of it. Return the tensor from there"
+                f"branch or an ml.subroutine outside of it. Return the tensor from there"
             )
         key, frames = id(reference), self.scopes.frames
         if (
@@ -1028,7 +1028,7 @@ class Recorder:
             and key not in self.scopes.cells
         ):
             remedy = ". Pass it as an argument"
-            raise _refused("use a tensor of an ml.function in another that it calls", remedy)
+            raise _refused("use a tensor of an ml.subroutine in another that it calls", remedy)
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, UnknownFunction
+from mlvm.core.errors import MlvmError, UnknownFunctionError
 from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.runs.execution import Executed, Execution, Ref
@@ -213,7 +213,7 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
             return Difference(x.number, "result", text + step.table.reason, _results(x, y))
     try:
         return _differing_op(left, right, x, y)
-    except UnknownFunction as error:
+    except UnknownFunctionError as error:
         text = f"{head}: the results differ, and this machine cannot compute the step: {error}"
         return Difference(x.number, "result", text, _results(x, y))
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFunction, brief
+from mlvm.core.errors import ArgumentError, EncodingError, MlvmError, UnknownFunctionError, brief
 from mlvm.eager.runs.replay import Mismatch, Replay, replay_of
 from mlvm.eager.runs.run import DATA, Run
 
@@ -69,7 +69,7 @@ def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
         try:
             verified.mismatches.extend(replay.replay(number))
             verified.steps.append(number)
-        except (ArgumentError, UnknownFunction) as error:
+        except (ArgumentError, UnknownFunctionError) as error:
             verified.skipped[number] = str(error)
         except EncodingError as error:
             if str(error) not in problems:

@@ -59,7 +59,7 @@ _Body: TypeAlias = Callable[[Tensors], Tensors]
 
 
 class Batch:
-    """Function of many inputs, created by `batch`."""
+    """Function of many inputs, created by `auto_batch`."""
 
     __name__: str
 
@@ -112,14 +112,14 @@ class Batch:
 def auto_batch(fn: Callable[[Any], Any]) -> Batch:
     """Return a function that applies `fn` to many inputs together.
 
-    `fn` maps one tree of tensors to a result. It may be an `ml.function`, and call itself. Each
+    `fn` maps one tree of tensors to a result. It may be an `ml.subroutine`, and call itself. Each
     input takes its own path through `cond`, `while_loop`, `scan` and recursion. All inputs that
     wait at the same instruction run together, so weights are read once. A result has the same bits
     as `fn` of only this input.
 
-    If `inputs` is a list, `batch(fn)(inputs)` returns the list of results. The items must have the
-    same structure and types, except for the sizes of first axes. Shorter items are padded with rows
-    of zeros to the longest. `fn` therefore needs their length as a part of the input, for
+    If `inputs` is a list, `auto_batch(fn)(inputs)` returns the list of results. The items must have
+    the same structure and types, except for the sizes of first axes. Shorter items are padded with
+    rows of zeros to the longest. `fn` therefore needs their length as a part of the input, for
     `scan(..., length)` or a `cond`.
 
     Any other `inputs` is a tree of tensors [n, ...] of which each row is an input, as for `map`;
@@ -127,31 +127,31 @@ def auto_batch(fn: Callable[[Any], Any]) -> Batch:
     may be known only at run time. The remaining rows of results are zeros.
 
     Each eager call calls `fn` once or twice, to trace it for one lane. A captured call is about
-    thirty times as fast: `ml.capture(ml.batch(fn))`. `fn` may use tensors from outside, such as
-    weights, but must not update them, or draw from the global random keys. Gradients flow to the
+    thirty times as fast: `ml.capture(ml.auto_batch(fn))`. `fn` may use tensors from outside, such
+    as weights, but must not update them, or draw from the global random keys. Gradients flow to the
     inputs, and to tensors from outside; the backward pass runs the lanes again. The contributions
     of lanes to the gradient of a weight are added lane by lane, in the order of separate calls.
 
     Raises `ShapeError` or `DTypeError` for inputs that do not match, and `ArgumentError` for a
-    count together with a list. Raises `CaptureError` like a captured function, `LimitExceeded` if
-    the recursion is too deep, and `GradientError` for a gradient of a gradient.
+    count together with a list. Raises `CaptureError` like a captured function, `LimitExceededError`
+    if the recursion is too deep, and `GradientError` for a gradient of a gradient.
 
     Source: Radul et al., Automatically Batching Control-Intensive Programs, arXiv 1910.11141.
 
-        >>> logs = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
-        >>> ml.batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
+        >>> logs = ml.subroutine(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
+        >>> ml.auto_batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
         [Tensor(1, i64[]), Tensor(7, i64[])]
-        >>> captured = ml.capture(ml.batch(logs))
+        >>> captured = ml.capture(ml.auto_batch(logs))
         >>> captured(ml.asarray([1.0, 100.0])), captured
         (Tensor([1, 7], i64[2]), <captured <lambda>, 1 program>)
 
     Refuses:
-        ml.batch(ml.sin)([v], 1)  # ArgumentError
-        ml.batch(lambda x: float(x))([ml.ones(())])  # CaptureError
-        ml.batch(ml.sin)([v, ml.arange(3)])  # DTypeError
-        ml.grad(lambda v: ml.grad(lambda v: ml.batch(ml.sin)([v[0]])[0])(v)[0])(v)  # GradientError
-        ml.batch(deeper)([ml.ones(())])  # LimitExceeded
-        ml.batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])  # ShapeError
+        ml.auto_batch(ml.sin)([v], 1)  # ArgumentError
+        ml.auto_batch(lambda x: float(x))([ml.ones(())])  # CaptureError
+        ml.auto_batch(ml.sin)([v, ml.arange(3)])  # DTypeError
+        ml.grad(ml.grad(lambda v: ml.auto_batch(ml.sin)([v])[0]))(v[0])  # GradientError
+        ml.auto_batch(deeper)([ml.ones(())])  # LimitExceededError
+        ml.auto_batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])  # ShapeError
     """
     if not callable(fn):
         raise DTypeError(f"auto_batch: expected a function, got {brief(fn)}")

@@ -13,7 +13,7 @@ from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from mlvm.core.errors import GradientError, StaleTensor, brief, takes
+from mlvm.core.errors import GradientError, StaleTensorError, brief, takes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
@@ -290,7 +290,7 @@ class _CustomFunction(Generic[P, R]):
         """Call a rule; explain an invalidated tensor in it, which an enclosing trace created."""
         try:
             return rule(*args)
-        except StaleTensor as error:
+        except StaleTensorError as error:
             raise GradientError(
                 f"{self.__name__}: its rule uses a tensor of an enclosing function; make "
                 f"it an argument, or a residual"

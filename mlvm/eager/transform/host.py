@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
+from mlvm.core.errors import DTypeError, GradientError, UnknownFunctionError
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
@@ -54,11 +54,12 @@ def host_call(
 
     - `attributes`: None, bools, numbers or strings, or nested lists of these.
 
-        ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
+        ml.host_call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
-    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is not a tensor,
-    `StaleTensor`, and what the function raises. A gradient through a call without a rule raises
-    `GradientError`, and a captured call of a function without a type rule raises `CaptureError`.
+    Raises `UnknownFunctionError`, `ArgumentError`, `DTypeError` for an operand that is not a
+    tensor, `StaleTensorError`, and what the function raises. A gradient through a call without a
+    rule raises `GradientError`, and a captured call of a function without a type rule raises
+    `CaptureError`.
 
     A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
     called in captured functions and transformations. `vmap` calls it for each row. Results whose
@@ -67,19 +68,19 @@ def host_call(
         >>> import numpy as np
         >>> vm = ml.VM("mine")
         >>> vm.register("softclip", lambda frame: frame.push(np.tanh(frame.param(0))))
-        >>> with ml.use(vm): ml.call("softclip", ml.zeros(2))
+        >>> with ml.use(vm): ml.host_call("softclip", ml.zeros(2))
         Tensor([0., 0.], f32[2])
 
     Refuses:
-        ml.call("doubled", v, how=object())  # ArgumentError
-        ml.capture(lambda x: ml.call("doubled", x))(v)  # CaptureError
-        ml.call("doubled", 1.0)  # DTypeError
-        ml.grad(lambda x: ml.sum(ml.call("doubled", x)))(v)  # GradientError
-        ml.call("doubled", stale)  # StaleTensor
-        ml.call("nothing")  # UnknownFunction
+        ml.host_call("doubled", v, how=object())  # ArgumentError
+        ml.capture(lambda x: ml.host_call("doubled", x))(v)  # CaptureError
+        ml.host_call("doubled", 1.0)  # DTypeError
+        ml.grad(lambda x: ml.sum(ml.host_call("doubled", x)))(v)  # GradientError
+        ml.host_call("doubled", stale)  # StaleTensorError
+        ml.host_call("nothing")  # UnknownFunctionError
     """
     if not isinstance(name, str):
-        raise UnknownFunction(f"host_call: expected a function's name, a str, got {name!r}")
+        raise UnknownFunctionError(f"host_call: expected a function's name, a str, got {name!r}")
     for x in operands:
         if not isinstance(x, Tensor):
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
@@ -138,7 +139,7 @@ def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(
-            f"{name} has no gradient for operand {position}, a {x.type}: give ml.call a vjp; "
+            f"{name} has no gradient for operand {position}, a {x.type}: give ml.host_call a vjp; "
             f"stop_gradient makes a constant of it"
         )
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import CaptureError, MachineError, OpError, PositionRefused
+from mlvm.core.errors import CaptureError, MachineError, OpError, PositionError
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
@@ -386,7 +386,7 @@ class _Frame(Generic[V]):
                     results = self._results(call)
                 except OpError as error:
                     reword = getattr(call.line, "reword", None)
-                    if reword is not None and isinstance(error, PositionRefused):
+                    if reword is not None and isinstance(error, PositionError):
                         reword(error)
                     note = f"called from {call.line}, in {self.trace.what}"
                     if call.line and note not in getattr(error, "__notes__", ()):

@@ -170,7 +170,8 @@ class Cuda:
 def listed() -> list[tuple[str, str, int]]:
     """Return the GPUs by name, model and bytes of memory.
 
-    Raises `MissingExtra` without CuPy, and `MachineError` if CUDA finds no driver or no device.
+    Raises `MissingExtraError` without CuPy, and `MachineError` if CUDA finds no driver or no
+    device.
     """
     runtime = extra("cupy", "cuda").cuda.runtime
     try:

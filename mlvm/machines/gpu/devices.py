@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.core.errors import MachineError, MissingExtraError
 from mlvm.machines.gpu import cuda, opencl
 from mlvm.machines.gpu.memory import Driver
 
@@ -43,7 +43,7 @@ def devices() -> list[Device]:
     for listed, _ in _KINDS.values():
         try:
             listing += [Device(*each) for each in listed()]
-        except (MissingExtra, MachineError):
+        except (MissingExtraError, MachineError):
             continue
     return listing
 
@@ -66,14 +66,14 @@ def why_not(kind: str) -> str:
     """Return the reason why there is no device of that kind; "" if there is one."""
     try:
         return "" if _KINDS[kind][0]() else f"{kind} has no device here"
-    except (MissingExtra, MachineError) as error:
+    except (MissingExtraError, MachineError) as error:
         return str(error)
 
 
 def driver_of(device: Any) -> Driver:
     """Return the driver of the device with that name.
 
-    Raises `MissingExtra` if its package is missing, and `MachineError` if the device does not
+    Raises `MissingExtraError` if its package is missing, and `MachineError` if the device does not
     exist.
     """
     match = _NAME.fullmatch(device) if isinstance(device, str) else None

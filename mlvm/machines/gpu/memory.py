@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import MachineError, MlvmError, OutOfMemory
+from mlvm.core.errors import MachineError, MlvmError, OutOfMemoryError
 from mlvm.core.memory import Memory
 from mlvm.core.observe import on_wait
 from mlvm.core.ops.half import shown
@@ -274,7 +274,7 @@ class DeviceMemory(Memory):
         try:
             copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
         except MemoryError as error:
-            raise OutOfMemory(f"{type} needs {type.nbytes:,} bytes: {error}") from None
+            raise OutOfMemoryError(f"{type} needs {type.nbytes:,} bytes: {error}") from None
         self.write(copy, array)
         return copy
 

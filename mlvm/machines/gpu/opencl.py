@@ -56,15 +56,15 @@ _PROBE_SECONDS: Final = 120.0
 
 
 def opencl_module() -> Any:
-    """Return pyopencl. Raises `MissingExtra` if it is not installed."""
+    """Return pyopencl. Raises `MissingExtraError` if it is not installed."""
     return extra("pyopencl", "opencl")
 
 
 def devices_by_name() -> list[tuple[str, Any]]:
     """Return the devices by name: `opencl:0` is the first of the first platform.
 
-    `opencl:0:1` is its second. Raises `MissingExtra` without pyopencl, and `MachineError` if no
-    driver is installed.
+    `opencl:0:1` is its second. Raises `MissingExtraError` without pyopencl, and `MachineError` if
+    no driver is installed.
     """
     cl = opencl_module()
     try:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import OutOfMemory
+from mlvm.core.errors import OutOfMemoryError
 from mlvm.core.memo import Memo
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
@@ -121,7 +121,7 @@ class Queue:
             try:
                 self._scratch = self.memory.empty(nbytes_now)
             except MemoryError as error:
-                raise OutOfMemory(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
+                raise OutOfMemoryError(f"{nbytes_now:,} bytes of scratch memory: {error}") from None
         return self._scratch
 
     def ready(self, plan: Plan, arrays: Sequence[Any]) -> Ready:

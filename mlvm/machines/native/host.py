@@ -11,7 +11,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import ArgumentError, HostFunctionError, MachineError, MlvmError, OutOfMemory
+from mlvm.core.errors import (
+    ArgumentError,
+    HostFunctionError,
+    MachineError,
+    MlvmError,
+    OutOfMemoryError,
+)
 from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails
@@ -254,7 +260,7 @@ class HostCall:
                 raise failure
             if status != 0:
                 raise HostFunctionError(f"status {status}")
-        except OutOfMemory:  # raised by the VM, whose functions may allocate
+        except OutOfMemoryError:  # raised by the VM, whose functions may allocate
             raise
         except MlvmError as error:
             raise HostFunctionError(f"{self._callee.name}: {error}") from None

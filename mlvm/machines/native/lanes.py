@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
+from mlvm.core.errors import CheckError, LimitExceededError, MachineError, OperandValueError
 from mlvm.core.types import Array, DType
 from mlvm.machines.lane_link import Bound, Linked
 from mlvm.machines.native._native import Lanes, Pool, lane_steps
@@ -160,7 +160,7 @@ class NativeLanes:
         """Do nothing: on entry Python switches threads and raises their exceptions for this one."""
 
     def keep(self, nbytes: int) -> None:
-        """Account for more bytes of frames. Raises `OutOfMemory` where a VM has limits."""
+        """Account for more bytes of frames. Raises `OutOfMemoryError` where a VM has limits."""
         self._keep(nbytes)
         self._nbytes += nbytes
 
@@ -181,11 +181,11 @@ class NativeLanes:
         if what == "index":
             raise OperandValueError(f"index {a} is out of range for length {b}")
         if what == "depth":
-            raise LimitExceeded(f"call depth exceeds the limit of {a}")
+            raise LimitExceededError(f"call depth exceeds the limit of {a}")
         if what == "frames":
-            raise LimitExceeded(f"lanes have more than {a:,} frames, the limit")
+            raise LimitExceededError(f"lanes have more than {a:,} frames, the limit")
         if what == "check":
-            raise CheckFailed(self._steps[a][3])
+            raise CheckError(self._steps[a][3])
         raise MachineError("the record does not exist")
 
 

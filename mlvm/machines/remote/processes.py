@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from mlvm.core.errors import AccessRefused, MachineError
+from mlvm.core.errors import AccessDeniedError, MachineError
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.metrics import Metrics
@@ -148,7 +148,7 @@ class Processes:
     def process_for(self, shared: str, name: str, nice: int) -> Process:
         """Return the process of a shared VM, or fork one for a client.
 
-        The client's VM has the `name`; `nice` is the niceness. Raises `AccessRefused`.
+        The client's VM has the `name`; `nice` is the niceness. Raises `AccessDeniedError`.
         """
         with self._lock:
             if shared:
@@ -157,11 +157,11 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessRefused(f"{count} processes of clients are running, the limit")
+                raise AccessDeniedError(f"{count} processes of clients are running, the limit")
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
-                raise AccessRefused(str(error)) from None
+                raise AccessDeniedError(str(error)) from None
 
     def _fork(self, name: str, *, shared: bool, nice: int = 0) -> Process:
         ours, theirs = Channel.pair()

@@ -22,12 +22,12 @@ from typing import Any, Final
 
 from mlvm.core import errors
 from mlvm.core.errors import (
-    AccessRefused,
-    ConnectionLost,
+    AccessDeniedError,
+    ConnectionLostError,
     EncodingError,
-    LimitExceeded,
+    LimitExceededError,
     MlvmError,
-    OutOfMemory,
+    OutOfMemoryError,
 )
 from mlvm.core.program.encoding import HEADER, VERSION, Allowance, Kind
 from mlvm.core.store import number_apart
@@ -93,7 +93,7 @@ class Server(Closing):
     VM, for example to register functions; `libraries` are shared libraries with functions in C.
     Clients receive the values of `about`.
 
-    Raises `AddressError`, `AccessRefused` for a secret that is missing or could be guessed, and
+    Raises `AddressError`, `AccessDeniedError` for a secret that is missing or could be guessed, and
     the errors of creating a VM.
 
         >>> from mlvm.machines.remote.server import Server
@@ -129,7 +129,7 @@ class Server(Closing):
             requested = None if address is None else addresses.parse_address(address)
         self._users = None if secret is None else users_of(handshake.check_secret(secret))
         if self._users is None and isinstance(requested, addresses.TcpAddress):
-            raise AccessRefused(f"a server at {requested} needs a secret")
+            raise AccessDeniedError(f"a server at {requested} needs a secret")
         if key is not None and certificate is None:
             raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
@@ -204,11 +204,11 @@ class Server(Closing):
     def reload(self, secret: str | bytes | None) -> None:
         """Replace the secret, and read the certificate's files again, for new connections.
 
-        Raises `AccessRefused` and `AddressError`, and changes nothing then.
+        Raises `AccessDeniedError` and `AddressError`, and changes nothing then.
         """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
-            raise AccessRefused(f"a server at {self.address} needs a secret")
+            raise AccessDeniedError(f"a server at {self.address} needs a secret")
         certificate, key = self._files
         context = server_context(certificate, key) if certificate is not None else None
         self._users, self._context = users, context
@@ -389,20 +389,20 @@ class Server(Closing):
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """Wrap the connection in TLS if the server has a certificate.
 
-        Raises `AccessRefused` if the client does not agree.
+        Raises `AccessDeniedError` if the client does not agree.
         """
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
-            raise AccessRefused("the client uses neither this protocol nor TLS")
+            raise AccessDeniedError("the client uses neither this protocol nor TLS")
         if self._context is None:
             if tls:
-                raise AccessRefused("the client uses TLS, but this server has no certificate")
+                raise AccessDeniedError("the client uses TLS, but this server has no certificate")
             return sock
         if not tls:
             reason = "this server requires TLS: connect with tls="
             handshake.send(sock, handshake.refusal(reason), deadline, self._system)
-            raise AccessRefused(reason)
+            raise AccessDeniedError(reason)
         sock.settimeout(max(deadline - self._system.monotonic(), 0.001))
         wrap = self._context.wrap_socket  # it takes over the descriptor
         secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
@@ -412,12 +412,12 @@ class Server(Closing):
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
         """Give an authenticated client a number and a VM; return the description for the client.
 
-        Raises `AccessRefused`.
+        Raises `AccessDeniedError`.
         """
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
-                    raise AccessRefused(f"{_MOST_OBSERVERS} observers are connected, the limit")
+                    raise AccessDeniedError(f"{_MOST_OBSERVERS} observers are connected, the limit")
                 self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
@@ -428,23 +428,23 @@ class Server(Closing):
             self._strangers.leave(client.socket)
             return self._about
         if hello.wants not in ("vm", "lease"):
-            raise AccessRefused(
+            raise AccessDeniedError(
                 f"expected a request for a vm or the status, got {hello.wants[:50]!r}"
             )
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
-            raise AccessRefused(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
+            raise AccessDeniedError(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
         with self._lock:
             if self._draining:
-                raise AccessRefused("the server is shutting down")
+                raise AccessDeniedError("the server is shutting down")
             count = len(self._clients)
             if count >= self._limits.connections:
-                raise AccessRefused(f"{count} clients are connected, the limit")
+                raise AccessDeniedError(f"{count} clients are connected, the limit")
             own = sum(each.user == hello.user for each in self._clients.values())
             if own >= self._limits.user_connections:
-                raise AccessRefused(f"{own} clients of this user are connected, the limit")
+                raise AccessDeniedError(f"{own} clients of this user are connected, the limit")
             if reason := self._accounts.over(hello.user):
-                raise AccessRefused(reason)
+                raise AccessDeniedError(reason)
             client.user = hello.user
             client.number, client.name = next(self._numbers), hello.name
             client.key, client.leased = secrets.token_hex(16), hello.wants == "lease"
@@ -463,17 +463,18 @@ class Server(Closing):
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
         """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
-            raise AccessRefused(f"expected the number of a message, got {hello.name[:50]!r}")
+            raise AccessDeniedError(f"expected the number of a message, got {hello.name[:50]!r}")
         self.interrupt(self._number_of(hello), int(hello.name))
         return self._about
 
     def _number_of(self, hello: handshake.Hello) -> int:
-        """Return the number of the user's client with key `hello.vm`. Raises `AccessRefused`."""
+        """Return the number of the user's client with key `hello.vm`. Raises
+        `AccessDeniedError`."""
         whose = hello.user, hello.vm
         with self._lock:
             numbers = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
         if not numbers:
-            raise AccessRefused("no connected client has that key")
+            raise AccessDeniedError("no connected client has that key")
         return numbers[0]
 
     def interrupt(self, client: int, last: int) -> None:
@@ -564,15 +565,15 @@ class Server(Closing):
                         session.resume(stream)
                     session.serve(stream, lambda: self._draining)
                     return self._part_from(stream, "the server is shutting down")
-                except ConnectionLost:
+                except ConnectionLostError:
                     again = session.leased and client.comes_again()
                     if not again:
                         raise
-        except ConnectionLost as error:
+        except ConnectionLostError as error:
             return self._part_from(
                 stream, "the server is shutting down" if self._draining else str(error)
             )
-        except (EncodingError, LimitExceeded) as error:  # the next message cannot be found
+        except (EncodingError, LimitExceededError) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])
             return _text(error)
@@ -594,7 +595,7 @@ class Server(Closing):
     def _part_from(self, stream: Stream, reason: str) -> str:
         """Send a client, if it is still connected, why its connection ends."""
         with contextlib.suppress(MlvmError, OSError):
-            stream.send([encode_error(ConnectionLost(reason))])
+            stream.send([encode_error(ConnectionLostError(reason))])
         return reason
 
     def _free(self, client: _Client) -> None:
@@ -702,7 +703,7 @@ class Server(Closing):
             deadline = self._system.monotonic() + self._limits.handshake_seconds
             try:
                 _, kind, message = handshake.receive(sock, deadline, system=self._system)
-            except ConnectionLost:
+            except ConnectionLostError:
                 return
             asks = handshake.Greeting.status
             if kind != asks.value:
@@ -870,12 +871,12 @@ class _BoundedSession(Session):
 
         End the connection if the process itself has no memory left: its state may be inconsistent.
         """
-        if isinstance(error, (LimitExceeded, OutOfMemory)):
+        if isinstance(error, (LimitExceededError, OutOfMemoryError)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
             self.leased = False
             most = f"{self._limits.process_bytes:,}"
-            raise ConnectionLost(f"its process has no memory left; the limit is {most} bytes")
+            raise ConnectionLostError(f"its process has no memory left; the limit is {most} bytes")
 
     @property
     def seconds(self) -> float:
@@ -893,7 +894,7 @@ class _BoundedSession(Session):
                 refusal = _INTERRUPTED
             if refusal is not None:
                 self._posts += 1  # this message counts as well
-                self._fail(LimitExceeded(refusal))
+                self._fail(LimitExceededError(refusal))
                 self._posts -= 1
         begun = time.perf_counter()
         try:
@@ -910,7 +911,7 @@ class _BoundedSession(Session):
 
     def _perform_from(self, reader: Any, name: str) -> Any:
         if self.refusal is not None and name in _MAKING:
-            raise LimitExceeded(self.refusal)
+            raise LimitExceededError(self.refusal)
         reader.allowance = Allowance(_MOST_OBJECTS)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
@@ -918,7 +919,7 @@ class _BoundedSession(Session):
         loaded, most = self.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             usage = f"{loaded:,} are loaded, and the limit is {most:,}"
-            raise LimitExceeded(f"{size:,} more bytes of programs: {usage}")
+            raise LimitExceededError(f"{size:,} more bytes of programs: {usage}")
         if size:
             reader.allowance = self._arriving = Allowance(most - loaded - size)
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):

@@ -304,7 +304,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     ml.save(file, EXAMPLE)
     with ml.Arena(ml.VM(), "gone"):
         stale = ml.zeros(2)
-    refuses(ml.errors.StaleTensor, "", ml.save, file, {"x": stale})
+    refuses(ml.errors.StaleTensorError, "", ml.save, file, {"x": stale})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, OperandValueError, StaleTensor
+from mlvm.core.errors import CaptureError, OperandValueError, StaleTensorError
 from mlvm.eager import nn
 from tests.brief import cases, refuses
 
@@ -317,7 +317,7 @@ def test_a_field_bound_to_what_ends_is_stale_as_in_eager(vm: Any) -> None:
         batch = ml.Arena(vm, "batch")
         with batch:
             step(state, ml.ones((3,)))
-        with pytest.raises(StaleTensor, match="batch"), batch:
+        with pytest.raises(StaleTensorError, match="batch"), batch:
             step(state, ml.ones((3,)))
 
 
