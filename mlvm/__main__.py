@@ -357,7 +357,7 @@ def read_argument(number: int, text: str) -> Array:
     except (AssemblyError, DTypeError) as error:
         remedy = "; write values, as in 'f32[2] 1.5 2'" if _TYPE_ALONE.fullmatch(text) else ""
         raise BadInput(f"argument {number}, {text}: {error}{remedy}") from None
-    except Exception as error:  # nothing narrower covers what numpy makes of a broken header
+    except Exception as error:  # numpy raises many classes for a broken header
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
 
 
@@ -430,7 +430,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         arrays = [*repro.inputs]
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
+        options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(loaded, SavedStep):
             outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
@@ -489,7 +489,7 @@ def debug(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
-    from mlvm.build import build as builder  # with the extension alone
+    from mlvm.build import build as builder  # requires the extension
 
     try:
         loaded = read_file(options.file)
@@ -565,7 +565,7 @@ def memory(options: argparse.Namespace) -> None:
             if options.budget is not None:
                 on_planned.remove(steps.append)
             for number, step in enumerate(steps, 1):
-                assert step.curve is not None  # which observers get
+                assert step.curve is not None  # observers get a curve
                 path = str(out / f"{file.stem}.step-{number}")
                 show_step(path, step.plan, step.recording(), step.curve(), options.budget)
         return
@@ -674,7 +674,7 @@ def _as_step(planned: Planned) -> Step:
 
 def run_onnx(options: argparse.Namespace) -> None:
     """Say what an ONNX file is, and run, time, plan and save it."""
-    from mlvm.onnx.command import run  # which the other commands do without
+    from mlvm.onnx.command import run  # imported late, as other commands do not need it
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
     named = {each: vars(options)[each] for each in ("plan", "save", "out")}
@@ -685,7 +685,7 @@ def print_ops(names: Sequence[str]) -> None:
     """The signature and first line of every op by room, or all about the named ones."""
     for name in names:
         if name not in OPS:
-            FunctionTable().binding(name)  # says which names are close
+            FunctionTable().binding(name)  # raises an error with similar names
             raise UnknownFunction(f"no op {name!r}: this is a variant of an op")
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:
@@ -699,7 +699,7 @@ def print_ops(names: Sequence[str]) -> None:
 
 def print_tuning(device: str) -> None:
     """Time products of a device with each candidate tile, and keep the fastest."""
-    from mlvm.machines.gpu.tune import tune  # which imports the machine of devices
+    from mlvm.machines.gpu.tune import tune  # imports the machine of devices
 
     for dtype, tile, gflops in tune(device):
         print(f"{dtype.name}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)

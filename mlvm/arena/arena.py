@@ -60,9 +60,11 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 class Allocation(AllocationFields):
     """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena handle: its handle in `arena.vm`; 0 if stale region: its memory; None for a
-    view, and after it was freed base: for a view, the tensor that owns the bytes, which it keeps
-    alive ended: reason why it was freed
+    arena: its arena.
+    handle: its handle in `arena.vm`; 0 if stale.
+    region: its memory; None for a view, and after it was freed.
+    base: for a view, the tensor that owns the bytes, which it keeps alive.
+    ended: reason why it was freed.
     """
 
     __slots__ = ()
@@ -223,7 +225,8 @@ _names: Final[weakref.WeakKeyDictionary[Region, tuple[object, Name]]] = weakref.
 def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
     """Name a tensor for plots and reports, which by default show its op.
 
-    kind: decides the colour path: distinguishes tensors of one kind, such as a parameter's path
+    kind: decides the colour.
+    path: distinguishes tensors of one kind, such as a parameter's path.
     """
     root = tensor.root
     region = root.region
@@ -352,11 +355,12 @@ class Arena(ArenaFields):
 
     `with arena:` allocates results in it, and resets it when the block exits.
 
-    vm: VM that provides the memory name: name for messages, reports and plots capacity: size in
-    bytes. The arena allocates it immediately and never grows. The lines of
+    vm: VM that provides the memory.
+    name: name for messages, reports and plots.
+    capacity: size in bytes. The arena allocates it immediately and never grows. The lines of
         allocations are recorded, and an overflow names the largest tensors. By default, None, the
         arena grows by chunks.
-    trims: free unused chunks when they outweigh the bytes in use; only for growing arenas
+    trims: free unused chunks when they outweigh the bytes in use; only for growing arenas.
 
     Attributes: `used` is the number of bytes of live tensors, each rounded up to 64; `high_water`
     the maximum of `used` so far; `capacity` the bytes of the arena's storages.
@@ -573,7 +577,7 @@ class Arena(ArenaFields):
             raise errors.ArenaError(
                 "free: expected a tensor that owns its memory, got a view; free its base"
             )
-        if not self._end(tensor, "arena.free(x) freed it"):
+        if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
     def reset(self) -> None:

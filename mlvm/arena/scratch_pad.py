@@ -14,8 +14,10 @@ from mlvm.core.types import TensorType
 class ScratchPad(Arena):
     """Raw bytes of a VM, and typed tensors at any offset in them.
 
-    vm: VM that provides the memory nbytes: size in bytes name: name for messages raw: leave checks
-    of offsets to the VM
+    vm: VM that provides the memory.
+    nbytes: size in bytes.
+    name: name for messages.
+    raw: leave checks of offsets to the VM.
 
         with ScratchPad(vm, 4096) as pad:
             words = pad.tensor("u32[16]", 0)
@@ -63,8 +65,9 @@ class ScratchPad(Arena):
     ) -> A:
         """Create a tensor over the bytes from `offset` on.
 
-        type: type of the tensor, or its text, such as "f32[16]" offset: offset in bytes, a multiple
-        of the element size kind: class of the tensor
+        type: type of the tensor, or its text, such as "f32[16]".
+        offset: offset in bytes, a multiple of the element size.
+        kind: class of the tensor.
 
         Raises `ArenaError` if it exceeds the pad or is not aligned, and after close; `ShapeError`
         or `DTypeError` for text that is not a type.

@@ -29,7 +29,7 @@ from mlvm.step.saved import SavedStep
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256
 _MOST_INTEGER: Final = 1 << 62
-_MOST_EXACT: Final = 1 << 53  # a double has each integer up to this
+_MOST_EXACT: Final = 1 << 53  # a double represents every integer up to this
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 

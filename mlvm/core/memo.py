@@ -27,8 +27,8 @@ _memos: Final[WeakSet[Memo[Any, Any]]] = WeakSet()
 class Memo(Generic[K, V]):
     """Cache of at most `limit` entries.
 
-    name: name for the list of caches; several caches may share it entries: the dict itself, for hot
-    paths. Reading it counts no hit and does not mark the entry as
+    name: name for the list of caches; several caches may share it.
+    entries: the dict itself, for hot paths. Reading it counts no hit and does not mark the entry as
         recently used.
     """
 

@@ -75,9 +75,10 @@ class Cache(Protocol):
 class FreeStore:
     """Storages and tensors by handle.
 
-    consumed: exact sum of the bytes of all storages limit: maximum of `consumed`, or None caches:
-    caches of arrays by handle. All are cleared when a handle may refer to another array or to
-        none, so they keep no freed array alive.
+    consumed: exact sum of the bytes of all storages.
+    limit: maximum of `consumed`, or None.
+    caches: caches of arrays by handle. All are cleared when a handle may refer to another array or
+        to none, so they keep no freed array alive.
     """
 
     def __init__(self, memory: Memory = HOST) -> None:

@@ -116,7 +116,7 @@ class QueueTensor:
         self.maxsize = maxsize
         new_ring: Callable[[], Ring] = SingleThreadedRing if single_threaded else queue.SimpleQueue
         self._free, self._waiting = new_ring(), new_ring()
-        # Reentrant, as a finalizer that the garbage collector runs may close the queue.
+        # Reentrant, because a finalizer in the garbage collector may close the queue.
         self._lock: Any = nullcontext() if single_threaded else threading.RLock()
         self._waits = not single_threaded
         self._end = [Claim(None, weakref.ref(self._waiting))]
@@ -194,7 +194,7 @@ class QueueTensor:
             shut.put([array])  # ShutDown
         """
         for marks in (self._end, self.arena.end):
-            with suppress(IndexError), self._lock:  # it is closed already
+            with suppress(IndexError), self._lock:  # already closed
                 marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
@@ -248,7 +248,7 @@ class QueueTensor:
         if claim.slot is None or self._error is not None:
             claim.give_back()
             raise self._ended()
-        self._out += 1  # the arena counts it from now on, too
+        self._out += 1  # from now on the arena counts it as well
         return claim
 
     def __iter__(self) -> Iterator[tuple[Allocation, ...]]:
@@ -342,11 +342,11 @@ class QueueTensor:
                 raise
         if timeout is None and self._is_all_mine():
             if self.arena.local is not None:
-                self.arena.local.quiesce()  # workers may be the last to use a slot
+                self.arena.local.quiesce()  # workers may still use a slot
             if self._is_all_mine():
                 raise queue.Empty
         if ring is self._waiting and self.arena.local is None:
-            self.vm.synchronize()  # what went wrong elsewhere is not to wait for an element
+            self.vm.synchronize()  # remote errors must not wait for an element
         began = time.perf_counter()
         try:
             return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
@@ -417,7 +417,7 @@ class Reservation:
     def resize(self, shapes: Sequence[Shape]) -> None:
         """Give the element's tensors these shapes, over the beginning of each part's memory."""
         claim, types = self._claim, self._queue.types
-        assert claim is not None  # it is being filled
+        assert claim is not None  # the slot is being filled
         if any(shape != type.shape for shape, type in zip(shapes, types, strict=True)):
             sized = zip(types, shapes, strict=True)
             claim.types = tuple([type.with_shape(shape) for type, shape in sized])

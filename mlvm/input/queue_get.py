@@ -86,7 +86,7 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
     program the element is dropped. Raises the errors of the queue's `get`.
     """
     vm, mine = queue.arena.lender, (get_ident(), queue.handle)
-    assert vm is not None  # or no program takes from it
+    assert vm is not None  # programs read only from queues with a VM
     claims = vm.attached(Queues).claims
     try:
         claims[mine] = queue.next_slot()

@@ -44,8 +44,8 @@ class Limit:
         arena = scope.get() or current_arena()
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
-            if limit.get() is self:  # no other thread's
-                self.check(nbytes - arena.capacity // 4)  # by which any arena grows
+            if limit.get() is self:  # not the limit of another thread
+                self.check(nbytes - arena.capacity // 4)  # every arena grows by this fraction
                 self.remaining -= nbytes
             return proceed(nbytes)
 

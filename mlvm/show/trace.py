@@ -42,9 +42,9 @@ _NOWHERE: Final[Origin] = None, None, None
 class Span(NamedTuple):
     """A call on a thread.
 
-    began, ended: nanoseconds of `time.perf_counter_ns`
-    program: program that was launched, or that the call is of
-    place: place in Python of that launch
+    began, ended: nanoseconds of `time.perf_counter_ns`.
+    program: program that was launched, or that the call is of.
+    place: place in Python of that launch.
     """
 
     name: str
@@ -88,8 +88,8 @@ class Trace:
     """Instrument that times every function. Its `layers` time calls of a VM, and its `launching`
     notes the programs of functions.
 
-    spans: calls, the last `most` of them
-    rows: names of the threads that made them
+    spans: calls, the last `most` of them.
+    rows: names of the threads that made them.
     """
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:

@@ -195,7 +195,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
                 view,
             )
         self.arena.free(group.base)
-        self.end(group, "arena.free(x) freed it")
+        self.end(group, "arena.free freed it")
 
     @rule()
     def reset(self) -> None:

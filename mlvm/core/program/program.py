@@ -220,8 +220,9 @@ class Program:
 class Variant(Program):
     """Program that differs from another program only in integers.
 
-    patched: prepared form on VMs with a loop in C, which needs no program values: the integers, in
-    the order of `patched` types: types of the launch's arguments
+    patched: prepared form on VMs with a loop in C, which needs no program.
+    values: the integers, in the order of `patched`.
+    types: types of the launch's arguments.
     """
 
     __slots__ = ("_full", "_make", "patched", "values")

@@ -102,8 +102,8 @@ class NativeLanes:
         keep: Callable[[int], None],
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
-        self._bound: dict[tuple[int, int], Bound] = {}  # the last of each part
-        self._keep, self._nbytes = keep, 0  # of frames, which stay for the next run
+        self._bound: dict[tuple[int, int], Bound] = {}  # the last binding of each part
+        self._keep, self._nbytes = keep, 0  # bytes of frames, which are kept for the next run
         self._names = [*linked.runs, *linked.sites]
         flat = Flat(linked)
         size = flat.size
@@ -120,7 +120,7 @@ class NativeLanes:
             _ints([x for register, nbytes in pairs for x in (register, size(nbytes))])
             for pairs in (linked.params, linked.returned)
         )
-        self._sizes = flat.sizes  # all of them
+        self._sizes = flat.sizes  # all sizes
         self._results = [nbytes for _, nbytes in linked.returned]
         self.lanes = Lanes(
             _ints(flat.code),

@@ -22,11 +22,11 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
-_PER_ARRAY: Final = 224  # bytes of an array, beside its elements
-_PER_HANDLE: Final = 440  # of a tensor or storage, with its entry
-_PER_VALUE: Final = 56  # on a stack
+_PER_ARRAY: Final = 224  # bytes per array, in addition to its elements
+_PER_HANDLE: Final = 440  # bytes per tensor or storage, including its entry
+_PER_VALUE: Final = 56  # bytes per stack value
 _PER_FRAME: Final = 128
-_LOOK: Final = 0.05  # seconds between two checks that the client still waits
+_LOOK: Final = 0.05  # seconds between two checks whether the client still waits
 
 
 class BoundedVM(LocalVM):
@@ -91,7 +91,7 @@ class BoundedVM(LocalVM):
                 return super().launch(program, args, max_steps=max_steps)
             finally:
                 self._scheduler = scheduler
-                self._linked.pop(id(program), None)  # it is linked for this scheduler
+                self._linked.pop(id(program), None)  # it was linked for this scheduler
 
     # --- tensors without a valid value ---
 

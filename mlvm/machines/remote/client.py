@@ -63,10 +63,10 @@ class _Posted(NamedTuple):
 class _Sent(NamedTuple):
     """Counters of what was added to the stream.
 
-    posts: number of posts
-    dequeued: number of those that came from the outbox
-    calls: number of calls
-    places: origins of the last posts, those that the server has not confirmed
+    posts: number of posts.
+    dequeued: number of those that came from the outbox.
+    calls: number of calls.
+    places: origins of the last posts, those that the server has not confirmed.
     """
 
     posts: int
@@ -113,10 +113,10 @@ class RemoteVM(Closing, WireVM):
         self.shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
-        self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
+        self._sending = threading.RLock()  # acquired after `_lock`, which is for calls that wait
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
-        # by number of a call, the name of an unanswered allocation
+        # name of an unanswered allocation, by number of the call
         self._allocs: dict[int, str] = {}
         self._blamed: dict[int, Place | _Posted | None] = {}  # by number of a failed post
         self._lost: str | None = None
@@ -212,7 +212,7 @@ class RemoteVM(Closing, WireVM):
     def _leave_to_parent(self) -> None:
         """Leave the connection to the parent, in a forked process, where no thread holds a lock."""
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        self._stream.socket.close()  # the descriptor alone: a shutdown would reach the parent
+        self._stream.socket.close()  # only close the descriptor: a shutdown would affect the parent
         self._end("this process was forked, and the connection is its parent's")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -235,7 +235,7 @@ class RemoteVM(Closing, WireVM):
         try:
             if self._live.issuperset(handles):
                 return
-        except TypeError:  # not hashable, as the encoding will say
+        except TypeError:  # not hashable; the encoding raises the error
             return
         self.require_open()
         handle = next(each for each in handles if each not in self._live)
@@ -251,7 +251,7 @@ class RemoteVM(Closing, WireVM):
         if not rest:
             self._add_post(bytes(first))
             return
-        with self._sending:  # sent now, as the caller may change the memory
+        with self._sending:  # sent immediately, as the caller may change the memory
             self._add_to_stream((first, *rest), user_place())
             self._flush()
         self._confirm()
@@ -421,7 +421,7 @@ class RemoteVM(Closing, WireVM):
             if isinstance(error, errors.MlvmError):
                 error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = self._blamed.get(posted)  # if it was raised before
+            place = self._blamed.get(posted)  # if it was already raised
             if 0 <= index < len(sent.places):
                 place = self._blamed[posted] = sent.places[index]
                 while len(self._blamed) > _MOST_BLAMED:
@@ -454,8 +454,8 @@ class RemoteVM(Closing, WireVM):
         """Return the server's reason for ending the connection, if it sent one."""
         mine: list[bool] = []
         try:
-            mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
-            if mine[0]:  # else another thread receives it
+            mine.extend(map(self._lock.acquire, (False,)))  # atomic; see `stream`
+            if mine[0]:  # otherwise another thread receives it
                 with suppress(errors.MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
@@ -464,7 +464,7 @@ class RemoteVM(Closing, WireVM):
                         if isinstance(last_words, ConnectionLost):
                             return str(last_words)
         finally:
-            if mine == [True]:  # no call, after which Ctrl-C might come
+            if mine == [True]:  # without a call, during which Ctrl-C might occur
                 self._lock.release()
         return None
 

@@ -36,12 +36,12 @@ from mlvm.machines.remote.users import own_secret
 from mlvm.machines.versions import difference
 
 _MOST_STATUS: Final = 1 << 22
-_PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
+_PATIENCE: Final = 2.0  # seconds for a request to stop a launch
 _MOST_CUTS: Final = 10
 _NO_TLS: Final = (
     "cannot use TLS with this server; leave out tls=, or start it with --certificate and --key"
 )
-_PAUSE: Final = 0.05  # seconds at most between two attempts at a busy server
+_PAUSE: Final = 0.05  # maximum seconds between two attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
 """Encryption of a connection and trusted certificates: see `connect`."""

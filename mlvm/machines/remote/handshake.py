@@ -38,7 +38,7 @@ LEAST_SECRET: Final = 16
 BUSY: Final = "too many connections come at once: try again"
 """The reason after which a client tries again by itself."""
 
-_LEAST_DIFFERENT: Final = 5  # bytes of a secret
+_LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
 _MOST_REASON: Final = 500  # characters
 _MOST: Final = 4096  # bytes of a message from an unauthenticated peer
 _TLS_RECORD: Final = b"\x16\x03"
@@ -59,11 +59,11 @@ class Greeting(Enum):
 class Hello:
     """First message of a client: its request.
 
-    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume"
-    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key
-    name: the client's name in the server's log; for "interrupt" the number of a message
-    has_secret: the client will prove that it knows a secret
-    user: user of the secret, which the server learns from the proof
+    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume".
+    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key.
+    name: the client's name in the server's log; for "interrupt" the number of a message.
+    has_secret: the client will prove that it knows a secret.
+    user: user of the secret, which the server learns from the proof.
     """
 
     wants: str = "vm"
@@ -207,7 +207,7 @@ def greet(
     for text in (hello.wants, hello.vm, hello.name):
         writer.text(text)
     first = pack(Greeting.hello, writer.body())
-    with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
+    with suppress(ConnectionLost):  # a busy server does not read, but sends the reason
         send(sock, first, deadline, system)
     heard = first, _expect(sock, Greeting.challenge, deadline, system), _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))

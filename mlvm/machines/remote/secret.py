@@ -13,7 +13,7 @@ from mlvm.machines.remote.handshake import check_secret
 VARIABLE: Final = "MLVM_SECRET_FILE"
 """The environment variable that names the secret's file, by default."""
 
-_MOST: Final = 1 << 16  # bytes: of many users
+_MOST: Final = 1 << 16  # bytes; a file may have secrets of many users
 
 
 def make_secret() -> str:
@@ -27,7 +27,7 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
     Raises `AccessRefused` if others can read the file, if it is too long or has no secret, and
     `OSError`.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # for a pipe: no waiting
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
     with open(descriptor, "rb") as file:
         require_private(descriptor, path, "secret")
         data = file.read(_MOST + 1)

@@ -56,7 +56,7 @@ _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 _MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
 _LOOK_AT_QUOTAS: Final = 0.5  # seconds between two checks
 
-_LAST_WORDS: Final = 0.2  # seconds until the end of a process is noticed
+_LAST_WORDS: Final = 0.2  # seconds until the exit of a process is noticed
 _INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
@@ -147,8 +147,8 @@ class Server(Closing):
         self._clients: dict[int, _Client] = {}
         self._started = system.monotonic()
         self._draining = False
-        self._launches = 0  # of clients that have left
-        self._metrics = Metrics()  # of these, and of handshakes
+        self._launches = 0  # launches of disconnected clients
+        self._metrics = Metrics()  # metrics of these clients, and of handshakes
         self._accounts = Accounts(self._limits)
         self._admitted = 0
         for name in shared:
@@ -164,9 +164,9 @@ class Server(Closing):
         self.shared = {} if processes else {name: self.make_vm(name) for name in shared}
         for vm in self.shared.values():
             vm.allow_several_clients()
-        if requested is None:  # this is a process of a client
+        if requested is None:  # this process serves one client
             return
-        sample = self.make_vm("sample")  # invalid options raise now
+        sample = self.make_vm("sample")  # raises for invalid options
         sample.launch_cache()
         for name in _MODULES:
             importlib.import_module(name)
@@ -181,7 +181,8 @@ class Server(Closing):
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
-        self._spare = os.open(os.devnull, os.O_RDONLY)  # to refuse a client when none is left
+        # spare descriptor, to reject a client when none is left
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         try:
             self._socket = opened or system.listen(requested, public=public)
             self.address: addresses.Address = addresses.address_of(self._socket, requested)
@@ -233,13 +234,13 @@ class Server(Closing):
         if first:
             self._log.event("draining", clients=count, grace=grace)
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+                self._socket.shutdown(socket.SHUT_RDWR)  # wake the thread that accepts
             self._socket.close()
             self._remove_file()
         self.drain()
         self._wait(grace)
         self.stop("the server is shutting down")
-        self._wait(0.5)  # for the answers to their clients
+        self._wait(0.5)  # wait for the answers to clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
             open_sockets = [*self._strangers.sockets(), *self._observers, *admitted]
@@ -320,7 +321,7 @@ class Server(Closing):
                 continue
             try:
                 self._system.start("mlvm client", self._meet, sock)
-            except RuntimeError as error:  # the system has no more threads
+            except RuntimeError as error:  # the system cannot create a thread
                 self._log.event("error", what="thread", error=error)
                 self._strangers.leave(sock)
                 sock.close()
@@ -353,7 +354,7 @@ class Server(Closing):
                 sock.do_handshake()
             client = _Client(peer, sock, self._limits.lease_seconds, system)
             credentials = addresses.credentials(sock)
-            # a process of the same user's
+            # a process of the same user
             trusted = credentials is not None and credentials[1] == os.getuid()
             decide = partial(self._decide, client)
             handshake.admit(
@@ -378,7 +379,8 @@ class Server(Closing):
             self._strangers.leave(sock)
             with self._lock:
                 self._observers.discard(sock)
-            if client is None or not client.resumes:  # else it is another's now
+            # otherwise the number belongs to another client
+            if client is None or not client.resumes:
                 _part(sock if client is None else client.socket, system)
             if client is not None and client.own and client.vm is not None:
                 client.session = client.vm = None
@@ -611,7 +613,7 @@ class Server(Closing):
                 self._accounts.leave(client.number)
                 if client.session is not None:
                     self._metrics.add(client.session.metrics.to_json())
-        if client.process is not None:  # the process has logged it
+        if client.process is not None:  # the process has already logged it
             if client.own:
                 client.process.channel.end()
             return
@@ -672,7 +674,7 @@ class Server(Closing):
             nbytes: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
-                    if each["client"] not in self._clients:  # its usage is counted already
+                    if each["client"] not in self._clients:  # its usage is already counted
                         continue
                     nbytes[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
@@ -712,9 +714,9 @@ class Server(Closing):
 class _Client:
     """A connection; it has a number once admitted, and a VM if it requested one.
 
-    leased: the client may reconnect within the server's `lease_seconds`
-    resumes: the number of the client that this connection continues
-    key: a secret of this client alone, with which it may end its launches
+    leased: the client may reconnect within the server's `lease_seconds`.
+    resumes: the number of the client that this connection continues.
+    key: a secret of this client alone, with which it may end its launches.
     """
 
     def __init__(
@@ -859,9 +861,9 @@ class _BoundedSession(Session):
         self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
         self.last = 0
         """The number of the message up to which launches are ended."""
-        self._arriving = Allowance(0)  # of the program that is being decoded
-        self._sizes: dict[int, int] = {}  # of the loaded programs, by number
-        self.program_bytes = 0  # their sum
+        self._arriving = Allowance(0)  # allowance of the program that is being decoded
+        self._sizes: dict[int, int] = {}  # bytes of the loaded programs by number
+        self.program_bytes = 0  # sum of `_sizes`
 
     def heed(self, error: Exception) -> None:
         """Count exceeded limits.
@@ -890,7 +892,7 @@ class _BoundedSession(Session):
             if kind is Kind.launch and self.is_interrupted():
                 refusal = _INTERRUPTED
             if refusal is not None:
-                self._posts += 1  # as this message is one
+                self._posts += 1  # this message counts as well
                 self._fail(LimitExceeded(refusal))
                 self._posts -= 1
         begun = time.perf_counter()
@@ -971,7 +973,7 @@ def _trim() -> None:
 
     glibc keeps it in the arena of the thread that allocated it.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -53,11 +53,11 @@ def launch_struct(nhandles: int) -> struct.Struct:
 class Session(WireServer):
     """Session of one client on a VM, which is the client's `own`, or shared.
 
-    launches: number of launches
-    messages: number of received messages
-    busy: a message is being performed; False during launches from the cache
-    answers: number of sent answers
-    leased: the client may resume on another connection
+    launches: number of launches.
+    messages: number of received messages.
+    busy: a message is being performed; False during launches from the cache.
+    answers: number of sent answers.
+    leased: the client may resume on another connection.
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:
@@ -88,7 +88,7 @@ class Session(WireServer):
                 self.leased = False
                 raise ConnectionLost("the client has ended its lease")
             if self.leased and isinstance(reader, Incoming):
-                reader = reader.arrived()  # half a message counts as none
+                reader = reader.arrived()  # a partial message does not count
             self.busy = True
             self.messages += 1
             answer = self.handle(kind, reader)
@@ -215,7 +215,7 @@ class Session(WireServer):
             return self._write_from(reader)
         args = read_args(reader, name)
         if name == "read" and self._own:
-            return self.vm.borrow(*args)  # it is sent before the next call
+            return self.vm.borrow(*args)  # the array is sent before the next call
         return self.perform(name, args)
 
     def perform(self, name: str, args: list[Any]) -> Any:
@@ -227,7 +227,7 @@ class Session(WireServer):
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
-            case "alloc_tensor" | "tensor_from_storage":  # a view may come to own bytes, by a swap
+            case "alloc_tensor" | "tensor_from_storage":  # a view may own bytes after a swap
                 self._tensors.add(result)
                 if len(self._tensors) > self._most_tensors:
                     self._tensors = set(filter(self._is_alive, self._tensors))

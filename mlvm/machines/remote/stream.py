@@ -34,7 +34,7 @@ LARGE: Final = 1 << 16
 
 _ROOM: Final = 1 << 18
 _AHEAD: Final = 1 << 14  # bytes of a large message read at once, for fields before the elements
-_MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
+_MOST_PARTS: Final = 256  # parts per system call; the limit of Linux is 1024
 _SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
 """Seconds that a receiver polls, yielding the processor, before it sleeps."""
@@ -213,7 +213,7 @@ class Stream:
         if self._at.incoming is None and not self.has_received():
             self._begin()
             self._fill(1)
-            self._waited = True  # for the message that `receive` returns
+            self._waited = True  # seconds of waiting for the message that `receive` returns
 
     def _begin(self) -> None:
         """Start the timeout of the next message, unless it runs already."""
@@ -228,7 +228,7 @@ class Stream:
             rest = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
             fresh[: len(rest)] = rest
-            # No call comes between these lines, so no interrupt does.
+            # There is no call between these lines, so no interrupt either.
             end, at = deque((len(rest),), 1), self._at._replace(start=0)
             self._buffer, self._end, self._at = fresh, end, at
             start = 0
@@ -294,9 +294,9 @@ def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
 class _At(NamedTuple):
     """Position of the receiver.
 
-    start: offset of the first unread byte of the buffer
-    messages: number of messages returned
-    incoming: the last message, if it is still arriving
+    start: offset of the first unread byte of the buffer.
+    messages: number of messages returned.
+    incoming: the last message, if it is still arriving.
     """
 
     start: int

@@ -65,7 +65,7 @@ class Accounts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nbytes: Mapping[str, int] = {}
-        self._totals: dict[int, tuple[int, float]] = {}  # by client
+        self._totals: dict[int, tuple[int, float]] = {}  # totals by client
         self._spent: dict[str, dict[int, tuple[int, float]]] = {}
         """Launches and processor seconds by user and minute of `monotonic`, for the last hour."""
 

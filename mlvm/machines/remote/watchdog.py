@@ -77,7 +77,7 @@ class Watchdog:
                 limit.add_note(note)
             limit.function, limit.pc, limit.step = error.function, error.pc, error.step
             raise limit from None
-        if watch.reason is not None:  # the error came too late, or was swallowed
+        if watch.reason is not None:  # the error arrived too late, or was suppressed
             raise LimitExceeded(watch.reason)
 
     def stop(self, reason: str) -> None:
@@ -101,7 +101,7 @@ class Watchdog:
                 if not watch.raised or met:
                     return
                 met = True
-                self._system.interrupt(watch.thread, Stopped)  # replaces a pending one
+                self._system.interrupt(watch.thread, Stopped)  # replaces a pending interrupt
                 while True:
                     pass
             except Stopped:
