@@ -22,11 +22,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
+from mlvm.arena.context import current, set_context
 from mlvm.arena.fields import AllocationFields, ArenaFields
 from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded, size_class
 from mlvm.arena.placement import Region as Region
@@ -282,8 +282,9 @@ def regions(vm: VMProtocol) -> Regions:
     return vm.attached(Regions)
 
 
-scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""The arena of a thread's or task's results: that of its innermost block."""
+def scope() -> Arena | None:
+    """Return the arena of this thread's or task's innermost block; None outside of blocks."""
+    return current().arena  # type: ignore[no-any-return]
 
 
 class results_in:
@@ -297,20 +298,15 @@ class results_in:
         self.thread = threading.current_thread()
 
     def __enter__(self) -> Arena:
-        _set_blocks((*_blocks.get(), self))
+        _set_blocks((*current().arena_blocks, self))
         return self.arena
 
     def __exit__(self, *_: object) -> None:
-        _set_blocks(tuple([block for block in _blocks.get() if block is not self]))
-
-
-_blocks: ContextVar[tuple[results_in, ...]] = ContextVar("blocks", default=())
-"""The open blocks of a thread or task, the innermost last."""
+        _set_blocks(tuple([x for x in current().arena_blocks if x is not self]))
 
 
 def _set_blocks(blocks: tuple[results_in, ...]) -> None:
-    _blocks.set(blocks)
-    scope.set(blocks[-1].arena if blocks else None)
+    set_context(arena=blocks[-1].arena if blocks else None, arena_blocks=blocks)
 
 
 _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
@@ -639,7 +635,7 @@ class Arena(ArenaFields):
     def __exit__(self, *_: object) -> None:
         """Leave the arena. A thread that finalizes another thread's generator closes only the
         generator's block; its own scope stays."""
-        mine = [block for block in _blocks.get() if block.arena is self and block.resets]
+        mine = [block for block in current().arena_blocks if block.arena is self and block.resets]
         if mine:
             mine[-1].__exit__()
         with self._lock:  # a thread that enters meanwhile waits for the reset

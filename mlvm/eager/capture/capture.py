@@ -37,6 +37,7 @@ from typing import (
 )
 
 from mlvm.arena.arena import Allocation, Arena, scope
+from mlvm.arena.context import current
 from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
@@ -64,12 +65,7 @@ from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import check_replace, replace_patterns
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.recording import debug, recorder
-from mlvm.eager.tensor.context import (
-    current_arena,
-    current_capture,
-    current_tape,
-    default_arena,
-)
+from mlvm.eager.tensor.context import current_arena, default_arena
 from mlvm.eager.tensor.number import is_same
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -196,7 +192,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current_capture.get() is not None:  # it is called inside another captured function
+        if current().recorder is not None:  # it is called inside another captured function
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
@@ -217,11 +213,11 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if current_tape.get() is not None and taping() is not None:
+        if current().tape is not None and taping() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
-        arena = scope.get() or default_arena()
+        arena = scope() or default_arena()
         for path in () if loop else self._fast_path.entries:
             bound = path.match(arena.vm, args, kwargs)
             if bound is not None:
@@ -252,7 +248,7 @@ class Captured(Generic[P, R]):
 
         No program is launched. Raises the errors that a call raises before its launch.
         """
-        arena = scope.get() or default_arena()
+        arena = scope() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 
     def _match(self, arena: Arena, args: Any, kwargs: Any) -> Match:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
@@ -24,7 +25,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.constants import is_constant
-from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
@@ -484,7 +485,7 @@ class Optimizer(_OfFields):
         """Return the functions of `_rule_of` for these hyperparameters, called by their templates.
 
         A captured call and the rule of a user run the methods instead."""
-        if current_capture.get() is not None or not type(self).__module__.startswith("mlvm."):
+        if current().recorder is not None or not type(self).__module__.startswith("mlvm."):
             return (
                 lambda count, rate: self._scalars(hyper, rate),
                 lambda p, g, *rest: self._step(hyper, p, self._given(hyper, p, g), *rest),
@@ -526,7 +527,7 @@ class Optimizer(_OfFields):
         types = self._layout.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError(
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"

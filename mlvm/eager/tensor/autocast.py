@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ContextDecorator, suppress
-from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, Final, TypeVar
 
+from mlvm.arena.context import current, set_context
 from mlvm.core.errors import ArgumentError, DTypeError, brief
 from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
@@ -24,14 +24,10 @@ from mlvm.eager.tensor.wrapper import require_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_entered: ContextVar[tuple[autocast, ...]] = ContextVar("autocast", default=())
-"""The blocks that this thread or task is in, the last one at the end."""
 
-_dtype: ContextVar[DType | None] = ContextVar("autocast_dtype", default=None)
-"""The dtype of the last one of these blocks."""
-
-autocast_dtype: Final = _dtype.get
-"""Return the half dtype that products are computed in here, if any."""
+def autocast_dtype() -> DType | None:
+    """Return the half-precision dtype of matrix products in this thread or task, if any."""
+    return current().autocast_dtype
 
 
 class autocast(ContextDecorator):
@@ -88,16 +84,16 @@ class autocast(ContextDecorator):
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 
     def __enter__(self) -> None:
-        self._enter((*_entered.get(), self))
+        self._enter((*current().autocast_blocks, self))
 
     def __exit__(self, *_: object) -> None:
         """Leave this block, whichever was entered last: generators leave theirs when they end."""
-        self._enter(without_last(_entered.get(), self))
+        self._enter(without_last(current().autocast_blocks, self))
 
     @staticmethod
     def _enter(blocks: tuple[autocast, ...]) -> None:
-        _entered.set(blocks)
-        _dtype.set(blocks[-1].dtype if blocks else None)
+        dtype = blocks[-1].dtype if blocks else None
+        set_context(autocast_blocks=blocks, autocast_dtype=dtype)
 
     def __call__(self, func: F) -> F:
         """Decorate a function, which then runs in such a block."""

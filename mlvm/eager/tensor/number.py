@@ -16,16 +16,15 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 
+from mlvm.arena.context import context, current
 from mlvm.core.errors import ShapeError, user_line
 from mlvm.core.lengths import Length
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.tensor.context import bound
 from mlvm.eager.tensor.copying import LeafMemo
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.polynomials import (
@@ -44,8 +43,6 @@ _COMPARED: Final = frozenset(
 
 _LARGEST: Final = 1 << 62
 """Largest constant of formulas in C; beyond it, one is compared only."""
-
-_current: ContextVar[Numbers | None] = ContextVar("numbers", default=None)
 
 
 class Size(int):
@@ -116,7 +113,7 @@ class Numbers:
         """Record computation on the inputs inside the block, which gets their placeholders. After
         the block a placeholder behaves as its number."""
         try:
-            with bound(_current, self):
+            with context(numbers=self):
                 yield [self._number(place) for place in range(self.inputs)]
         finally:
             self.closed = True
@@ -297,7 +294,7 @@ class Numbers:
             self.at_bounds()
             placeholders = self._placeholders_of_values()
             self.guarded = {}
-            with bound(_current, self):
+            with context(numbers=self):
                 yield placeholders, guards
             if len(self.pins) > len(before[3]):
                 raise Pinned
@@ -344,7 +341,7 @@ class Numbers:
         """Record computation in a fork inside the block, which gets placeholders of the values."""
         self.closed = False
         try:
-            with bound(_current, self):
+            with context(numbers=self):
                 yield self._placeholders_of_values()
         finally:
             self.closed = True
@@ -424,7 +421,7 @@ def is_open(value: Any) -> bool:
 
 def has_open_lengths() -> bool:
     """Return whether a trace with open lengths goes on."""
-    own = _current.get()
+    own: Numbers | None = current().numbers
     return own is not None and own.has_lengths
 
 
@@ -526,7 +523,7 @@ class Number(Length):
         """The computation that it belongs to, while that is recorded here. Afterwards, and on
         another thread, it behaves as its value, which is guarded."""
         own = self._numbers
-        return own if _current.get() is own and not own.closed else None
+        return own if current().numbers is own and not own.closed else None
 
     def is_open(self) -> bool:
         is_length = self._numbers.has_lengths and type(self._value) is int

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlvm.arena.arena import STALE, Allocation, stale_of
+from mlvm.arena.context import current
 from mlvm.core.errors import HandleError, MlvmError, user_line
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
-from mlvm.eager.tensor.context import current_capture, current_tape
 from mlvm.eager.tensor.templates import opaque
 
 
@@ -18,7 +18,7 @@ def note_read(x: Any) -> None:
     """Note on the tape of x the line that reads its values, for a `NoEffectWarning`. A tensor
     without a gradient that is read decides what is computed, and loses nothing."""
     if x.tape is None:
-        tape = current_tape.get()
+        tape = current().tape
         if tape is not None:
             tape.has_lost = False
     elif x.tape.read_at is None:
@@ -29,7 +29,7 @@ def values_of(x: Allocation) -> Array:
     """Return a copy of the values, in the tensor's dtype. Raises `StaleTensor` for a tensor that
     has ended, and `CaptureError` in a captured function, on whichever VM the tensor is."""
     opaque()
-    recorder = current_capture.get()
+    recorder = current().recorder
     try:
         array = (x.arena.vm if recorder is None else recorder).read(x.handle)
     except HandleError as error:

@@ -15,7 +15,7 @@ from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
 from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.checker import MISSING, Guard
 from mlvm.eager.capture.guards.guard_set import CALLED, NUMBERS, Field, GuardSet, dict_of
 from mlvm.eager.capture.guards.layout import PLAIN
@@ -146,8 +146,8 @@ def context_guards(vm: VMProtocol) -> list[Guard]:
         Guard("item", debug.watched, vm, debug.watched.get(vm, MISSING)),
         Guard("attribute", membership, "member", membership.member),
         Guard("equal", None, sharding_here, sharding_here(None)),
-        Guard("equal", None, autocast_dtype, autocast_dtype(None)),
-        Guard("equal", f32, default_float, default_float()),
+        Guard("context", None, "autocast_dtype", autocast_dtype()),
+        Guard("context", None, "default_dtype", default_float()),
     ]
 
 

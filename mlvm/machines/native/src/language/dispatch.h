@@ -123,6 +123,15 @@ int is_call(PyObject *object);
 /* The arena in scope, or else the thread's own; a new reference, NULL with an exception set. */
 PyObject *present_arena(void);
 
+/* Fields of a context that C reads: the first of `Context` in mlvm/arena/context.py, in its order. */
+enum ContextField { ARENA, VMS, TAPE, DEFAULT_DTYPE, AUTOCAST_DTYPE };
+
+/* The context of this thread or task; a new reference, NULL with an exception set. */
+PyObject *present_context(void);
+
+/* The arena of a context, or else the thread's own; a new reference, NULL with an exception set. */
+PyObject *arena_of(PyObject *context);
+
 /* The current tape or None; a new reference, NULL with an exception set. */
 PyObject *present_tape(void);
 
