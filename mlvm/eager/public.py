@@ -19,6 +19,7 @@ from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines.local import LocalVM as VM
+from mlvm.machines.native.extension import EXTENSION
 
 AT_ONCE: Final = {
     "mlvm.arena.arena": "Arena",
@@ -190,6 +191,15 @@ def functions() -> list[str]:
         for name in __all__
         if name not in SHOWN and (name[0].islower() if name in LATER else isfunction(PRESENT[name]))
     ]
+
+
+def _open_template_of(*call: Any) -> Any:
+    """Import and call the function of that name: a recorder is rarely needed."""
+    return import_module("mlvm.eager.recording.families").open_template_of(*call)
+
+
+if EXTENSION is not None:
+    EXTENSION.install_families(_open_template_of)
 
 
 def later(name: str) -> Any:

@@ -31,6 +31,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache
+from importlib import import_module
 from inspect import Parameter, isfunction, signature
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Final, NamedTuple, Self
@@ -40,6 +41,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, notes_of
 from mlvm.eager.tensor.reading import values_of
+from mlvm.machines.native.extension import EXTENSION
 from tests.brief import ROOT
 from tests.cases import tables
 from tests.cases.tables import FUNCTIONS
@@ -594,6 +596,9 @@ def prepare() -> None:
     for name in names:
         getattr(ml, name)
     public_functions()
+    import_module("mlvm.eager.recording.families")
+    if EXTENSION is not None:
+        EXTENSION.open_after(2)  # so that more calls run by what others have shown
     sys.unraisablehook = lambda _: None  # an interrupt of a finalizer is only reported
 
 

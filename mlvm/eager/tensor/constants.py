@@ -132,9 +132,7 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
         return constant(plain(value), dtype)
     key = value.place, dtype
     if key not in numbers.tensors:
-        array = scalar_array(numbers.values[value.place], dtype)
-        with pool.arena.hosting():
-            numbers.tensors[key] = from_array(array)
+        numbers.tensors[key] = _written(scalar_array(numbers.values[value.place], dtype), pool)
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 

@@ -336,6 +336,15 @@ class Numbers:
         other._numbers_of = {place: formulas.input() for place in inputs}
         return other, inputs
 
+    def fork_with_steps(self, formulas: Any, order: Sequence[int]) -> Numbers:
+        """Return a fork in which these formulas compute all numbers, from the inputs alone. The
+        formulas have the inputs in this order."""
+        other = self.fork()
+        other.formulas, other.steps = formulas, [*self.steps]
+        inputs = sorted((number, place) for place, number in enumerate(order))
+        other._numbers_of = {place: formulas.input() for _, place in inputs}
+        return other
+
     @contextmanager
     def planning_kernels(self) -> Iterator[list[Any]]:
         """Record computation in a fork inside the block, which gets placeholders of the values."""

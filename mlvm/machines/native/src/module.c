@@ -1,5 +1,6 @@
 /* The Python module `_native`: all that the files below have for Python. */
 #include "language/dispatch.h"
+#include "language/families.h"
 #include "language/guards.h"
 #include "language/posts.h"
 #include "language/replay.h"
@@ -18,7 +19,7 @@
 static int (*const parts[])(PyObject *) = {call_init,     value_init,     host_init,   loop_init,
                                            records_init,  lanes_init,     posts_init,  dispatch_init,
                                            views_init,    templates_init, guards_init, replay_init,
-                                           formulas_init, offsets_init,   digest_init};
+                                           formulas_init, offsets_init,   digest_init, families_init};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "_native",

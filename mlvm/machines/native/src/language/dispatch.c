@@ -327,6 +327,7 @@ static PyMemberDef arena_members[] = {OBJECT_FIELD(Arena, fast_path),
                                       {"_sizes", T_OBJECT_EX, offsetof(Arena, sizes), 0, NULL},
                                       NUMBER_FIELD(Arena, used),
                                       NUMBER_FIELD(Arena, high_water),
+                                      {"trims", T_BOOL, offsetof(Arena, trims), 0, NULL},
                                       WEAKREFS(Arena),
                                       {NULL, 0, 0, 0, NULL}};
 
@@ -802,6 +803,16 @@ FastPath *fast_path_of(PyObject *arena)
     return is_plain ? (FastPath *)its->fast_path : NULL;
 }
 
+/* The bytes of a region for a tensor of that size, as `size_class` and `rounded` in mlvm/arena/placement.py. */
+static long long region_size(const Arena *arena, long long nbytes)
+{
+    long long step = 64;
+    if (arena->trims && nbytes <= 1 << 20)
+        while (nbytes >> 4 >= step) /* at least 16 steps of the next power of two */
+            step *= 2;
+    return (nbytes + step - 1) / step * step;
+}
+
 /* The bin of a type, borrowed: that of its size, which the arena has under `sizes`. */
 static PyObject *bin_of(const Arena *arena, PyObject *type)
 {
@@ -810,7 +821,7 @@ static PyObject *bin_of(const Arena *arena, PyObject *type)
         return bin;
     PyObject *nbytes = PyObject_GetAttr(type, nbytes_name);
     long long size = nbytes && PyLong_CheckExact(nbytes) ? PyLong_AsLongLong(nbytes) : -1;
-    PyObject *rounded = size < 0 ? NULL : PyLong_FromLongLong((size + 63) / 64 * 64);
+    PyObject *rounded = size < 0 ? NULL : PyLong_FromLongLong(region_size(arena, size));
     bin = rounded ? PyDict_GetItemWithError(arena->sizes, rounded) : NULL;
     Py_XDECREF(rounded);
     Py_XDECREF(nbytes);
@@ -1110,8 +1121,12 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
     PyObject *holder = NULL;
     Entry *entry = entry_of(call, fast_path, operands, count);
     int open = !fast_path->observed && !fast_path->instrumented, done = 0;
-    int learns = open && !entry && fast_path->outbox;
+    int learns = open && !entry && fast_path->outbox, shows = 0;
     if (open && !entry && !learns) {
+        result = later.apply_in_family(args[0], fast_path, scope, operands, count, &shows);
+        if (result || PyErr_Occurred())
+            goto end;
+
         entry = filled_entry(call, fast_path, operands, count);
         if (PyErr_Occurred())
             goto end;
@@ -1169,6 +1184,8 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         Py_INCREF((PyObject *)out);
         result = (PyObject *)out;
     }
+    if (result && shows && later.generalize_apply(args[0], fast_path, scope, operands, count))
+        Py_CLEAR(result);
 end:
     Py_XDECREF(holder);
     Py_XDECREF((PyObject *)out);

@@ -63,6 +63,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD PyObject *fast_path, *bins, *refer, *sizes;
     long long used, high_water;
+    char trims; /* sizes are rounded to size classes: see `size_class` in mlvm/arena/placement.py */
     PyObject *weakrefs;
 } Arena;
 
@@ -160,7 +161,10 @@ extern PyObject *live_tapes; /* the set of tapes that may still be walked */
  * type, x[extra], `apply_into(x, call, *operands)`, or `call()` of Python that returns the next key. */
 typedef enum { APPLY, ALIAS, SUBSCRIPT, UPDATE, NEXT_KEY } StepKind;
 
-/* Functions of files that include this one. Each file sets its own: views.c and templates.c. */
+struct Key;
+struct Template;
+
+/* Functions of files that include this one. Each file sets its own: views.c, templates.c and families.c. */
 typedef struct {
     PyObject *(*subscript)(PyObject *x, PyObject *key);
     int (*assign_subscript)(PyObject *x, PyObject *key, PyObject *values);
@@ -170,6 +174,15 @@ typedef struct {
     void (*note_opaque)(void);
     void (*note_step)(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *operands, int count,
                       PyObject *out);
+    /* Run a call as calls of other numbers have shown, with its key, or by its op and operands: NULL without an
+     * exception if it must run otherwise. `*learns`: it may show how to run others; then one of the last two takes the
+     * call, once it has run. These return 0, or -1 with an exception set. */
+    PyObject *(*call_in_family)(PyObject *function, const struct Key *key, int *learns);
+    PyObject *(*apply_in_family)(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns);
+    int (*generalize)(struct Template *template, PyObject *args, PyObject *keywords, const struct Key *key);
+    int (*generalize_apply)(PyObject *call, FastPath *fast_path, PyObject *arena,
+                            Allocation *const *operands, int count);
 } Later;
 extern Later later;
 

@@ -17,75 +17,30 @@
 
 #include <string.h>
 
-enum {
-    MOST_ITEMS = 48,
-    MOST_TENSORS = 12,
-    MOST_STEPS = 64,
-    MOST_VALUES = MOST_TENSORS + MOST_STEPS,
-    MOST_OPERANDS = 4,
-    MOST_CODES = 64,
-    TEMPLATES = 4096,
-    MOST_FAILURES = 3
-};
-
-/* A part of a key: the kind says what the object is compared by. */
-typedef enum { TYPE, TRACKED_TYPE, SAME_TENSOR, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
-typedef struct {
-    ItemKind kind;
-    PyObject *object;
-    uint64_t bits; /* of a NUMBER; the length of a TUPLE or LIST */
-} Item;
-
-typedef struct {
-    Item items[MOST_ITEMS];
-    int nitems, ntensors;
-    Allocation *tensors[MOST_TENSORS];
-    uint64_t hash;
-    FastPath *fast_path;
-    PyObject *arena, *tape; /* the current ones; only compared */
-} Key;
-
-/* A step. Operands are values by number: first the call's tensors, then the results of steps; constants are
- * -1, -2, ... */
-typedef struct {
-    StepKind kind;
-    PyObject *call, *extra;
-    short operands[MOST_OPERANDS + 1], count;
-    short last; /* the last step that uses its result */
-    short freed,
-        next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
-} Step;
+enum { MOST_CODES = 64, TEMPLATES = 4096, MOST_FAILURES = 3 };
 
 /* Codes of a result: a value's number, or NOTHING for None; or one of the others, and then the number of
  * parts. */
 enum { NOTHING = -999, A_TUPLE = -1000, A_LIST = -1001, A_NAMED_TUPLE = -1002 };
 
-typedef struct {
-    uint64_t hash;
-    long long fast_path;
-    PyObject *function;
-    Item *items;
-    Step *steps;
-    PyObject **constants;
-    PyObject *named; /* the class of named tuples in the result */
-    short *codes;
-    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
-    int users;                              /* calls that run its steps, and the table */
-    int failures;                           /* recordings without success */
-} Template;
-
 static struct {
     int active, failed, paused, nsteps, nconstants;
     unsigned long thread;
     const Key *key;
-    Step steps[MOST_STEPS];
+    TemplateStep steps[MOST_STEPS];
     PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
 } recording;
 
 static Template *templates[TEMPLATES];
-static uint64_t seen[TEMPLATES]; /* hashes of keys that were called once */
+
+/* Keys that were called without a template: a hash, and how often. */
+typedef struct {
+    uint64_t hash;
+    int count;
+} Mark;
+static Mark seen[TEMPLATES];
 static int is_enabled = 1;
-static PyObject *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name, *fields_name;
+static PyObject *is_constant, *with_keys, *dtype_class, *make_name, *nodes_name, *fields_name, *op_name;
 
 /* --- keys --- */
 
@@ -104,8 +59,7 @@ static uint64_t bits_of_pointer(const void *pointer)
     return (uintptr_t)pointer >> 4;
 }
 
-/* Add an argument to the key. Returns 0 for one that has no key. */
-static int add_argument(Key *key, PyObject *value, int depth)
+int add_argument(Key *key, PyObject *value, int depth)
 {
     PyTypeObject *type = Py_TYPE(value);
     if (type == tensor_class) {
@@ -161,6 +115,11 @@ static int add_argument(Key *key, PyObject *value, int depth)
     return 0;
 }
 
+int add_pointer(Key *key, PyObject *object)
+{
+    return add_item(key, POINTER, object, bits_of_pointer(object));
+}
+
 static int add_keywords(Key *key, PyObject *keywords)
 {
     PyObject *name, *value;
@@ -171,7 +130,7 @@ static int add_keywords(Key *key, PyObject *keywords)
     return 1;
 }
 
-static int is_same_item(const Item *a, const Item *b)
+int is_same_item(const Item *a, const Item *b)
 {
     if (a->kind != b->kind || a->bits != b->bits)
         return 0;
@@ -230,8 +189,7 @@ static void release_key(const Key *key)
 
 /* --- templates --- */
 
-/* End a use of a template, and free it after the last one. */
-static void release_template(Template *old)
+void release_template(Template *old)
 {
     if (!old || --old->users > 0)
         return;
@@ -252,7 +210,7 @@ static void release_template(Template *old)
     PyMem_Free(old);
 }
 
-static Template *find_template(PyObject *function, const Key *key)
+Template *find_template(PyObject *function, const Key *key)
 {
     Template *found = templates[key->hash % TEMPLATES];
     if (!found || found->hash != key->hash || found->function != function || found->nitems != key->nitems ||
@@ -272,40 +230,50 @@ static void *copy_of(const void *source, size_t nbytes)
     return copy;
 }
 
-/* Remember what was recorded, or that the function is to be called always. */
-static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes,
-                          PyObject *named, int failures)
+Template *new_template(PyObject *function, const Key *key, int nsteps, int nconstants, int ncodes)
 {
     Template *fresh = PyMem_Calloc(1, sizeof *fresh);
     if (!fresh)
-        return;
+        return NULL;
     fresh->users = 1;
-    int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
     fresh->items = copy_of(key->items, sizeof *key->items * (size_t)key->nitems);
-    fresh->steps = copy_of(recording.steps, sizeof(Step) * (size_t)nsteps);
-    fresh->constants = copy_of(recording.constants, sizeof(PyObject *) * (size_t)nconstants);
-    fresh->codes = copy_of(codes, sizeof *codes * (size_t)ncodes);
+    fresh->steps = PyMem_Calloc((size_t)nsteps + 1, sizeof *fresh->steps);
+    fresh->constants = PyMem_Calloc((size_t)nconstants + 1, sizeof *fresh->constants);
+    fresh->codes = PyMem_Calloc((size_t)ncodes + 1, sizeof *fresh->codes);
     if (!fresh->items || !fresh->steps || !fresh->constants || !fresh->codes) {
         release_template(fresh);
-        return;
+        return NULL;
     }
     fresh->hash = key->hash;
     fresh->fast_path = key->fast_path->number;
     fresh->function = Py_NewRef(function);
-    fresh->named = named ? Py_NewRef(named) : NULL;
     fresh->nitems = key->nitems;
     fresh->nsteps = nsteps;
     fresh->nconstants = nconstants;
     fresh->ncodes = ncodes;
-    fresh->failures = failures;
     for (int i = 0; i < fresh->nitems; i++)
         Py_XINCREF(fresh->items[i].object);
+    return fresh;
+}
+
+/* Remember what was recorded, or that the function is to be called always. */
+static void keep_template(PyObject *function, const Key *key, const short *codes, int ncodes,
+                          PyObject *named, int failures)
+{
+    int nsteps = ncodes ? recording.nsteps : 0, nconstants = ncodes ? recording.nconstants : 0;
+    Template *fresh = new_template(function, key, nsteps, nconstants, ncodes);
+    if (!fresh)
+        return;
+    memcpy(fresh->steps, recording.steps, sizeof *fresh->steps * (size_t)nsteps);
+    memcpy(fresh->codes, codes, sizeof *codes * (size_t)ncodes);
     for (int i = 0; i < nsteps; i++) {
         Py_XINCREF(fresh->steps[i].call);
         Py_XINCREF(fresh->steps[i].extra);
     }
     for (int i = 0; i < nconstants; i++)
-        Py_INCREF(fresh->constants[i]);
+        fresh->constants[i] = Py_NewRef(recording.constants[i]);
+    fresh->named = named ? Py_NewRef(named) : NULL;
+    fresh->failures = failures;
     Template *old = templates[key->hash % TEMPLATES];
     templates[key->hash % TEMPLATES] = fresh;
     release_template(old); /* this may run Python */
@@ -374,7 +342,7 @@ void note_step(StepKind kind, PyObject *call, PyObject *extra, PyObject *const *
     Py_XDECREF(tape);
     if (recording.failed)
         return;
-    Step step = {.kind = kind, .count = (short)count, .last = -1};
+    TemplateStep step = {.kind = kind, .count = (short)count, .last = -1};
     for (int i = 0; i < count; i++) {
         step.operands[i] = number_of(operands[i]);
         if (step.operands[i] == MOST_VALUES) {
@@ -454,12 +422,38 @@ static void find_last_uses(const short *codes, int ncodes)
     for (int i = 0; i < recording.nsteps; i++)
         recording.steps[i].freed = -1;
     for (int i = 0; i < recording.nsteps; i++) {
-        Step *step = &recording.steps[i];
+        TemplateStep *step = &recording.steps[i];
         if (step->last == MOST_STEPS)
             continue;
         step->next = recording.steps[step->last].freed;
         recording.steps[step->last].freed = (short)i;
     }
+}
+
+static void begin_recording(const Key *key)
+{
+    recording.active = 1;
+    recording.failed = recording.paused = recording.nsteps = recording.nconstants = 0;
+    recording.thread = PyThread_get_thread_ident();
+    recording.key = key;
+}
+
+static void end_recording(void)
+{
+    recording.active = 0;
+    int nsteps = recording.nsteps, nconstants = recording.nconstants;
+    PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
+    TemplateStep steps[MOST_STEPS];
+    memcpy(results, recording.results, sizeof results);
+    memcpy(constants, recording.constants, sizeof constants);
+    memcpy(steps, recording.steps, sizeof steps);
+    for (int i = 0; i < nsteps; i++) { /* these may run Python, which may record */
+        Py_XDECREF(steps[i].call);
+        Py_XDECREF(steps[i].extra);
+        Py_XDECREF(results[i]);
+    }
+    for (int i = 0; i < nconstants; i++)
+        Py_XDECREF(constants[i]);
 }
 
 /* Call a function and keep its steps, unless a call is being recorded already, or an operand is the tensor of a
@@ -474,10 +468,7 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
     /* Asked after all calls of Python, in which another thread may have begun to record. */
     if (recording.active || has_constant)
         return PyObject_Call(function, args, keywords);
-    recording.active = 1;
-    recording.failed = recording.paused = recording.nsteps = recording.nconstants = 0;
-    recording.thread = PyThread_get_thread_ident();
-    recording.key = key;
+    begin_recording(key);
     PyObject *result = PyObject_Call(function, args, keywords);
     PyObject *error_type, *error, *traceback;
     PyErr_Fetch(&error_type, &error, &traceback);
@@ -496,22 +487,75 @@ static PyObject *call_and_record(PyObject *function, PyObject *args, PyObject *k
         find_last_uses(codes, recording.failed ? 0 : ncodes);
         keep_template(function, key, codes, recording.failed ? 0 : ncodes, named, failures + 1);
     }
-    recording.active = 0;
-    int nsteps = recording.nsteps, nconstants = recording.nconstants;
-    PyObject *results[MOST_STEPS], *constants[MOST_STEPS];
-    Step steps[MOST_STEPS];
-    memcpy(results, recording.results, sizeof results);
-    memcpy(constants, recording.constants, sizeof constants);
-    memcpy(steps, recording.steps, sizeof steps);
-    for (int i = 0; i < nsteps; i++) { /* these may run Python, which may record */
-        Py_XDECREF(steps[i].call);
-        Py_XDECREF(steps[i].extra);
-        Py_XDECREF(results[i]);
-    }
-    for (int i = 0; i < nconstants; i++)
-        Py_XDECREF(constants[i]);
+    end_recording();
     PyErr_Restore(error_type, error, traceback);
     return result;
+}
+
+/* Whether the recorded steps are those of the template, but for numbers and types. */
+static int has_steps_of(const Template *template, const short *codes, int ncodes)
+{
+    int same = recording.nsteps == template->nsteps && recording.nconstants == template->nconstants &&
+               ncodes == template->ncodes &&
+               !memcmp(codes, template->codes, sizeof *codes * (size_t)ncodes);
+    for (int i = 0; same && i < template->nsteps; i++) {
+        const TemplateStep *a = &recording.steps[i], *b = &template->steps[i];
+        same = a->kind == b->kind && a->count == b->count &&
+               !memcmp(a->operands, b->operands, sizeof *a->operands * (size_t)a->count);
+        PyObject *op = same ? PyObject_GetAttr(a->call, op_name) : NULL;
+        PyObject *expected = op ? PyObject_GetAttr(b->call, op_name) : NULL;
+        same = op && op == expected;
+        Py_XDECREF(op);
+        Py_XDECREF(expected);
+    }
+    return same;
+}
+
+PyObject *steps_of_trace(PyObject *function, PyObject *args, PyObject *keywords, PyObject *tensors,
+                         const Template *expected)
+{
+    Key key = {.tape = Py_None, .ntensors = (int)PyTuple_Size(tensors), .arena = present_arena()};
+    for (int i = 0; i < key.ntensors && i < MOST_TENSORS; i++)
+        key.tensors[i] = (Allocation *)PyTuple_GetItem(tensors, i);
+    Py_XDECREF(key.arena); /* a block keeps it */
+    if (!key.arena || key.ntensors > MOST_TENSORS || recording.active)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    begin_recording(&key);
+    PyObject *result = PyObject_Call(function, args, keywords), *named = NULL, *steps = NULL;
+    short codes[MOST_CODES];
+    int ncodes = 0;
+    recording.paused = 1;
+    if (result && !recording.failed && describe(result, codes, &ncodes, &named, 0) &&
+        has_steps_of(expected, codes, ncodes))
+        steps = PyList_New(recording.nsteps);
+    for (int i = 0; steps && i < recording.nsteps; i++) {
+        const TemplateStep *step = &recording.steps[i];
+        PyObject *operands = PyTuple_New(step->count);
+        for (int j = 0; operands && j < step->count; j++) {
+            int number = step->operands[j];
+            PyTuple_SetItem(operands, j,
+                            Py_NewRef(number < 0              ? recording.constants[-1 - number]
+                                      : number < key.ntensors ? (PyObject *)key.tensors[number]
+                                                              : recording.results[number - key.ntensors]));
+        }
+        PyObject *entry = operands ? Py_BuildValue("OOO", step->call, operands, recording.results[i])
+                                   : NULL;
+        Py_XDECREF(operands);
+        if (!entry || PyList_SetItem(steps, i, entry))
+            Py_CLEAR(steps);
+    }
+    PyObject *constants = steps ? PyTuple_New(recording.nconstants) : NULL;
+    for (int i = 0; constants && i < recording.nconstants; i++)
+        PyTuple_SetItem(constants, i, Py_NewRef(recording.constants[i]));
+    PyObject *both = constants ? PyTuple_Pack(2, steps, constants) : NULL;
+    Py_XDECREF(constants);
+    Py_XDECREF(steps);
+    Py_XDECREF(result);
+    PyObject *error_type, *error, *traceback;
+    PyErr_Fetch(&error_type, &error, &traceback);
+    end_recording();
+    PyErr_Restore(error_type, error, traceback);
+    return both || PyErr_Occurred() ? both : Py_NewRef(Py_None);
 }
 
 /* --- calls by a template --- */
@@ -535,6 +579,12 @@ static PyObject *build(const Template *template, PyObject *const *values, int *a
     return whole;
 }
 
+PyObject *result_of(const Template *template, PyObject *const *values)
+{
+    int at = 0;
+    return build(template, values, &at);
+}
+
 /* next_key_of(source) -> source(), a step of a recorded call. */
 static PyObject *next_key_of(PyObject *module, PyObject *source)
 {
@@ -549,7 +599,7 @@ static PyObject *next_key_of(PyObject *module, PyObject *source)
     return key;
 }
 
-static PyObject *run_step(const Step *step, PyObject *const *operands)
+static PyObject *run_step(const TemplateStep *step, PyObject *const *operands)
 {
     PyObject *args[MOST_OPERANDS + 2] = {step->call};
     switch (step->kind) {
@@ -580,7 +630,7 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
         values[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
     template->users++; /* a step may run Python, which may replace the template */
     for (int i = 0; i < template->nsteps && !failed; i++) {
-        const Step *step = &template->steps[i];
+        const TemplateStep *step = &template->steps[i];
         for (int j = 0; j < step->count; j++)
             operands[j] = step->operands[j] < 0 ? template->constants[-1 - step->operands[j]]
                                                 : values[step->operands[j]];
@@ -592,13 +642,20 @@ static PyObject *run_template(Template *template, const Key *key, PyObject **key
         for (int j = step->freed; !failed && j >= 0; j = template->steps[j].next)
             Py_CLEAR(values[first + j]);
     }
-    int at = 0;
     if (!failed)
-        result = build(template, values, &at);
+        result = result_of(template, values);
     for (int i = 0; i < first + template->nsteps; i++)
         Py_XDECREF(values[i]);
     release_template(template);
     return result;
+}
+
+int *calls_of(uint64_t hash)
+{
+    Mark *mark = &seen[hash % TEMPLATES];
+    if (mark->hash != hash)
+        *mark = (Mark){hash, 0};
+    return &mark->count;
 }
 
 PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
@@ -622,13 +679,16 @@ PyObject *call_composed(PyObject *function, PyObject *args, PyObject *keywords)
     int failures = template ? template->failures : 0;
     if (failures >= MOST_FAILURES)
         return PyObject_Call(function, args, keywords);
-    uint64_t *mark = &seen[key.hash % TEMPLATES];
-    if (*mark != key.hash) {
-        *mark = key.hash;
+    int learns = 0;
+    PyObject *open = template ? NULL : later.call_in_family(function, &key, &learns);
+    if (open || PyErr_Occurred())
+        return open;
+    if (!(*calls_of(key.hash))++ && !learns)
         return PyObject_Call(function, args, keywords);
-    }
     hold_key(&key);
     PyObject *result = call_and_record(function, args, keywords, &key, failures);
+    if (result && learns && later.generalize(find_template(function, &key), args, keywords, &key))
+        Py_CLEAR(result);
     release_key(&key);
     return result;
 }
@@ -700,5 +760,6 @@ int templates_init(PyObject *module)
     make_name = PyUnicode_InternFromString("_make");
     nodes_name = PyUnicode_InternFromString("nodes");
     fields_name = PyUnicode_InternFromString("_fields");
+    op_name = PyUnicode_InternFromString("op");
     return PyErr_Occurred() ? -1 : PyModule_AddFunctions(module, templates_functions);
 }

@@ -4,7 +4,80 @@
 
 #include "dispatch.h"
 
+enum { MOST_ITEMS = 48, MOST_TENSORS = 12, MOST_STEPS = 64, MOST_OPERANDS = 4 };
+enum { MOST_VALUES = MOST_TENSORS + MOST_STEPS };
+
+/* A part of a key: the kind says what the object is compared by. */
+typedef enum { TYPE, TRACKED_TYPE, SAME_TENSOR, POINTER, NUMBER, TEXT, TUPLE, LIST, KEYWORD } ItemKind;
+typedef struct {
+    ItemKind kind;
+    PyObject *object;
+    uint64_t bits; /* of a NUMBER; the length of a TUPLE or LIST */
+} Item;
+
+typedef struct Key {
+    Item items[MOST_ITEMS];
+    int nitems, ntensors;
+    Allocation *tensors[MOST_TENSORS];
+    uint64_t hash;
+    FastPath *fast_path;
+    PyObject *arena, *tape; /* the current ones; only compared */
+} Key;
+
+/* A step. Operands are values by number: first the call's tensors, then the results of steps; constants are
+ * -1, -2, ... */
+typedef struct {
+    StepKind kind;
+    PyObject *call, *extra;
+    short operands[MOST_OPERANDS + 1], count;
+    short last; /* the last step that uses its result */
+    short freed,
+        next; /* the first of the steps whose results are used last by this one, and the next of them; -1 */
+} TemplateStep;
+
+typedef struct Template {
+    uint64_t hash;
+    long long fast_path;
+    PyObject *function;
+    Item *items;
+    TemplateStep *steps;
+    PyObject **constants;
+    PyObject *named; /* the class of named tuples in the result */
+    short *codes;
+    int nitems, nsteps, nconstants, ncodes; /* no codes: the function is called */
+    int users;                              /* calls that run its steps, and the table */
+    int failures;                           /* recordings without success */
+} Template;
+
 int templates_init(PyObject *module);
+
+int is_same_item(const Item *a, const Item *b);
+
+/* Add an argument to a key. Returns 0 for one that has no key. */
+int add_argument(Key *key, PyObject *value, int depth);
+
+/* Add a part that is compared by its address. Returns 0 if there is no room. */
+int add_pointer(Key *key, PyObject *object);
+
+/* How often a call of that key was made without a template, to be counted. */
+int *calls_of(uint64_t hash);
+
+/* A template of these items without steps; NULL without memory. */
+Template *new_template(PyObject *function, const Key *key, int nsteps, int nconstants, int ncodes);
+
+/* The template of a call, borrowed; NULL if there is none. */
+Template *find_template(PyObject *function, const Key *key);
+
+/* End a use of a template, and free it after the last one. */
+void release_template(Template *old);
+
+/* The result of a template whose tensors and steps have these values. NULL with an exception set. */
+PyObject *result_of(const Template *template, PyObject *const *values);
+
+/* Call a function inside a recorder on these tensors. Returns its steps as (call, operands, result), and its
+ * constants; None if the steps are not those of the template, or NULL with an exception set. */
+PyObject *steps_of_trace(PyObject *function, PyObject *args, PyObject *keywords, PyObject *tensors,
+                         const Template *expected);
 
 /* Whether this thread records a composed call. */
 int is_recording(void);

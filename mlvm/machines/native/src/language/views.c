@@ -20,15 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_AXES = 8, MOST_COPIED = 1 << 16, REMEMBERED = 1024, MOST_LISTED = 128 };
-
-/* What a tensor type says. `kind`: b bool, u unsigned, i signed, f float, h half, c complex. */
-typedef struct {
-    PyObject *type, *dtype;
-    int64_t dims[MOST_AXES], size;
-    int ndim, itemsize;
-    char kind;
-} Layout;
+enum { MOST_COPIED = 1 << 16, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* Positions along an axis. */
 typedef struct {
@@ -72,8 +64,7 @@ static char kind_of(PyObject *dtype, int itemsize)
     return first == 'f' && itemsize == 2 ? 'h' : (char)first;
 }
 
-/* Describe a type. Returns 1; 0 for one of many axes, of open lengths, or for storage. */
-static int layout_of(PyObject *type, Layout *layout)
+int layout_of(PyObject *type, Layout *layout)
 {
     Layout *place = &by_type[((uintptr_t)type >> 5) % REMEMBERED];
     if (place->type == type) {
@@ -107,8 +98,7 @@ static int layout_of(PyObject *type, Layout *layout)
     return 1;
 }
 
-/* The type of that dtype and shape, a new reference; NULL if there is none, without an exception. */
-static PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim)
+PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim)
 {
     uint64_t hash = (uintptr_t)dtype >> 4;
     for (int i = 0; i < ndim; i++)
@@ -332,8 +322,7 @@ static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
     return offset;
 }
 
-/* A tensor of that type in the arena, its elements undefined; NULL if Python could not allocate it. */
-static Allocation *tensor_in(PyObject *arena, PyObject *type)
+Allocation *tensor_in(PyObject *arena, PyObject *type)
 {
     PyObject *handle, *holder = NULL;
     Allocation *out = (Allocation *)object_of(tensor_class);
@@ -675,6 +664,23 @@ static PyObject *scalar(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
+Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value)
+{
+    Layout layout;
+    char element[16];
+    FastPath *fast_path = is_quiet() ? fast_path_of(arena) : NULL;
+    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
+        !layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
+        return NULL;
+    char *target, *unused;
+    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
+    if (out) {
+        memcpy(target, element, (size_t)layout.itemsize);
+        release_vm(fast_path);
+    }
+    return out;
+}
+
 /* number(arena, type, value): a tensor of one element in the arena; None if Python must create it. */
 static PyObject *number(PyObject *module, PyObject *args)
 {
@@ -682,19 +688,7 @@ static PyObject *number(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:number", &arena, &type, &value))
         return NULL;
-    Layout layout;
-    char element[16];
-    FastPath *fast_path = is_quiet() ? fast_path_of(arena) : NULL;
-    if (!fast_path || fast_path->outbox || fast_path->observed || fast_path->instrumented ||
-        !layout_of(type, &layout) || layout.size != 1 || !element_of(value, &layout, element))
-        Py_RETURN_NONE;
-    char *target, *unused;
-    Allocation *out = locked_tensor(fast_path, arena, type, NULL, &target, &unused);
-    if (out) {
-        memcpy(target, element, (size_t)layout.itemsize);
-        release_vm(fast_path);
-    }
-    return tensor_or_none(out);
+    return tensor_or_none(tensor_of_number(arena, type, value));
 }
 
 /* filled(x, type): a tensor of that type with the one element of x everywhere; None if Python must launch it. */

@@ -4,7 +4,29 @@
 
 #include "dispatch.h"
 
+enum { MOST_AXES = 8 };
+
+/* What a tensor type says. `kind`: b bool, u unsigned, i signed, f float, h half, c complex. */
+typedef struct {
+    PyObject *type, *dtype;
+    int64_t dims[MOST_AXES], size;
+    int ndim, itemsize;
+    char kind;
+} Layout;
+
 int views_init(PyObject *module);
+
+/* Describe a type. Returns 1; 0 for one of many axes, of open lengths, or for storage. */
+int layout_of(PyObject *type, Layout *layout);
+
+/* The type of that dtype and shape, a new reference; NULL if there is none, without an exception. */
+PyObject *type_of(PyObject *dtype, const int64_t *dims, int ndim);
+
+/* A tensor of that type in the arena, its elements undefined; NULL if Python could not allocate it. */
+Allocation *tensor_in(PyObject *arena, PyObject *type);
+
+/* A tensor of one element with the value of a Python number; NULL if Python must create it. */
+Allocation *tensor_of_number(PyObject *arena, PyObject *type, PyObject *value);
 
 /* A view of x as another type of the same size, which no tape tracks. A new reference; NULL without an
  * exception if Python must create it. */

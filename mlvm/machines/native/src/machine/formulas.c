@@ -7,16 +7,12 @@
  */
 #include "formulas.h"
 
-#include "../plan/formulas.h"
-#include "call.h"
-
-typedef struct {
-    PyObject_HEAD Formula *formulas;
-    Number *numbers;
-    Py_ssize_t count, room, inputs;
-} FormulasObject;
-
 static PyTypeObject *formulas_type;
+
+int is_formulas(PyObject *object)
+{
+    return PyObject_TypeCheck(object, formulas_type);
+}
 
 static PyObject *append(FormulasObject *self, Formula formula, Number number)
 {
@@ -37,7 +33,7 @@ static PyObject *append(FormulasObject *self, Formula formula, Number number)
     return PyLong_FromSsize_t(self->count++);
 }
 
-static int number_of(PyObject *object, Number *number)
+int number_from(PyObject *object, Number *number)
 {
     *number = (Number){INTEGRAL, 0, 0};
     if (PyFloat_Check(object)) {
@@ -60,7 +56,7 @@ static PyObject *formulas_input(FormulasObject *self, PyObject *unused)
 static PyObject *formulas_constant(FormulasObject *self, PyObject *value)
 {
     Number number;
-    return number_of(value, &number) ? NULL : append(self, (Formula){CONSTANT, 0, 0}, number);
+    return number_from(value, &number) ? NULL : append(self, (Formula){CONSTANT, 0, 0}, number);
 }
 
 static PyObject *formulas_step(FormulasObject *self, PyObject *args)
@@ -83,7 +79,7 @@ static PyObject *formulas_evaluate(FormulasObject *self, PyObject *values)
     if (!PyList_Check(values) || PyList_Size(values) != self->inputs)
         return PyErr_Format(PyExc_TypeError, "formulas of %zd inputs take a list of as many", self->inputs);
     for (Py_ssize_t i = 0; i < self->inputs; i++)
-        if (number_of(PyList_GetItem(values, i), &self->numbers[i]))
+        if (number_from(PyList_GetItem(values, i), &self->numbers[i]))
             return NULL;
     evaluate(self->formulas, self->numbers, self->count);
     Py_RETURN_NONE;
@@ -97,7 +93,7 @@ static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
     for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(guards); i += 2) {
         Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(guards, i));
         Number wanted;
-        if (number_of(PyTuple_GetItem(guards, i + 1), &wanted) || place < 0 || place >= self->count)
+        if (number_from(PyTuple_GetItem(guards, i + 1), &wanted) || place < 0 || place >= self->count)
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no number %zd", place);
         if (!is_same_number(&self->numbers[place], &wanted))
             Py_RETURN_FALSE;
@@ -105,14 +101,13 @@ static PyObject *formulas_hold(FormulasObject *self, PyObject *guards)
     Py_RETURN_TRUE;
 }
 
-static int write_call(const FormulasObject *self, KernelCallObject *call)
+int write_call(const Number *numbers, Py_ssize_t count, KernelCallObject *call)
 {
     for (Py_ssize_t i = 0; i + 1 < call->npatches; i += 2) {
         int64_t slot = call->patches[i], place = call->patches[i + 1];
-        if (place < 0 || place >= self->count || slot >= call->nints ||
-            self->numbers[place].kind == UNDEFINED)
+        if (place < 0 || place >= count || slot >= call->nints || numbers[place].kind == UNDEFINED)
             return PyErr_SetString(PyExc_IndexError, "a patch of a call is of no number"), -1;
-        const Number *number = &self->numbers[place];
+        const Number *number = &numbers[place];
         if (slot >= 0)
             call->ints[slot] = number->integer;
         else if (slot == UNITS)
@@ -127,7 +122,7 @@ static int write_call(const FormulasObject *self, KernelCallObject *call)
             call->floats[FLOATS - slot] = real_of(number);
     }
     for (Py_ssize_t i = 0; call->parts && i < PyTuple_Size(call->parts); i++)
-        if (write_call(self, (KernelCallObject *)PyTuple_GetItem(call->parts, i)))
+        if (write_call(numbers, count, (KernelCallObject *)PyTuple_GetItem(call->parts, i)))
             return -1;
     return 0;
 }
@@ -141,7 +136,7 @@ static PyObject *formulas_write(FormulasObject *self, PyObject *calls)
         PyObject *call = PyList_GetItem(calls, i);
         if (!is_kernel_call(call))
             return PyErr_Format(PyExc_TypeError, "calls are of kernels");
-        if (write_call(self, (KernelCallObject *)call))
+        if (write_call(self->numbers, self->count, (KernelCallObject *)call))
             return NULL;
     }
     Py_RETURN_NONE;

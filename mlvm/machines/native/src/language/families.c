@@ -1,0 +1,579 @@
+/* Calls that differ from others by numbers alone: by lengths of operands, or by integers among the arguments.
+ *
+ * In:        the key of a call without a template, from templates.c.
+ * Out:       the call's result, computed by an open template: the steps of such calls, with formulas of the
+ *            numbers for the types of results and for the integers of kernels.
+ * Must hold: an open template is made of a trace in which the numbers are open
+ *            (mlvm/eager/recording/families.py); its guards are all that the trace and the planners have seen of
+ *            them. All else in the key is compared. Its steps are those of a recorded template, one by one.
+ *            Numbers below 2 are not open: for 0 and 1 the type rules make exceptions.
+ * Callers:   `call_composed` in templates.c.
+ * Locks:     the interpreter lock; the VM's lock while a kernel's integers are written and it runs.
+ */
+#include "../machine/formulas.h"
+#include "templates.h"
+#include "views.h"
+
+#include <string.h>
+
+enum {
+    MOST_NUMBERS = 32,
+    MOST_OPEN = 4,
+    MOST_FAILURES = 4,
+    FAMILIES = 512,
+    LEAST_OPEN = 2,
+    MOST_CALLS = 3, /* of one key by open templates, before it gets a template of its own */
+    MOST_FORMULAS = 1024
+};
+
+/* A step: `call` is NULL for a view. The lengths of its result are formulas. */
+typedef struct {
+    KernelCallObject *call;
+    PyObject *dtype;
+    int ndim, dims[MOST_AXES];
+} OpenStep;
+
+typedef struct {
+    PyObject_HEAD FormulasObject *formulas;
+    int *guards; /* places of formulas */
+    Number *guarded;
+    OpenStep *steps;
+    Template *template; /* whose steps these are, with the key and the result */
+    int *scalars;       /* of each constant of the template: the formula of its value, or -1 */
+    int64_t numbers[MOST_NUMBERS];
+    int inputs[MOST_NUMBERS]; /* of each number of the key: the input that it is, or -1 */
+    int nguards, nsteps, nnumbers, nscalars;
+    long long generation;
+} OpenTemplate;
+
+/* Calls that differ by numbers alone. */
+typedef struct {
+    uint64_t hash;
+    int64_t before[2][MOST_NUMBERS]; /* numbers of the last two calls */
+    int ncalls, nfailures, nopen;
+    OpenTemplate *open[MOST_OPEN];
+} Family;
+
+static long long open_calls; /* calls that open templates ran */
+static int calls_before = 6; /* calls with different numbers, before a trace is made */
+static Family families[FAMILIES];
+static PyTypeObject *open_type;
+static PyObject *trace;             /* of Python, which returns an open template */
+static const Template *generalized; /* the template that the trace must repeat */
+
+/* --- numbers of a key --- */
+
+static int is_number(const Item *item)
+{
+    return item->kind == NUMBER;
+}
+
+/* List the numbers of a key: the lengths of operands, and arguments, of which floats by their bits; and hash all
+ * else. Returns their number; -1 if the key has a family of its own only. */
+static int numbers_of(const Key *key, PyObject *function, int64_t *numbers, char *is_float, uint64_t *hash)
+{
+    int count = 0;
+    *hash = (uintptr_t)function ^ (uint64_t)key->fast_path->number << 40;
+    for (int i = 0; i < key->nitems; i++) {
+        const Item *item = &key->items[i];
+        uint64_t bits = item->bits;
+        if (item->kind == TRACKED_TYPE)
+            return -1;
+        if (item->kind == TYPE) {
+            Layout layout;
+            if (!layout_of(item->object, &layout) || count + layout.ndim > MOST_NUMBERS)
+                return -1;
+            memcpy(numbers + count, layout.dims, sizeof *numbers * (size_t)layout.ndim);
+            memset(is_float + count, 0, (size_t)layout.ndim);
+            count += layout.ndim;
+            bits = (uintptr_t)layout.dtype + (uint64_t)layout.ndim;
+        } else if (is_number(item)) {
+            if (count == MOST_NUMBERS)
+                return -1;
+            is_float[count] = item->object == (PyObject *)&PyFloat_Type;
+            numbers[count++] = (int64_t)bits;
+            bits = (uint64_t)is_float[count - 1];
+        }
+        *hash = (*hash ^ bits ^ (uint64_t)item->kind << 56) * 0x9E3779B97F4A7C15u;
+        *hash ^= *hash >> 29;
+    }
+    return count;
+}
+
+/* Whether a key differs from that of a template by open numbers at most. */
+static int is_of(const OpenTemplate *self, PyObject *function, const Key *key, const int64_t *numbers,
+                 const char *is_float, int count)
+{
+    const Template *template = self->template;
+    if (template->function != function || template->nitems != key->nitems || self->nnumbers != count ||
+        template->fast_path != key->fast_path->number || self->generation != key->fast_path->generation)
+        return 0;
+    for (int i = 0; i < count; i++)
+        if (self->inputs[i] < 0 ? numbers[i] != self->numbers[i] : !is_float[i] && numbers[i] < LEAST_OPEN)
+            return 0;
+    for (int i = 0; i < key->nitems; i++) {
+        const Item *ours = &template->items[i], *theirs = &key->items[i];
+        Layout a, b;
+        if (ours->kind != theirs->kind)
+            return 0;
+        if (ours->kind == TYPE) {
+            if (!layout_of(ours->object, &a) || !layout_of(theirs->object, &b) || a.dtype != b.dtype ||
+                a.ndim != b.ndim)
+                return 0;
+        } else if (is_number(ours)) {
+            if (theirs->object != ours->object)
+                return 0;
+        } else if (!is_same_item(ours, theirs)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Compute all formulas for these numbers. Returns whether the guards hold. */
+static int holds(const OpenTemplate *self, const int64_t *numbers, const char *is_float, Number *values)
+{
+    const FormulasObject *formulas = self->formulas;
+    memcpy(values, formulas->numbers, sizeof *values * (size_t)formulas->count);
+    for (Py_ssize_t i = 0; i < formulas->inputs; i++)
+        values[i].kind = UNDEFINED;
+    for (int i = 0; i < self->nnumbers; i++) {
+        int input = self->inputs[i];
+        if (input < 0)
+            continue;
+        Number value = {INTEGRAL, numbers[i], 0};
+        if (is_float[i]) {
+            value = (Number){REAL, 0, 0};
+            memcpy(&value.real, &numbers[i], sizeof value.real);
+        }
+        if (values[input].kind != UNDEFINED && !is_same_number(&values[input], &value))
+            return 0; /* numbers that are one stay one */
+        values[input] = value;
+    }
+    evaluate(formulas->formulas, values, formulas->count);
+    for (int i = 0; i < self->nguards; i++)
+        if (!is_same_number(&values[self->guards[i]], &self->guarded[i]))
+            return 0;
+    return 1;
+}
+
+/* --- calls --- */
+
+/* Run a kernel whose integers these values give. Returns 1; 0 if Python must run the call; -1 with an exception
+ * set. */
+static int run_kernel(const OpenStep *step, const Number *values, Py_ssize_t count, FastPath *fast_path,
+                      Allocation *const *operands, int noperands, Allocation *out)
+{
+    char *p[MOST_OPERANDS + 2];
+    int known = address_in(fast_path, out, 1) != NULL;
+    for (int i = 0; known && i < noperands; i++)
+        known = address_in(fast_path, operands[i], 1) != NULL;
+    if (!known)
+        return PyErr_Occurred() ? -1 : 0;
+    if (call_without_result(fast_path->acquire))
+        return -1;
+    /* The lock may have been waited for: look again. */
+    int done = 0;
+    known = !fast_path->observed && !fast_path->instrumented && (p[0] = address_in(fast_path, out, 0));
+    for (int i = 0; known && i < noperands; i++)
+        known = (p[i + 1] = address_in(fast_path, operands[i], 0)) != NULL;
+    if (known) {
+        done = write_call(values, count, step->call);
+        if (!done) {
+            int refused = run_in_pool(fast_path->pool, &step->call->call, p);
+            done = refused < 0 ? -1 : !refused;
+        }
+    }
+    release_vm(fast_path);
+    return done;
+}
+
+/* The tensor of a number, where the template has a constant; NULL if Python must run the call. */
+static PyObject *scalar_of(const Allocation *constant, const Number *value)
+{
+    PyObject *number = value->kind == INTEGRAL ? PyLong_FromLongLong(value->integer)
+                       : value->kind == REAL   ? PyFloat_FromDouble(value->real)
+                                               : NULL;
+    PyObject *tensor = number ? (PyObject *)tensor_of_number(constant->arena, constant->type, number)
+                              : NULL;
+    Py_XDECREF(number);
+    return tensor;
+}
+
+/* Run the steps. NULL without an exception if Python must run the call. */
+static PyObject *run_open(OpenTemplate *self, const Key *key, const Number *values)
+{
+    const Template *template = self->template;
+    PyObject *tensors[MOST_VALUES] = {NULL}, *constants[MOST_STEPS] = {NULL}, *result = NULL;
+    int first = key->ntensors, done = 1;
+    for (int i = 0; i < self->nscalars && done; i++) {
+        constants[i] = self->scalars[i] < 0
+                           ? Py_NewRef(template->constants[i])
+                           : scalar_of((Allocation *)template->constants[i], &values[self->scalars[i]]);
+        done = constants[i] != NULL;
+    }
+    for (int i = 0; i < first; i++)
+        tensors[i] = Py_NewRef((PyObject *)key->tensors[i]); /* a list of tensors may change meanwhile */
+    for (int i = 0; i < self->nsteps && done > 0; i++) {
+        const OpenStep *open = &self->steps[i];
+        const TemplateStep *step = &template->steps[i];
+        int64_t dims[MOST_AXES];
+        for (int j = 0; j < open->ndim; j++) {
+            const Number *length = &values[open->dims[j]];
+            done &= length->kind == INTEGRAL && length->integer >= 0;
+            dims[j] = length->integer;
+        }
+        PyObject *type = done ? type_of(open->dtype, dims, open->ndim) : NULL;
+        Allocation *operands[MOST_OPERANDS + 1], *out = NULL;
+        for (int j = 0; j < step->count; j++)
+            operands[j] = (Allocation *)(step->operands[j] < 0 ? constants[-1 - step->operands[j]]
+                                                               : tensors[step->operands[j]]);
+        if (type && open->call) {
+            out = tensor_in(key->arena, type);
+            done = out ? run_kernel(open, values, self->formulas->count, key->fast_path, operands,
+                                    step->count, out)
+                       : 0;
+        } else if (type) {
+            out = (Allocation *)view_as(operands[0], type);
+        }
+        Py_XDECREF(type);
+        tensors[first + i] = (PyObject *)out;
+        done = out ? done : 0;
+        for (int j = step->freed; done > 0 && j >= 0; j = template->steps[j].next)
+            Py_CLEAR(tensors[first + j]);
+    }
+    if (done > 0)
+        result = result_of(template, tensors);
+    for (int i = 0; i < first + self->nsteps; i++)
+        Py_XDECREF(tensors[i]);
+    for (int i = 0; i < self->nscalars; i++)
+        Py_XDECREF(constants[i]);
+    if (!result)
+        clear_nonfatal_error(); /* the function raises it again */
+    return result;
+}
+
+/* Begin a family. Freeing the templates of another may run Python, which must find the new one. */
+static void begin_family(Family *family, uint64_t hash)
+{
+    Family old = *family;
+    memset(family, 0, sizeof *family);
+    family->hash = hash;
+    for (int i = 0; i < old.nopen; i++)
+        Py_DECREF((PyObject *)old.open[i]);
+}
+
+static PyObject *call_in_family(PyObject *function, const Key *key, int *learns)
+{
+    int64_t numbers[MOST_NUMBERS];
+    char is_float[MOST_NUMBERS];
+    Number values[MOST_FORMULAS];
+    uint64_t hash;
+    if (key->tape != Py_None || *calls_of(key->hash) >= MOST_CALLS)
+        return NULL;
+    int count = numbers_of(key, function, numbers, is_float, &hash);
+    if (count <= 0)
+        return NULL;
+    Family *family = &families[hash % FAMILIES];
+    if (family->hash != hash)
+        begin_family(family, hash);
+    /* Comparing types may free one, which runs Python: another thread may begin the family anew. */
+    for (int i = 0; i < family->nopen && family->hash == hash; i++) {
+        OpenTemplate *open = (OpenTemplate *)Py_NewRef((PyObject *)family->open[i]);
+        int fits = is_of(open, function, key, numbers, is_float, count) &&
+                   holds(open, numbers, is_float, values);
+        PyObject *result = fits ? run_open(open, key, values) : NULL;
+        Py_DECREF((PyObject *)open);
+        if (!fits)
+            continue;
+        if (result) {
+            open_calls++;
+            ++*calls_of(key->hash);
+        }
+        return result;
+    }
+    size_t nbytes = sizeof *numbers * (size_t)count;
+    if (!family->ncalls || memcmp(numbers, family->before[0], nbytes)) {
+        memcpy(family->before[1], family->before[0], sizeof family->before[1]);
+        memcpy(family->before[0], numbers, nbytes);
+        family->ncalls++;
+    }
+    *learns = trace && family->nopen < MOST_OPEN && family->nfailures < MOST_FAILURES &&
+              family->ncalls >= calls_before << (2 * family->nfailures);
+    return NULL;
+}
+
+/* The key of a call of an op. Returns 0 if it has none, as under a tape. */
+static int key_of(Key *key, PyObject *call, FastPath *fast_path, PyObject *arena,
+                  Allocation *const *operands, int count)
+{
+    key->nitems = key->ntensors = 0;
+    key->hash = (uintptr_t)call;
+    key->fast_path = fast_path;
+    key->arena = arena;
+    key->tape = present_tape();
+    if (!key->tape)
+        return 0;
+    Py_DECREF(key->tape); /* the context keeps it */
+    int fits = key->tape == Py_None && add_pointer(key, call);
+    for (int i = 0; fits && i < count; i++)
+        fits = add_argument(key, (PyObject *)operands[i], 0);
+    return fits;
+}
+
+static PyObject *apply_in_family(PyObject *call, FastPath *fast_path, PyObject *arena,
+                                 Allocation *const *operands, int count, int *learns)
+{
+    Key key;
+    return is_quiet() && key_of(&key, call, fast_path, arena, operands, count)
+               ? call_in_family(call, &key, learns)
+               : NULL;
+}
+
+/* The inputs of the numbers that differ from those of an earlier call: equal ones have the same input. Returns the
+ * number of inputs. */
+static int inputs_of(const int64_t *numbers, const int64_t *before, const char *is_float, int count,
+                     int *inputs)
+{
+    int ninputs = 0;
+    for (int i = 0; i < count; i++) {
+        inputs[i] = -1;
+        if (numbers[i] == before[i])
+            continue;
+        if (!is_float[i] && numbers[i] < LEAST_OPEN)
+            return 0;
+        for (int j = 0; j < i && inputs[i] < 0; j++)
+            if (inputs[j] >= 0 && is_float[j] == is_float[i] && numbers[j] == numbers[i] &&
+                before[j] == before[i])
+                inputs[i] = inputs[j];
+        if (inputs[i] < 0)
+            inputs[i] = ninputs++;
+    }
+    return ninputs;
+}
+
+static int generalize(Template *template, PyObject *args, PyObject *keywords, const Key *key)
+{
+    if (!template)
+        return 0;
+    PyObject *function = template->function;
+    int64_t numbers[MOST_NUMBERS];
+    char is_float[MOST_NUMBERS];
+    int inputs[MOST_NUMBERS];
+    uint64_t hash;
+    int count = numbers_of(key, function, numbers, is_float, &hash);
+    Family *family = count > 0 ? &families[hash % FAMILIES] : NULL;
+    if (!family || family->hash != hash || generalized)
+        return 0;
+    int ninputs = inputs_of(numbers, family->before[1], is_float, count, inputs), fits = template->ncodes;
+    for (int i = 0; fits && i < template->nsteps; i++)
+        fits = template->steps[i].kind == APPLY || template->steps[i].kind == ALIAS;
+    PyObject *open = NULL, *list = fits && ninputs ? PyList_New(count) : NULL;
+    for (int i = 0; list && i < count; i++)
+        if (PyList_SetItem(list, i, PyLong_FromLong(inputs[i])))
+            Py_CLEAR(list);
+    family->ncalls = 0; /* of the next attempt */
+    family->nfailures++;
+    if (list) {
+        template->users++;
+        generalized = template;
+        open = PyObject_CallFunctionObjArgs(trace, function, args, keywords ? keywords : Py_None, list,
+                                            NULL);
+        generalized = NULL;
+        if (open && Py_TYPE(open) == open_type && ((OpenTemplate *)open)->nsteps == template->nsteps &&
+            ((OpenTemplate *)open)->nscalars == template->nconstants) {
+            OpenTemplate *made = (OpenTemplate *)open;
+            made->template = template;
+            template->users++;
+            memcpy(made->numbers, numbers, sizeof numbers);
+            memcpy(made->inputs, inputs, sizeof inputs);
+            made->nnumbers = count;
+            made->generation = key->fast_path->generation;
+            Number values[MOST_FORMULAS];
+            if (family->hash == hash && family->nopen < MOST_OPEN &&
+                holds(made, numbers, is_float, values)) {
+                family->open[family->nopen++] = (OpenTemplate *)Py_NewRef(open);
+                family->nfailures--;
+            }
+        }
+        release_template(template);
+    }
+    Py_XDECREF(open);
+    Py_XDECREF(list);
+    return clear_nonfatal_error() ? -1 : 0;
+}
+
+/* As `generalize`, with the template of the one step. */
+static int generalize_apply(PyObject *call, FastPath *fast_path, PyObject *arena,
+                            Allocation *const *operands, int count)
+{
+    Key key;
+    if (!is_quiet() || !key_of(&key, call, fast_path, arena, operands, count))
+        return PyErr_Occurred() ? -1 : 0;
+    Template *template = new_template(call, &key, 1, 0, 1);
+    PyObject *args = template ? PyTuple_New(count) : NULL;
+    int failed = 0;
+    if (args) {
+        TemplateStep *step = template->steps;
+        *step = (TemplateStep){.kind = APPLY,
+                               .call = Py_NewRef(call),
+                               .count = (short)count,
+                               .last = MOST_STEPS,
+                               .freed = -1,
+                               .next = -1};
+        template->codes[0] = (short)key.ntensors;
+        for (int i = 0; i < count; i++) {
+            PyTuple_SetItem(args, i, Py_NewRef((PyObject *)operands[i]));
+            while (key.tensors[step->operands[i]] != operands[i])
+                step->operands[i]++;
+        }
+        failed = generalize(template, args, NULL, &key);
+    }
+    release_template(template);
+    Py_XDECREF(args);
+    return failed;
+}
+
+/* --- open templates --- */
+
+static void open_dealloc(OpenTemplate *self)
+{
+    for (int i = 0; i < self->nsteps; i++) {
+        Py_XDECREF((PyObject *)self->steps[i].call);
+        Py_XDECREF(self->steps[i].dtype);
+    }
+    release_template(self->template);
+    Py_XDECREF((PyObject *)self->formulas);
+    PyMem_Free(self->guards);
+    PyMem_Free(self->guarded);
+    PyMem_Free(self->scalars);
+    PyMem_Free(self->steps);
+    free_object((PyObject *)self);
+}
+
+static int read_step(OpenStep *step, PyObject *entry, Py_ssize_t count)
+{
+    PyObject *call, *dtype, *dims;
+    if (!PyArg_ParseTuple(entry, "OOO!", &call, &dtype, &PyTuple_Type, &dims))
+        return -1;
+    step->ndim = (int)PyTuple_Size(dims);
+    if ((call != Py_None && !is_kernel_call(call)) || step->ndim > MOST_AXES)
+        return PyErr_SetString(PyExc_TypeError, "a step is of a kernel call, and of at most 8 axes"), -1;
+    for (int i = 0; i < step->ndim; i++) {
+        step->dims[i] = (int)PyLong_AsLong(PyTuple_GetItem(dims, i));
+        if (PyErr_Occurred() || step->dims[i] < 0 || step->dims[i] >= count)
+            return PyErr_SetString(PyExc_IndexError, "a length is of no formula"), -1;
+    }
+    step->call = call == Py_None ? NULL : (KernelCallObject *)Py_NewRef(call);
+    step->dtype = Py_NewRef(dtype);
+    return 0;
+}
+
+/* open_template(formulas, guards, steps, scalars): guards are (number, value, ...), a step is (kernel call or None,
+ * dtype, numbers of the lengths of its result), scalars are the numbers of constants, -1 for those that are fixed. */
+static PyObject *open_template(PyObject *module, PyObject *args)
+{
+    PyObject *formulas, *guards, *steps, *scalars;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!O!:open_template", &formulas, &PyTuple_Type, &guards, &PyList_Type,
+                          &steps, &PyList_Type, &scalars))
+        return NULL;
+    if (!is_formulas(formulas) || ((FormulasObject *)formulas)->count > MOST_FORMULAS)
+        return PyErr_Format(PyExc_TypeError, "open_template takes at most %d formulas", MOST_FORMULAS);
+    OpenTemplate *self = (OpenTemplate *)object_of(open_type);
+    if (!self)
+        return NULL;
+    self->formulas = (FormulasObject *)Py_NewRef(formulas);
+    Py_ssize_t count = self->formulas->count, nguards = PyTuple_Size(guards) / 2,
+               nsteps = PyList_Size(steps);
+    self->guards = PyMem_Calloc((size_t)nguards + 1, sizeof *self->guards);
+    self->guarded = PyMem_Calloc((size_t)nguards + 1, sizeof *self->guarded);
+    self->steps = PyMem_Calloc((size_t)nsteps + 1, sizeof *self->steps);
+    self->nscalars = (int)PyList_Size(scalars);
+    self->scalars = PyMem_Calloc((size_t)self->nscalars + 1, sizeof *self->scalars);
+    int failed = !self->guards || !self->guarded || !self->steps || !self->scalars;
+    for (int i = 0; !failed && i < self->nscalars; i++) {
+        self->scalars[i] = (int)PyLong_AsLong(PyList_GetItem(scalars, i));
+        failed = PyErr_Occurred() || self->scalars[i] < -1 || self->scalars[i] >= count;
+    }
+    for (Py_ssize_t i = 0; !failed && i < nguards; i++) {
+        long place = PyLong_AsLong(PyTuple_GetItem(guards, 2 * i));
+        failed = number_from(PyTuple_GetItem(guards, 2 * i + 1), &self->guarded[i]) || place < 0 ||
+                 place >= count;
+        self->guards[i] = (int)place;
+        self->nguards = (int)i + 1;
+    }
+    for (Py_ssize_t i = 0; !failed && i < nsteps; i++) {
+        failed = read_step(&self->steps[i], PyList_GetItem(steps, i), count);
+        self->nsteps = (int)i + 1;
+    }
+    if (!failed)
+        return (PyObject *)self;
+    Py_DECREF((PyObject *)self);
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "a guard is of no formula");
+}
+
+/* traced_steps(function, args, keywords, tensors): see `steps_of_trace`. */
+static PyObject *traced_steps(PyObject *module, PyObject *args)
+{
+    PyObject *function, *own, *keywords, *tensors;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!OO!:traced_steps", &function, &PyTuple_Type, &own, &keywords,
+                          &PyTuple_Type, &tensors))
+        return NULL;
+    if (!generalized)
+        return Py_NewRef(Py_None);
+    return steps_of_trace(function, own, keywords == Py_None ? NULL : keywords, tensors, generalized);
+}
+
+static PyObject *install_families(PyObject *module, PyObject *function)
+{
+    (void)module;
+    trace = Py_NewRef(function);
+    Py_RETURN_NONE;
+}
+
+static PyObject *count_open_calls(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(open_calls);
+}
+
+/* open_after(calls) -> the number before */
+static PyObject *open_after(PyObject *module, PyObject *calls)
+{
+    (void)module;
+    long now = PyLong_AsLong(calls), before = calls_before;
+    if (PyErr_Occurred() || now < 2 || now > 1000)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "open_after takes 2 to 1000 calls");
+    calls_before = (int)now;
+    return PyLong_FromLong(before);
+}
+
+static PyType_Slot open_slots[] = {
+    {Py_tp_dealloc, open_dealloc}, {Py_tp_doc, "Steps of calls that differ by numbers."}, {0, NULL}};
+static PyType_Spec open_spec = {"mlvm.machines.native._native.OpenTemplate", sizeof(OpenTemplate), 0,
+                                Py_TPFLAGS_DEFAULT, open_slots};
+
+static PyMethodDef families_functions[] = {
+    {"open_template", open_template, METH_VARARGS,
+     "open_template(formulas, guards, steps, scalars): the steps of calls that differ by numbers."},
+    {"traced_steps", traced_steps, METH_VARARGS,
+     "traced_steps(function, args, keywords, tensors): the steps (call, operands, result) of a call in a "
+     "recorder, or None if the call that is generalized has others."},
+    {"open_after", open_after, METH_O,
+     "open_after(calls) -> the number before: calls with different numbers before one is generalized."},
+    {"open_calls", count_open_calls, METH_NOARGS, "The number of calls that open templates ran."},
+    {"install_families", install_families, METH_O,
+     "install_families(trace): the function that makes an open template of a call, or returns None."},
+    {NULL, NULL, 0, NULL}};
+
+int families_init(PyObject *module)
+{
+    later.call_in_family = call_in_family;
+    later.generalize = generalize;
+    later.apply_in_family = apply_in_family;
+    later.generalize_apply = generalize_apply;
+    open_type = add_type(module, "OpenTemplate", &open_spec);
+    return open_type ? PyModule_AddFunctions(module, families_functions) : -1;
+}

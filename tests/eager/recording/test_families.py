@@ -1,0 +1,120 @@
+"""Calls that differ by numbers alone: by open templates they have the bits, types and errors of the
+function itself."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from mlvm.eager.tensor import templates
+from mlvm.eager.tensor.reading import values_of
+from mlvm.machines.native.extension import EXTENSION
+from tests.brief import with_long
+from tests.cases import tables
+from tests.cases.tables import FUNCTIONS, Row
+
+pytestmark = pytest.mark.skipif(EXTENSION is None, reason="templates need the C extension")
+
+CALLS: Final = 7
+_OPERAND: Final = re.compile(r"\b([a-z])_((?:\d+(?:_\d+)*)?)\b")
+_LENGTH: Final = re.compile(r"(?<![\w.*<-])(\d{1,2})(?![\w.*<])")
+
+
+@pytest.fixture(autouse=True)
+def _early() -> Iterator[None]:
+    assert EXTENSION is not None
+    before = EXTENSION.open_after(2)
+    yield
+    EXTENSION.open_after(before)
+
+
+class Renumbered:
+    """A row of functions.txt with other lengths and integers: equal ones stay equal.
+
+    row: the row
+    literals: whether integers of the code change as well
+    """
+
+    def __init__(self, row: Row, literals: bool) -> None:
+        self.rng = random.Random(row.call)
+        self.by = {n: self.rng.choice([0, 1, 1, 2]) for n in range(100)}
+        self.row, self.literals = row, literals
+
+    def other(self, n: str, call: int) -> str:
+        return str(int(n) + call * self.by[int(n)])
+
+    def code(self, call: int) -> str:
+        """Return the code of that call."""
+
+        def lengths(match: re.Match[str]) -> str:
+            others = [self.other(n, call) for n in match[2].split("_") if n]
+            return f"{match[1]}_" + "_".join(others)
+
+        def literal(match: re.Match[str]) -> str:
+            return self.other(match[1], call)
+
+        code = _OPERAND.sub(lengths, self.row.call)
+        return _LENGTH.sub(literal, code) if self.literals else code
+
+    def function(self, call: int, dtype: str) -> Callable[[], Any]:
+        """Return the call, with operands of that dtype."""
+        code = self.code(call)
+        space = {**tables._SPACE, "f": ml, **tables._CONSTANTS}
+        for match in _OPERAND.finditer(code):
+            x = ml.asarray(tables._operand(match[1], match[2]))
+            space[match[0]] = x.astype(dtype) if x.dtype.is_float else x
+        return eval(compile(f"lambda: ({code})", code, "eval"), space)  # type: ignore[no-any-return]
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        try:
+            result = words(function())
+        except (MlvmError, TypeError, ValueError, IndexError) as error:
+            result = type(error), str(error)
+    return result, [str(each.message) for each in caught]
+
+
+def words(x: Any) -> Any:
+    if isinstance(x, (tuple, list)):
+        return type(x).__name__, [words(each) for each in x]
+    return (str(x.type), values_of(x).tobytes()) if isinstance(x, ml.Tensor) else repr(x)
+
+
+ROWS: Final = [row for row in FUNCTIONS if row.first and "random" not in row.call]
+
+
+@pytest.mark.parametrize("dtype", with_long(["f32"], ["f32", "f16", "f64", "i32"]))
+@pytest.mark.parametrize("literals", with_long([True], [True, False]))
+@pytest.mark.parametrize("row", ROWS, ids=[row.call for row in ROWS])
+def test_calls_of_other_numbers_are_as_the_function_makes_them(
+    row: Row, literals: bool, dtype: str
+) -> None:
+    calls = Renumbered(row, literals)
+    for call in range(CALLS):
+        function = calls.function(call, dtype)
+        actual = outcome(function)
+        with templates.disabled():
+            expected = outcome(function)
+        assert actual == expected, calls.code(call)
+
+
+def test_most_of_these_calls_run_by_open_templates() -> None:
+    assert EXTENSION is not None
+    before, count = EXTENSION.open_calls(), 0
+    for row in ROWS[::5]:
+        calls = Renumbered(row, False)
+        if "dynamic" not in row.words and calls.code(0) != calls.code(1):
+            count += 1
+            for call in range(CALLS):
+                outcome(calls.function(call, "f32"))
+    assert EXTENSION.open_calls() - before > count
