@@ -26,7 +26,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
-from mlvm.arena.context import current, set_context
+from mlvm.arena.context import current, set_arena
 from mlvm.arena.fields import AllocationFields, ArenaFields
 from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded, size_class
 from mlvm.arena.placement import Region as Region
@@ -302,11 +302,15 @@ class results_in:
         return self.arena
 
     def __exit__(self, *_: object) -> None:
-        _set_blocks(tuple([x for x in current().arena_blocks if x is not self]))
+        blocks = current().arena_blocks
+        if blocks[-1:] == (self,):
+            _set_blocks(blocks[:-1])
+        else:
+            _set_blocks(tuple([block for block in blocks if block is not self]))
 
 
 def _set_blocks(blocks: tuple[results_in, ...]) -> None:
-    set_context(arena=blocks[-1].arena if blocks else None, arena_blocks=blocks)
+    set_arena(blocks[-1].arena if blocks else None, blocks)
 
 
 _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()

@@ -1,13 +1,18 @@
-"""Cache of a captured function's programs: entries, their keys, and which is forgotten first.
+"""Entries of a captured function: its programs, and the calls that each is valid for.
 
 In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that fits, with
 the scalar inputs that its program takes; None is a miss, after which the caller adds an entry.
-Entries of one key differ in what no key has: argument identities, and numbers that Python saw.
+An entry has guards (its key, and `bind`), a flow (a trace of its own, or an `OpenTrace` that has an
+entry for each combination of lengths), and plans (`Variants`). Entries of one key differ in what no
+key has: argument identities, and numbers that Python code read.
 An entry is valid for each call that `bind` accepts: only then may its program be launched.
-At most `MOST_PROGRAMS` are kept; beyond these the one that was used least recently is forgotten.
-The fast path in C does not tell the cache of its hits, so the caller names its entries to `add`.
+`known` are the entries that C matches without a signature; the most recent match is first.
+At most `MOST_PROGRAMS` of one flow are kept, and as many of all traces without open lengths. Beyond
+these the least recently used one is forgotten. C does not note its matches: `known` entries count
+as used whenever an entry is added.
 Callers: `Captured`, from any thread.
-`lock` is held while the dicts change. Entries of a key are a tuple, so `find` reads without it.
+`lock` is held while the dicts change. Entries of a key are a tuple, and the list of known entries
+is replaced whole, so `find` and matches read without it.
 """
 
 from __future__ import annotations
@@ -17,10 +22,11 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mlvm.core.errors import OpError
 from mlvm.core.locks import new_lock
+from mlvm.core.memo import Memo
 from mlvm.core.protocol import VMProtocol
 from mlvm.eager.capture.guards.guard_set import ASKS_CLASS
 from mlvm.eager.capture.guards.signature import Signature
@@ -44,6 +50,9 @@ the others live as long as the process, or hold little."""
 _MOST_KEYS: Final = 4 * MOST_PROGRAMS
 """How many keys have their changed numbers remembered, also those of forgotten programs."""
 
+_MOST_KNOWN: Final = 4
+"""Entries that C matches."""
+
 
 class CacheEntry:
     """A compiled program and what must hold for a call of its key to launch it.
@@ -59,7 +68,8 @@ class CacheEntry:
     aliased_inputs: inputs that the function also reaches by itself, by number.
     state_views: functions that return a view of a state, if it is alive, each with the state.
     replaced: the places of host functions, by name; see `capture(replace=)`.
-    fast_paths: how many entries of the fast path it has had.
+    opened: the trace with open lengths that it was made from, if it was.
+    times_known: how often it has become one of `CacheEntries.known`.
     open_part: makes the open part of its step, if that was planned at bounds of lengths.
     sources: with `capture(check=)`, a function of a call's signature and of one that traces the
         call again. It returns the trace of the program and the new one, to be compared.
@@ -92,7 +102,8 @@ class CacheEntry:
         self._returned = self.outcome.outside
         self._state_ids = {id(x) for x in record.outside.states}
         self.replaced: dict[str, list[Replaced]] = {}
-        self.fast_paths = 0
+        self.opened: object = None
+        self.times_known = 0
         self.open_part: Callable[..., OpenStep] | None = None
         self.variants = Variants(Launch(planned, call, hoisted), compile_unhoisted)
 
@@ -105,10 +116,11 @@ class CacheEntry:
     ) -> CacheEntry:
         """Return the entry of another launch, for a call that differs by lengths alone."""
         other = copy.copy(self)
+        other.keepalive = [*self.keepalive]
         other.outcome, other.numbers = call.outcome, call.numbers
         other.scalars = ScalarInputs(signature.numbers, other.numbers.values, [])
         other.input_types = tuple([x.type for x in signature.inputs])
-        other.fast_paths = 0
+        other.times_known = 0
         other.variants = Variants(launch, compile_unhoisted)
         return other
 
@@ -227,17 +239,32 @@ class NumberChanges(NamedTuple):
     specialised: set[int]
 
 
-class ProgramCache:
-    """Entries of a captured function by key, least recently used first."""
+class KnownEntry(Protocol):
+    """Entry that C matches with calls; `capture.call` has the class."""
+
+    entry: CacheEntry
+
+
+K = TypeVar("K", bound=KnownEntry)
+
+
+class CacheEntries(Generic[K]):
+    """Entries of a captured function, by key, and those that C matches.
+
+    known: the entries that C matches, the most recent match first.
+    """
 
     def __init__(self) -> None:
         self.lock = new_lock()
+        self.known: list[K] = []
         self._entries: dict[Any, tuple[CacheEntry, ...]] = {}
         self._keys: dict[CacheEntry, Any] = {}  # least recently used first
-        self._changes: dict[Any, NumberChanges] = {}
+        self._changes = Memo[Any, NumberChanges](_MOST_KEYS, "capture: changed numbers")
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    @property
+    def closed(self) -> int:
+        """The number of programs of traces without open lengths."""
+        return sum(entry.opened is None for entry in list(self._keys))
 
     def find(self, key: Any, signature: Signature) -> tuple[CacheEntry, ScalarInputs] | None:
         """Return the entry that is valid for a call, and its scalar inputs."""
@@ -248,20 +275,17 @@ class ProgramCache:
                 return entry, scalars
         return None
 
-    def add(
-        self, key: Any, signature: Signature, entry: CacheEntry, recent: Iterable[CacheEntry]
-    ) -> list[CacheEntry]:
-        """Add an entry, unless another thread has added one for the call. Forget the one that was
-        used least recently if there are too many; `recent` ones count as used now. Return the
-        entries that were forgotten."""
-        dropped: list[CacheEntry] = []
+    def add(self, key: Any, signature: Signature, entry: CacheEntry) -> list[CacheEntry]:
+        """Add an entry, unless another thread has added one for the call. Forget the least recently
+        used ones if its flow has too many. Return the entries that were forgotten."""
         with self.lock:
             if self.find(key, signature) is not None:
-                return dropped
-            self._touch(recent)
-            while len(self._keys) >= MOST_PROGRAMS:
-                dropped.append(next(iter(self._keys)))
-                self._forget(dropped[-1])
+                return []
+            self._touch(known.entry for known in reversed(self.known))
+            alike = [each for each in self._keys if each.opened is entry.opened]
+            dropped = alike[: max(0, len(alike) + 1 - MOST_PROGRAMS)]
+            for each in dropped:
+                self._forget(each)
             self._entries[key] = (*self._entries.get(key, ()), entry)
             self._keys[entry] = key
         return dropped
@@ -278,8 +302,28 @@ class ProgramCache:
                 self._forget(entry)
         return lapsed
 
+    def know(self, known: K) -> None:
+        """Let C match calls with an entry, and try that first."""
+        others = [each for each in self.known if each.entry is not known.entry]
+        self.known = [known, *others[: _MOST_KNOWN - 1]]  # at once
+
+    def release_known(self) -> None:
+        """Let C match no entry, since each keeps alive what it read. All may be known again."""
+        for each in self.known:
+            each.entry.times_known -= 1
+        self.known = []
+
+    def forget_opened(self, traces: Sequence[object]) -> list[CacheEntry]:
+        """Forget the entries of these traces with open lengths. Return them."""
+        with self.lock:
+            dropped = [entry for entry in self._keys if entry.opened in traces]
+            for entry in dropped:
+                self._forget(entry)
+        return dropped
+
     def clear(self) -> None:
         with self.lock:
+            self.known = []
             self._entries.clear()
             self._keys.clear()
             self._changes.clear()
@@ -287,11 +331,9 @@ class ProgramCache:
     def changes_of(self, key: Any, signature: Signature) -> NumberChanges:
         """Return the changes of the key's numbers, after a call with this signature."""
         with self.lock:
-            changes = self._changes.pop(key, None) or NumberChanges(set(), set())
-            while len(self._changes) >= _MOST_KEYS:
-                del self._changes[next(iter(self._changes))]
-            self._changes[key] = changes
-            for entry in self._entries.get(key, ())[-1:]:
+            changes = self._changes.get(key, lambda: NumberChanges(set(), set()))
+            entries = [each for each in self._entries.get(key, ()) if each.opened is None]
+            for entry in entries[-1:]:
                 pairs = zip(signature.numbers, entry.scalars.args, strict=True)
                 changes.changed.update(i for i, (x, y) in enumerate(pairs) if not is_same(x, y))
             return changes

@@ -2,11 +2,10 @@
 
 In: a call's arguments. Out: the entry of its program, its scalar inputs, its tensors; or None, and
 then Python looks the call up by its signature, finds out what differs, and traces if need be.
-An entry of the fast path is a call that Python has matched once, as a flat pattern for C: it is
-valid while the function's guards hold, the context is the same and no update needs a copy first.
-It never says yes where Python would say no; it may say no where Python says yes.
-Callers: `Captured` at each call, from any thread.
-No lock is held: the list of entries is replaced whole, and C keeps the interpreter's lock.
+A known call is one that Python has matched once, as a flat pattern for C: it is valid while the
+function's guards hold, the context is the same and no update needs a copy first.
+It never matches a call that Python would not match; Python may match more calls.
+Callers: `Captured` at each call, from any thread. No lock is held: C keeps the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import flatten, replace
 from mlvm.machines.native.extension import EXTENSION
 
-_MOST_FAST_PATHS: Final = 4
-_MOST_ADDED: Final = 16
-"""How often a program may enter the fast path: calls that never repeat stay out of it."""
+_MOST_TIMES_KNOWN: Final = 16
+"""How often an entry may become known: C does not match calls that never repeat."""
 
 _ARRAYS: Final = np.ndarray, np.generic
 
 
-class FastPathEntry:
+class KnownCall:
     """A call of a program, which C matches with later ones.
 
     entry: the program.
@@ -88,41 +86,25 @@ class FastPathEntry:
         return None if match is None else (scalars, *match)
 
 
-class FastPath:
-    """Calls that are matched in C, the newest first."""
-
-    def __init__(self) -> None:
-        self.entries: list[FastPathEntry] = []
-
-    def add(
-        self, entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
-    ) -> None:
-        """Match the next such call in C, if C can, and unless the program was added too often."""
-        is_plain = not (
-            entry.aliased_inputs
-            or entry.state_views
-            or entry.outcome.rebound
-            or entry.outcome.returns_arguments
-            or entry.launch.queues
-        )
-        if not is_plain or not signature.guards.is_flat or entry.fast_paths >= _MOST_ADDED:
-            return
-        parts = parts_of(signature, len(args), kwargs)
-        if parts is None:
-            return
-        entry.fast_paths += 1
-        first = FastPathEntry(entry, signature, parts, scratch)
-        others = [each for each in self.entries if each.entry is not entry]
-        self.entries = [first, *others[: _MOST_FAST_PATHS - 1]]  # at once
-
-    def release(self) -> None:
-        """Forget all calls, which keep what they read alive. Their programs may enter again."""
-        for each in self.entries:
-            each.entry.fast_paths -= 1
-        self.entries = []
-
-    def clear(self) -> None:
-        self.entries = []
+def known_call(
+    entry: CacheEntry, signature: Signature, args: Any, kwargs: Any, scratch: Scratch
+) -> KnownCall | None:
+    """Return the entry with the call as a pattern for C; None if C cannot match such a call, or the
+    entry became known too often."""
+    is_plain = not (
+        entry.aliased_inputs
+        or entry.state_views
+        or entry.outcome.rebound
+        or entry.outcome.returns_arguments
+        or entry.launch.queues
+    )
+    if not is_plain or not signature.guards.is_flat or entry.times_known >= _MOST_TIMES_KNOWN:
+        return None
+    parts = parts_of(signature, len(args), kwargs)
+    if parts is None:
+        return None
+    entry.times_known += 1
+    return KnownCall(entry, signature, parts, scratch)
 
 
 def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -> Any:

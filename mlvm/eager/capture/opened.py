@@ -10,7 +10,6 @@ Callers: `Captured`. Each trace has a lock, which is held while a program is mad
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,11 +18,12 @@ from typing import Any, Final
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import BudgetError, CaptureError
 from mlvm.core.locks import new_lock
+from mlvm.core.memo import Memo
 from mlvm.core.types import TensorType
 from mlvm.eager.capture.cache import CacheEntry
 from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.capture.guards.signature import Signature
-from mlvm.eager.capture.launch import Launch, ScalarInputs, operands_of
+from mlvm.eager.capture.launch import Launch, operands_of
 from mlvm.eager.capture.lengths import Axis, OpenLength, may_open, sizes_of
 from mlvm.eager.capture.patched import NotPatched, PatchedProgram
 from mlvm.eager.capture.trace import TracedCall
@@ -35,8 +35,7 @@ from mlvm.step.flow import Flow
 from mlvm.step.open_step import FUNCTIONS, OpenStep, StepLength
 from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 
-MOST_PROGRAMS: Final = 32
-"""Programs of one trace that are kept; twice as many where each is bound for its length."""
+_MOST_FAMILIES: Final = 128
 
 _MOST_TRACES: Final = 8
 """Traces with open lengths that are kept of calls that differ by sizes alone."""
@@ -105,6 +104,7 @@ class OpenTrace:
     open: its open lengths.
     present: their values in the traced call.
     args: its Python numbers.
+    keepalive: objects that the key of its calls knows by identity.
     lock: held while a program is made.
     """
 
@@ -113,6 +113,7 @@ class OpenTrace:
     ) -> None:
         assert call.template is not None
         self.call, self.template = call, call.template
+        self.keepalive = [*signature.guards.identities()]  # its key knows them by their ids
         self.present = tuple([each.size_in(signature) for each in lengths])
         self.args = signature.numbers
         self.lock = new_lock()
@@ -123,7 +124,6 @@ class OpenTrace:
             for each in lengths
         ]
         self.numbers = call.numbers
-        self._entries: OrderedDict[tuple[int, ...], list[CacheEntry]] = OrderedDict()
         self._plans: list[_BoundPlan] = []
         self._bounds = (0,) * len(lengths)
         self._is_pinned = False
@@ -201,34 +201,6 @@ class OpenTrace:
                 if planned is not None:
                     return planned.plan._replace(used=planned.recording().high_water)
         return None
-
-    def find(
-        self, lengths: tuple[int, ...], signature: Signature
-    ) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return the entry that is valid for a call of these lengths, and its scalar inputs."""
-        for entry in self._entries.get(lengths, ()):
-            scalars = entry.bind(signature)
-            if scalars is not None:
-                with self.lock:
-                    if lengths in self._entries:
-                        self._entries.move_to_end(lengths)
-                return entry, scalars
-        return None
-
-    def keep(self, lengths: tuple[int, ...], entry: CacheEntry) -> list[CacheEntry]:
-        """Keep an entry. Return those used longest ago, which are forgotten where there are
-        many."""
-        self._entries[lengths] = [*self._entries.get(lengths, ()), entry]
-        self._entries.move_to_end(lengths)
-        dropped: list[CacheEntry] = []
-        most = MOST_PROGRAMS if entry.launch.owner else 2 * MOST_PROGRAMS
-        while sum(map(len, self._entries.values())) > most:
-            oldest, entries = self._entries.popitem(last=False)
-            dropped.append(entries[0])
-            if entries[1:]:
-                self._entries[oldest] = entries[1:]
-                self._entries.move_to_end(oldest, last=False)
-        return dropped
 
     def open_part(
         self,
@@ -363,16 +335,22 @@ class CallFamilies:
 
     def __init__(self) -> None:
         self._lock = new_lock()
-        self._families: dict[Any, _CallFamily] = {}
+        self._dropped: list[OpenTrace] = []
+        self._families = Memo[Any, _CallFamily](
+            _MOST_FAMILIES,
+            "capture: families of calls",
+            lambda family: self._dropped.extend(family.traces),
+        )
 
     @property
     def traces(self) -> int:
         """The number of traces with open lengths."""
-        return sum(len(family.traces) for family in list(self._families.values()))
+        return sum(len(family.traces) for family in list(self._families.entries.values()))
 
     def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:
         """Return the traces that may be valid for calls of a key."""
-        family = self._families.get(without_sizes(key)) if self._families else None
+        families = self._families.entries
+        family = families.get(without_sizes(key)) if families else None
         return () if family is None else family.traces
 
     def note(
@@ -380,12 +358,8 @@ class CallFamilies:
     ) -> list[OpenLength]:
         """Note the sizes of a call that no program is for; return the lengths to open in its
         trace."""
-        family_key = without_sizes(key)
         with self._lock:
-            family = self._families.pop(family_key, None) or _CallFamily()
-            while len(self._families) >= 4 * MOST_PROGRAMS:
-                del self._families[next(iter(self._families))]
-            self._families[family_key] = family
+            family = self._families.get(without_sizes(key), _CallFamily)
             family.note(signature)
             return family.lengths(signature, named)
 
@@ -399,24 +373,32 @@ class CallFamilies:
     def close(self, key: Sequence[Any], axes: Iterable[Axis]) -> None:
         """Open these axes never again."""
         with self._lock:
-            family = self._families.get(without_sizes(key))
+            family = self._families.entries.get(without_sizes(key))
             if family is not None:
                 family.closed.update(axes)
 
     def move(self, key: Sequence[Any], to: Sequence[Any]) -> None:
         """Let a family have the key by which its calls are known from now on."""
         with self._lock:
-            family = self._families.pop(without_sizes(key), None)
-            if family is not None:
-                self._families.setdefault(without_sizes(to), family)
+            family = self._families.pop(without_sizes(key))
+            kept = family and self._families.get(without_sizes(to), lambda: family)
+            if family is not None and kept is not family:
+                self._dropped += family.traces
 
     def add(self, key: Sequence[Any], trace: OpenTrace) -> None:
         """Add a trace."""
         self.close(key, trace.pinned())
         with self._lock:
-            family = self._families.get(without_sizes(key))
+            family = self._families.entries.get(without_sizes(key))
             if family is not None:
-                family.traces = (trace, *family.traces)[:_MOST_TRACES]
+                self._dropped += family.traces[_MOST_TRACES - 1 :]
+                family.traces = (trace, *family.traces[: _MOST_TRACES - 1])
+
+    def take_dropped(self) -> list[OpenTrace]:
+        """Return the traces that were evicted since the last call; their programs can go."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+            return dropped
 
     def clear(self) -> None:
         with self._lock:

@@ -114,6 +114,7 @@ def context() -> None:
 
         >>> ml.debug.context()  # doctest: +ELLIPSIS
         arena            None
+        arena_blocks     ()
         vms              ()
         tape             None
         default_dtype    f32

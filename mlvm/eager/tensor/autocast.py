@@ -84,11 +84,15 @@ class autocast(ContextDecorator):
         return f"autocast({self.dtype and self.dtype.long_name!r})"
 
     def __enter__(self) -> None:
-        self._enter((*current().autocast_blocks, self))
+        blocks = current().autocast_blocks
+        if blocks or self.dtype is not None:  # else it changes nothing
+            self._enter((*blocks, self))
 
     def __exit__(self, *_: object) -> None:
         """Leave this block, whichever was entered last: generators leave theirs when they end."""
-        self._enter(without_last(current().autocast_blocks, self))
+        blocks = current().autocast_blocks
+        if blocks:
+            self._enter(without_last(blocks, self))
 
     @staticmethod
     def _enter(blocks: tuple[autocast, ...]) -> None:

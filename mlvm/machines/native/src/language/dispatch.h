@@ -125,7 +125,7 @@ int is_call(PyObject *object);
 PyObject *present_arena(void);
 
 /* Fields of a context that C reads: the first of `Context` in mlvm/arena/context.py, in its order. */
-enum ContextField { ARENA, VMS, TAPE, DEFAULT_DTYPE, AUTOCAST_DTYPE };
+enum ContextField { ARENA, ARENA_BLOCKS, VMS, TAPE, DEFAULT_DTYPE, AUTOCAST_DTYPE };
 
 /* The context of this thread or task; a new reference, NULL with an exception set. */
 PyObject *present_context(void);
