@@ -31,8 +31,9 @@ WRITTEN: Final = {
         '    "cubed": {"x": lambda g, x: g * (3.0 * op.square(x))},\n    "square": {',
     ),
     "mlvm/machines/native/elementwise_rows.py": (
-        '*_of("UNARY", "SIMPLE", negative="-x"',
-        '*_of("UNARY", "SIMPLE", cubed="x * x * x", negative="-x"',
+        '            *_of("UNARY", "SIMPLE", negative="-x"',
+        '            *_of("UNARY", "SIMPLE", cubed="x * x * x"),\n'
+        '            *_of("UNARY", "SIMPLE", negative="-x"',
     ),
     "tests/cases/elementwise.py": (
         '    "expm1": [',
@@ -51,6 +52,15 @@ TESTS: Final = (
     "tests/machines/native/test_elementwise.py",
     "tests/test_docstrings.py",
 )
+
+
+def test_the_example_in_contributing_is_this_op() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for name, (_, new) in WRITTEN.items():
+        assert f"`{name}`" in page
+        [added] = [part for part in new.split("\n\n") if "cubed" in part][:1] or [""]
+        for line in added.strip("\n").splitlines():
+            assert "cubed" not in line or line in page
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")

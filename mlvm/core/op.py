@@ -204,8 +204,10 @@ class Op:
             raise
 
     def flops(self, operands: Sequence[TensorType], out: TensorType, attributes: Attributes) -> int:
-        """Count the floating-point operations of the kernel, by default one for each element of the
-        result. A function of one element counts as one."""
+        """Return the number of floating-point operations of the kernel, by default one per element.
+
+        A function of one element counts as one operation.
+        """
         if self._flops is not None:
             return self._flops(*operands, **attributes)
         return sum(operand.size for operand in operands) if self.reduces else out.size
@@ -243,8 +245,10 @@ internal: Final = partial(op, public=False)
 
 
 def canonical(value: Any, depth: int = 0) -> Any:
-    """An attribute's value in its one form: lists as tuples, numpy scalars as Python's, the
-    keys of a mapping as strings, a dtype by its name.
+    """Return an attribute's value in canonical form.
+
+    Lists become tuples, numpy scalars Python numbers, keys of a mapping strings, and a dtype its
+    name.
 
     Raises `ArgumentError` for one that nests too deep, or contains itself."""
     kind = value.__class__

@@ -1,19 +1,20 @@
 """mlvm's eager language: `import mlvm.eager as ml`.
 
-Names and signatures are those of the Python Array API standard, JAX's where it is silent.
-Tensors are values on a VM; `with arena:` says where results are allocated; `grad` and
-`value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` are what training needs.
+Names and signatures are those of the Python Array API standard, or of JAX for functions that the
+standard does not define. Tensors are values on a VM; `with arena:` determines where results are
+allocated; `grad` and `value_and_grad` differentiate; `ml.nn`, `ml.optim` and `ml.random` support
+training.
 
-In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, `[...]` one of any
-shape; i is integers, c complex numbers. Each names the errors that shapes, dtypes and values raise
-there. What every function raises is not said again: `DTypeError` for what is no tensor, array
-or list, and for an unknown dtype, `ArgumentError` for an argument of a wrong kind,
-`StaleTensor` for a tensor whose memory has ended, `HandleError` for one of another VM, and
-`ArenaOverflow` or `OutOfMemory` where the result does not fit.
+In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, and `[...]` is a
+tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid
+shapes, dtypes and values. It does not repeat the errors that every function raises: `DTypeError`
+for an operand that is not a tensor, array or list, and for an unknown dtype, `ArgumentError` for an
+argument of a wrong kind, `StaleTensor` for a tensor whose memory was freed, `HandleError` for a
+tensor of another VM, and `ArenaOverflow` or `OutOfMemory` if the result does not fit.
 
 A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
 f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is
-f32[1,2,2,2,2], key is a random key, vm is another VM, and stale is a tensor of an ended arena.
+f32[1,2,2,2,2], key is a random key, vm is another VM, and stale is a tensor of a closed arena.
 """
 
 import sys as _sys
@@ -49,7 +50,7 @@ refuse_assignment(public.PRESENT["Tensor"])
 hint_at(DType, hints()["mlvm.eager.DType"], existing)
 hint_at(public.PRESENT["VM"], hints()["mlvm.eager.VM"], existing)
 
-if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
+if not TYPE_CHECKING:  # mypy reads only a literal __all__, and follows the imports instead
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
     _missing = missing(__name__, __all__)
     _primitives, _public = primitives, public
@@ -69,15 +70,18 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the impor
         return [*__all__]
 
     class _Language(ModuleType):
-        """The module `mlvm.eager`. Python binds a folder's name in it once that is imported; such
-        as `ml.tensor` are no names of the language, and `ml.capture` is the function."""
+        """Class of the module `mlvm.eager`.
+
+        Python assigns a subpackage to its name in the parent module when it is imported. Such
+        names, for example `ml.tensor`, are not names of the language, and `ml.capture` is the
+        function."""
 
         def __setattr__(self, name: str, value: object) -> None:
             if value is not _sys.modules.get(f"{__name__}.{name}"):
                 super().__setattr__(name, value)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _import_module, (self.__name__,)  # a function that is pickled has it beside it
+            return _import_module, (self.__name__,)  # a pickled function refers to this module
 
     for _name in [name for name in globals() if not name.startswith("_")]:
         del globals()[_name]

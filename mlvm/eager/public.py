@@ -1,6 +1,7 @@
-"""The names of `mlvm.eager`, by the modules that define them. Those of the ops are in `primitives`.
+"""The names of `mlvm.eager`, by the modules that define them; `primitives` defines those of the
+ops.
 
-Names that few programs use are imported at their first access, as `LATER` lists them.
+Names that few programs use are imported at their first access (`LATER`).
 """
 
 import sys
@@ -67,8 +68,9 @@ AT_ONCE: Final = {
     "mlvm.eager.tensor.warn": "NoEffectWarning",
     "mlvm.machines.local": "LocalVM:VM",
 }
-"""Names that `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in
-`ml`."""
+"""Names that `import mlvm.eager` imports immediately.
+
+`bool_:bool` is named `bool_` in the module, and `bool` in `ml`."""
 
 WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
@@ -139,11 +141,11 @@ SHOWN: Final = {
     "testing": "mlvm.eager.autodiff.testing",
     "tree": "mlvm.eager.tree",
 }
-"""The modules of which `ml` has the public names, by their names there."""
+"""The modules whose public names are available as `ml.NAME`, by NAME."""
 
 
 def _places(rooms: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the defining module of each name, and its name there."""
+    """Return for each name the module that defines it, and its name there."""
     listed = [
         (room, *word.partition(":")) for room, words in rooms.items() for word in words.split()
     ]
@@ -173,7 +175,7 @@ _ADDED: Final[list[tuple[type, str, str]]] = [
 
 
 class _Added:
-    """Stands for what a module adds to a class. The module is imported when that is asked for."""
+    """Descriptor for a name that a module adds to a class; reading it imports the module."""
 
     def __init__(self, name: str, room: str) -> None:
         self.name = name
@@ -194,7 +196,7 @@ def functions() -> list[str]:
 
 
 def _open_template_of(*call: Any) -> Any:
-    """Import and call the function of that name: a recorder is rarely needed."""
+    """Import and call the function with that name, because a recorder is rarely needed."""
     return import_module("mlvm.eager.recording.families").open_template_of(*call)
 
 
@@ -203,19 +205,20 @@ if EXTENSION is not None:
 
 
 def later(name: str) -> Any:
-    """Import and return the public object of that name."""
+    """Import and return the public object with that name."""
     module, is_shown = import_module(LATER[name]), name in SHOWN
     space = f"{__package__}.{name}" if is_shown else __package__
     for each, texts in hints().items():
         room, _, owner = each.rpartition(".")
         value = getattr(module, owner, None) if room == space and owner[0].isupper() else None
-        if value is not None and value is not PRESENT.get(owner):  # those have their hints
+        # those classes have their own hints
+        if value is not None and value is not PRESENT.get(owner):
             hint_at(value, texts, existing)
     return _shown(name, module) if is_shown else _hinted(getattr(module, name))
 
 
 def _hinted(value: Any) -> Any:
-    """Let a function or class of a lower floor raise typed errors for wrong arguments."""
+    """Let a function or class of a lower layer raise typed errors for wrong arguments."""
     if getattr(value, "__module__", "mlvm.eager").startswith("mlvm.eager"):
         return value
     is_error = isclass(value) and issubclass(value, BaseException)
@@ -225,15 +228,16 @@ def _hinted(value: Any) -> Any:
 
 
 def _shown(name: str, module: ModuleType) -> ModuleType:
-    """Return a module with the public names of the given one: `ml.optim` has no `math`, though its
-    file imports it."""
+    """Return a module with only the public names of the given module.
+
+    For example, `ml.optim` has no `math`, although its file imports it."""
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
         value = getattr(module, each)
         inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else _hinted(value)
         setattr(shown, each, inner)
-    earlier = {  # names of renamed classes, which stay
+    earlier = {  # names of renamed classes, which are kept
         each: x
         for each, x in vars(module).items()
         if isinstance(x, type) and x.__module__ == module.__name__ and each != x.__name__
@@ -243,14 +247,15 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
         __all__=module.__all__,
         __getattr__=missing(path, module.__all__),
         __dir__=lambda: [*module.__all__],
-        __wrapped__=module,  # where the names are defined
+        __wrapped__=module,  # the module that defines the names
     )
     return shown
 
 
 class _Finder:
-    """Last finder of modules: an import of a name that another library has, such as `from
-    mlvm.eager.nn import functional`, raises `ImportError` with the hint."""
+    """Last finder of modules, which raises `ImportError` with a hint for names of other libraries.
+
+    An example is `from mlvm.eager.nn import functional`."""
 
     @staticmethod
     def find_spec(path: str, *_: object) -> None:

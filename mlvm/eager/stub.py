@@ -1,6 +1,7 @@
-"""For editors and type checkers: `python -m mlvm.eager.stub` writes what they cannot see in the
-code, the functions of ops, the methods of a tensor and where the public names come from.
-`setup.py` runs it, and `make lint`.
+"""Stub files for editors and type checkers: `python -m mlvm.eager.stub` writes them.
+
+They describe what is not visible in the code: the functions of ops, the methods of a tensor and the
+modules that define the public names. `setup.py` and `make lint` run this module.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def names() -> str:
 
 
 def _definition(function: Callable[..., Tensor], method: str | None = None) -> str:
-    """Return the stub of a function, with its signature and first sentence; as a method its first
-    parameter is self."""
+    """Return the stub of a function, with its signature and first sentence.
+
+    In a method the first parameter is self."""
     whole = inspect.signature(function)
     if method:
         first, *others = whole.parameters.values()
@@ -82,7 +84,7 @@ def _definition(function: Callable[..., Tensor], method: str | None = None) -> s
 
 
 def write(folder: Path) -> None:
-    """Write the files into the folder of the project, or of what is built of it."""
+    """Write the files into the folder of the project, or of its build."""
     texts = {"tensor/primitives": functions(), "tensor/methods": methods(), "names": names()}
     for name, text in texts.items():
         file = folder / "mlvm" / "eager" / f"{name}.pyi"

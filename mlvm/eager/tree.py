@@ -1,11 +1,13 @@
-"""Trees: nested dicts, lists, tuples, named tuples and Modules. What is none of these, and not
-None, is a leaf. A Module has as children those of its fields that hold tensors or Modules; the
-others stay as they are.
+"""Trees: nested dicts, lists, tuples, named tuples and Modules.
 
-`flatten` takes a tree apart into its leaves and a structure, and `unflatten` puts one together;
-nothing else walks a tree. A leaf's path names it: `MixerBlock_0/token_mixing/Dense_0/kernel`. A
-list in a field of a Module counts as fields `name_0`, `name_1`, ... A tensor that occurs twice is
-one tensor under two paths. A Module's buffers are part of the tree only with `buffers=True`.
+Any other value, except None, is a leaf. The children of a Module are those of its fields that
+contain tensors or Modules; all other fields stay unchanged.
+
+`flatten` splits a tree into its leaves and a structure, and `unflatten` combines them; no other
+function walks a tree. A leaf is named by its path: `MixerBlock_0/token_mixing/Dense_0/kernel`. The
+items of a list in a field of a Module are named like fields, `name_0`, `name_1`, ... A tensor that
+occurs twice is one tensor with two paths. A Module's buffers are part of the tree only with
+`buffers=True`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
+from itertools import starmap
+from operator import is_
 from types import (
     CellType,
     FunctionType,
@@ -53,6 +57,7 @@ from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import hinted
+from mlvm.machines.native.extension import EXTENSION
 
 __all__ = ["leaves", "map"]
 
@@ -61,7 +66,9 @@ Tree: TypeAlias = Any
 
 
 class Buffer:
-    """Assigned to a field of a Node, it makes the field a buffer. The field gets the value."""
+    """Marker that turns a field of a Node into a buffer when it is assigned.
+
+    The field gets its value."""
 
     __slots__ = ("value",)
 
@@ -73,11 +80,12 @@ _BUFFERS: Final = "_buffers"
 _FROZEN: Final = "_frozen"
 BUFFER_OF: Final = "_buffer_of"
 MARKS: Final = frozenset({_BUFFERS, _FROZEN, BUFFER_OF})
-"""The fields of a Node that say what its others are."""
+"""Fields of a Node that describe its other fields."""
 
 _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
-"""For a Node, by its id, that to which a buffer is assigned too that is assigned here. It is no
-field, and a copy has none."""
+"""For a Node, by its id, the Node to which assignments to its buffers are forwarded.
+
+This is not a field, and a copy does not inherit it."""
 
 
 def assign_buffers_too(copied: Node, module: Node) -> None:
@@ -89,21 +97,21 @@ def assign_buffers_too(copied: Node, module: Node) -> None:
 _assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
     "assigned", default=None
 )
-"""Nodes whose fields are assigned, with their previous fields, inside of `put_back`."""
+"""Nodes whose fields were assigned inside of `put_back`, with their previous fields."""
 
 
 _flattened: ContextVar[set[int] | None] = ContextVar("flattened", default=None)
-"""Ids of Nodes whose fields are read as children, inside of `noting_flattened`."""
+"""Ids of Nodes whose fields are read as children inside of `noting_flattened`."""
 
 
 def noting_flattened(flattened: set[int] | None) -> AbstractContextManager[None]:
-    """Add the ids of Nodes that are flattened inside the block to a set; with None note none."""
+    """Add the ids of Nodes that are flattened inside the block to a set; None disables this."""
     return bound(_flattened, flattened)
 
 
 @contextmanager
 def put_back() -> Iterator[list[tuple[Node, dict[str, Any]]]]:
-    """Restore fields of Nodes that are assigned inside the block after it. Yield these Nodes."""
+    """Restore after the block the fields of Nodes that it assigns; yield these Nodes."""
     assigned: list[tuple[Node, dict[str, Any]]] = []
     try:
         with bound(_assigned, assigned):
@@ -117,22 +125,23 @@ def put_back() -> Iterator[list[tuple[Node, dict[str, Any]]]]:
 class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one.
 
-    A field that was once assigned a `Buffer` stays a buffer, whatever is assigned to it later,
-    until it is deleted. Children that are `_frozen` are taken for buffers, until they are thawed.
-    The class of a Node is no value of a field, alone or in a list: it was meant to be called.
-    `ArgumentError` says so.
+    A field that was once assigned a `Buffer` stays a buffer until it is deleted, whatever is
+    assigned to it later. Children that are `_frozen` are treated as buffers until they are thawed.
+    Assigning the class of a Node to a field, directly or in a list, raises `ArgumentError`, because
+    the class was meant to be called.
     """
 
     _buffers: tuple[str, ...] = ()
     _frozen: tuple[str, ...] = ()
     _buffer_of: Node | None = None
-    """The Node of which all is a buffer in this one, a copy that stands for it in a list. A field
-    gets that Node itself. In a copy of the copy it is that one."""
+    """The Node that this one represents in a list, where all of it is a buffer.
+
+    A field gets that Node itself. In a copy of the copy it is the same Node."""
 
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
-    """Value in the result of `map_to_dicts`."""
+    """The value in the result of `map_to_dicts`."""
 
-    if not TYPE_CHECKING:  # else a type checker would allow any name
+    if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
             if (assigned := _assigned.get()) is not None:
@@ -168,7 +177,7 @@ class Node:
 
 
 def _require_no_class(owner: Node, name: str, value: object) -> None:
-    """Raise `ArgumentError` for a Module's class where one of its objects is meant."""
+    """Raise `ArgumentError` for a Module's class where an instance is expected."""
     if isinstance(value, type) and issubclass(value, Node):
         home = "nn." if value.__module__.startswith("mlvm.eager.nn.") else ""
         made_by: Any = getattr(value, "__init__")  # noqa: B009  mypy knows no such field of a type
@@ -188,8 +197,9 @@ N = TypeVar("N", bound=Node)
 
 
 def buffer_of(node: N) -> N:
-    """Return another Node over the children of this one that is a buffer in any field. Assignments
-    to its buffers are forwarded to this one."""
+    """Return a new Node with the children of this one that is a buffer in any field.
+
+    Assignments to its buffers are forwarded to this Node."""
     copied = copy.copy(node)
     vars(copied)[BUFFER_OF] = node
     assign_buffers_too(copied, node)
@@ -203,8 +213,10 @@ _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 
 def holds_tensors(value: object) -> bool:
-    """Return whether a Module's field is part of the tree: a tensor, a Module, or a container of
-    one. A `Buffer` in a container counts, so that it is refused as a leaf."""
+    """Return whether a Module's field is part of the tree.
+
+    It is if it is a tensor, a Module, or a container of one. A `Buffer` in a container also counts,
+    so that it is rejected as a leaf."""
     if isinstance(value, (Tensor, Node, Buffer)):
         return True
     if value.__class__ in _NUMBERS:
@@ -212,13 +224,14 @@ def holds_tensors(value: object) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (list, tuple)) or _NUMBERS.issuperset({type(x) for x in value}):
-        return False  # without a look at each of a million numbers
+        return False  # without checking each of a million numbers
     return any(holds_tensors(x) for x in value)
 
 
 def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield a Module's fields by name, in order of assignment; lists of children item by item.
-    Buffers only with `buffers`, frozen fields with `buffers` or `frozen`."""
+
+    Buffers are included with `buffers`, frozen fields with `buffers` or `frozen`."""
     if (flattened := _flattened.get()) is not None:
         flattened.add(id(node))
     if node._buffer_of is not None and not buffers:
@@ -238,7 +251,7 @@ def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterat
 def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, Tree]:
     """Return the children of an inner node by name, in order.
 
-    Raises `DTypeError` if it is not a node, or two children have one name.
+    Raises `DTypeError` if it is not a node, or two children have the same name.
     """
     if not isinstance(tree, _CONTAINERS):
         kind = type(tree).__name__
@@ -279,8 +292,9 @@ def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
 
 
 class Structure(NamedTuple):
-    """A tree without its leaves: a container, the structures of its children by name, and how many
-    leaves there are below. What is kept as it is has None for children."""
+    """A tree without its leaves: a container, the structures of its children, and the leaf count.
+
+    The children are given by name. An object that is kept unchanged has None as children."""
 
     container: Any
     parts: dict[Any, Structure] | None
@@ -302,7 +316,7 @@ Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 
 
 def at_tensors(part: Any) -> bool | None:
-    """Stop at tensors; refuse other leaves."""
+    """Stop at tensors; reject other leaves."""
     if isinstance(part, Tensor):
         return True
     return None if part is not None else False
@@ -328,8 +342,10 @@ def anywhere(part: Any) -> bool | None:
 def flatten(
     tree: Tree, path: str | None = "", *, ends: Ends = at_tensors, buffers: bool = False
 ) -> tuple[Leaves, Structure]:
-    """Flatten a tree to its leaves in order, each with its path, and its structure; with `buffers`,
-    buffers too. With `path` None, leaves have no paths, and names may repeat.
+    """Flatten a tree to its leaves in order, each with its path, and its structure.
+
+    With `buffers`, buffers are included. If `path` is None, leaves have no paths, and names may
+    repeat.
 
     Raises `DTypeError` if it is not a tree, or a node contains itself.
     """
@@ -369,8 +385,10 @@ def _flatten(
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any], remade: Remade | None = None) -> Tree:
-    """Build a tree of that structure with these leaves; Modules become copies, or are built by
-    `remade`. A Module that occurs twice with the same leaves is one in the result, too."""
+    """Build a tree with that structure and these leaves.
+
+    Modules are copied, or built by `remade`. A Module that occurs twice with the same leaves is
+    also one Module in the result."""
     return _unflatten(structure, list(leaves), 0, remade or _with_children, {})
 
 
@@ -419,11 +437,11 @@ def like(container: Any, items: list[Any]) -> Any:
     if kind is list or kind is tuple:
         return kind(items)
     base = next(each for each in _BASES if isinstance(container, each))
-    try:  # without a constructor or another method of the class, which may take anything
+    try:  # without the class's constructor or other methods, which may accept any arguments
         copied = base.__new__(kind, *([items] if base is tuple else []))
-    except TypeError:  # a class in C, such as `time.struct_time`
+    except TypeError:  # a C class, such as `time.struct_time`
         return kind(items)
-    if base is not tuple:  # whose subclasses have no slots
+    if base is not tuple:  # its subclasses have no slots
         _fill(copied, container, base, items)
     with suppress(AttributeError):
         fields = object.__getattribute__(container, "__dict__")
@@ -432,7 +450,7 @@ def like(container: Any, items: list[Any]) -> Any:
 
 
 def _fill(copied: Any, container: Any, base: Any, items: list[Any]) -> None:
-    """Put the items into a new list or dict, and what the container has in slots."""
+    """Store the items in a new list or dict, and copy the container's slots."""
     if base is list:
         list.extend(copied, items)
     else:
@@ -455,8 +473,10 @@ def partners(
     *,
     buffers: bool = False,
 ) -> list[Any]:
-    """Return the parts of another tree at the places of the leaves. `differ` is called with a path
-    and both nodes if these are not `alike`, or their children have other names."""
+    """Return the parts of another tree at the positions of the leaves.
+
+    `differ` is called with a path and both nodes if they are not `alike`, or their children have
+    different names."""
     parts: list[Any] = []
     left = [("", structure, other)]
     while left:
@@ -475,7 +495,7 @@ def partners(
 
 
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
-    """Yield each Module of a tree once, those in buffers too, in order, with its first path."""
+    """Yield each Module of a tree once, including those in buffers, in order, with its first path."""
     left, visited = [("", tree)], set[int]()
     while left:
         path, part = left.pop()
@@ -497,8 +517,9 @@ def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
 
 
 def warn_of_hidden(tree: Tree) -> None:
-    """Warn of Modules with parameters that a field hides in a value that is not a tree: another
-    object, a dataclass, a deque, a function, or a generator."""
+    """Warn of Modules with parameters in a field whose value is not a tree.
+
+    Such a value is another object, a dataclass, a deque, a function, or a generator."""
     nodes = list(named_nodes(tree)) if isinstance(tree, _CONTAINERS) else []
     visited = {id(node) for _, node in nodes}
     for path, node in nodes:
@@ -515,8 +536,7 @@ def warn_of_hidden(tree: Tree) -> None:
 
 
 def _hidden(part: Any, visited: set[int], depth: int) -> str | None:
-    """Return the class of a hidden Module with tensors whose id is not in `visited`; None if there
-    is none."""
+    """Return the class of a hidden Module with tensors whose id is not in `visited`, or None."""
     if isinstance(part, GeneratorType):
         return "Module that it makes"
     if isinstance(part, Node):
@@ -559,16 +579,18 @@ def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
     return list(result.values())
 
 
-# --- some of the tensors -------------------------------------------------------------
+# --- selection of tensors ------------------------------------------------------------
 
 Where: TypeAlias = str | Callable[[str, Tensor], bool]
-"""Selection of a tree's tensors: a pattern of paths, `blocks_*/mlp`, in which `*` matches "/" too,
-or a function of path and tensor. A pattern that matches the path of a part selects all in it."""
+"""Selection of a tree's tensors: a pattern for paths, `blocks_*/mlp`, in which `*` also matches
+"/", or a function of path and tensor. A pattern that matches the path of a part selects all
+tensors in it."""
 
 
 def fits(where: object, path: str, x: Any) -> bool:
-    """Return whether `where` selects the tensor of that path. Raises `ArgumentError` if it is
-    not a `Where`."""
+    """Return whether `where` selects the tensor with that path.
+
+    Raises `ArgumentError` if it is not a `Where`."""
     if callable(where):
         return bool(where(path, x))
     if not isinstance(where, str):
@@ -581,8 +603,9 @@ def fits(where: object, path: str, x: Any) -> bool:
 
 
 def selected(leaves: Leaves, where: Where | None) -> set[int]:
-    """Return the ids of the tensors that `where` selects by at least one path. Raises
-    `ArgumentError` if there are none."""
+    """Return the ids of the tensors that `where` selects by at least one path.
+
+    Raises `ArgumentError` if there are none."""
     if where is None:
         return {id(x) for _, x in leaves}
     ids = {id(x) for path, x in leaves if fits(where, path, x)}
@@ -600,8 +623,10 @@ def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> A
 
 
 def pruned(structure: Structure, flags: Iterable[bool]) -> Structure:
-    """Prune a structure to the flagged leaves. The others are missing in dicts and Modules, and
-    None in lists and tuples."""
+    """Prune a structure to the flagged leaves.
+
+    All other leaves are removed from dicts and Modules, and replaced by None in lists and tuples.
+    """
     return _pruned(structure, iter(flags))
 
 
@@ -623,11 +648,12 @@ def _pruned(structure: Structure, flags: Iterator[bool]) -> Structure:
 
 
 def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
-    """Take parameters for buffers from now on, or, if not `frozen`, for parameters again. One that
-    occurs in several places of the tree is frozen in all of them.
+    """Treat parameters as buffers from now on or, if not `frozen`, as parameters again.
 
-    Raises `ArgumentError` for a list within a list, or a dict, of which some would be frozen
-    and some not, and what `meant` raises. Then nothing has changed.
+    A parameter that occurs in several positions of the tree is frozen in all of them.
+
+    Raises `ArgumentError` for a list within a list, or a dict, of which only a part would be
+    frozen, and if `where` selects nothing. In these cases nothing has changed.
     """
     candidates: list[tuple[Node, str, Leaves, bool]] = []
     left, visited = [("", tree)], set[int]()
@@ -662,19 +688,19 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
     return True if isinstance(part, Node) else at_tensors(part)
 
 
-# --- what is made with them ----------------------------------------------------------
+# --- functions based on flatten and unflatten ----------------------------------------
 
 
 @hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at its place, as
+    """Map each leaf to `f(leaf, *others)`, with the corresponding parts of `rest`, like
     `jax.tree.map`.
 
-    Each of `rest` has the tree's structure, with anything at the leaves. It may have a dict in
-    place of a Module, as gradients and `Module.parameters` do. Modules become copies, which share
-    their buffers. Places with the same tensor and the same others share one result.
+    Each tree in `rest` has the tree's structure, with any objects at the leaves. It may contain a
+    dict instead of a Module, as gradients and `Module.parameters` do. Modules become copies, which
+    share their buffers. Positions with the same tensor and the same others share one result.
 
-    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` if the structures
+    The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if the structures
     differ, or a node contains itself.
 
         >>> ml.tree.map(ml.negative, {"a": ml.ones(2), "b": [ml.zeros(1)]})
@@ -711,9 +737,9 @@ def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
 
 @hinted
 def leaves(tree: Tree, /) -> list[Any]:
-    """Return the leaves of the tree in order, repeated ones, too; None has no leaves.
+    """Return the leaves of the tree in order, including repeated leaves; None has no leaves.
 
-    The leaves: tensors of any shapes, and anything else. Raises `DTypeError` if a node contains
+    The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if a node contains
     itself.
 
         >>> ml.tree.leaves({"a": ml.ones(2), "b": [ml.zeros(1)]})
@@ -732,7 +758,7 @@ def map_to_dicts(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def as_dicts(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """Unflatten with dicts in place of Modules."""
+    """Unflatten with dicts instead of Modules."""
     return unflatten(structure, leaves, lambda node, parts: node._as_dict(parts))
 
 
@@ -751,16 +777,19 @@ def copied(structure: Structure, leaves: Iterable[Any], copies: Copies) -> Tree:
 
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None = None) -> Tree:
-    """Map the tensors of a tree, each once. Modules become shallow copies with the same buffers,
-    and are appended to `copies`. Other leaves do not change."""
+    """Map the tensors of a tree, each once.
+
+    Modules become shallow copies with the same buffers, and are appended to `copies`. Other leaves
+    do not change."""
     pairs, structure = flatten(tree, None, ends=among_others)
     mapped = {key: fn(x) for key, x in {id(x): x for _, x in pairs}.items()}
     return copied(structure, [mapped[id(x)] for _, x in pairs], [] if copies is None else copies)
 
 
 def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
-    """Replace the tensors of a tree, in buffers, too, in the order of `flatten`; Modules become
-    shallow copies."""
+    """Replace the tensors of a tree, including those in buffers, in the order of `flatten`.
+
+    Modules become shallow copies."""
     return unflatten(flatten(tree, buffers=True)[1], tensors)
 
 
@@ -779,15 +808,76 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
 
 
 def named_leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> list[tuple[str, Tensor]]:
-    """Return each tensor of the tree with its path, in order; with `buffers`, buffers too."""
+    """Return each tensor of the tree with its path, in order; with `buffers`, include buffers."""
+    pairs: Leaves = []
+    if _lists_leaves(pairs, tree, path, 0):
+        return pairs
     return flatten(tree, path, buffers=buffers)[0]
 
 
-def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of the tree by path, each once, by its first path; with `buffers`, buffers
-    too.
+_PLAIN_DEPTH: Final = 8
 
-    Raises `DTypeError` if there are other leaves, or two tensors have one path.
+
+def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
+    """List the leaves of a tree of dicts, such as the gradients of a Module; return False for any
+    other tree, and for one that is deep or contains itself."""
+    if type(tree) is not dict or depth == _PLAIN_DEPTH:
+        return False
+    for name, child in tree.items():
+        if type(name) is not str:
+            return False
+        here = f"{path}/{name}" if path else name
+        if child.__class__ is Tensor:
+            pairs.append((here, child))
+        elif child is not None and not _lists_leaves(pairs, child, here, depth + 1):
+            return False
+    return True
+
+
+class Snapshot:
+    """Containers of a tree and their items at one time: while they are the same, so are the leaves
+    and their paths."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._rows: list[tuple[Any, list[Any] | None, list[Any]]] = []
+        self._add(tree, set())
+
+    def _add(self, value: Any, seen: set[int]) -> None:
+        if not isinstance(value, _CONTAINERS) or id(value) in seen:
+            return
+        seen.add(id(value))
+        keys, items = _contents(value)
+        self._rows.append((value, keys, items))
+        for item in items:
+            self._add(item, seen)
+
+    def holds(self) -> bool:
+        """Return whether the containers have the same items; False if a recorder notes reads."""
+        if _flattened.get() is not None:
+            return False
+        for value, keys, items in self._rows:
+            keys_now, now = _contents(value)
+            if keys_now != keys or len(now) != len(items):
+                return False
+            if not all(starmap(is_, zip(now, items, strict=True))):
+                return False
+        return True
+
+
+def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:
+    """Return the keys of a container, None for a list, and its items."""
+    if isinstance(value, Node):
+        value = vars(value)
+    if isinstance(value, dict):
+        return [*dict.keys(value)], [*dict.values(value)]
+    return None, [*members_of(value)]
+
+
+def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of the tree by path, each once, by its first path.
+
+    With `buffers`, include buffers. Raises `DTypeError` if there are other leaves, or two tensors
+    have the same path.
     """
     named: dict[str, Tensor] = {}
     visited: set[int] = set()
@@ -801,7 +891,7 @@ def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
 
 
 def rebind_buffers(copies: Copies) -> None:
-    """Give each Module the buffers that were assigned to its copied since."""
+    """Assign to each Module the buffers that were assigned to its copy since it was copied."""
     for module, copied in copies:
         for name in copied._buffers:
             if vars(copied)[name] is not vars(module).get(name):
@@ -814,11 +904,13 @@ def rebind_buffers(copies: Copies) -> None:
 def require_types(
     expected: Mapping[str, TensorType], actual: Mapping[str, TensorType], what: str
 ) -> None:
-    """Raise unless `given` has just the expected paths, each with its expected type.
+    """Raise unless `actual` has exactly the expected paths, each with its expected type.
 
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
-    whose dtype or shape is wrong. `what` says what each is: "gradient", "parameter".
+    path whose dtype or shape is wrong. `what` describes each value: "gradient", "parameter".
     """
+    if actual == expected:
+        return
     texts = differences(expected, actual, what)
     if texts:
         raise PathError(f"{'; '.join(texts)}; got {', '.join(actual) or 'none'}")
@@ -846,12 +938,13 @@ def differences(expected: Iterable[str], actual: Iterable[str], what: str) -> li
 
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
-    """Write arrays (numpy's, tensors, or others that `asarray` reads, such as PyTorch's parameters)
-    over the tensors of their paths. float16 and bfloat16 convert from and to f32 if the values are
-    exact.
+    """Write arrays to the tensors with the same paths.
+
+    The arrays are numpy arrays, tensors, or objects that `asarray` reads, such as PyTorch's
+    parameters. float16 and bfloat16 are converted from and to f32 if the values are exact.
 
     Everything is checked before the first write. Raises `DTypeError` if `arrays` is not a mapping
-    to arrays; what `require_types` raises; `StaleTensor` if a tensor has ended; `GradientError` if
+    to arrays; what `require_types` raises; `StaleTensor` if a tensor was freed; `GradientError` if
     a tape needs the old values.
     """
     if not isinstance(arrays, Mapping):
@@ -875,22 +968,24 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
 
 
 def array_for(path: str, array: Any, what: str) -> Array:
-    """Return the values of an array for `load`. Raises `DTypeError`, with the path, if it is not an
-    array."""
+    """Return the values of an array for `load`.
+
+    Raises `DTypeError`, with the path, if it is not an array."""
     if not hasattr(array, "__array__") and not hasattr(array, "__dlpack__"):
         raise DTypeError(f"{what} {path!r} must be an array, not a {type(array).__name__}")
     try:
         if isinstance(array, Tensor) and array.dtype.is_storage:
             note_read(array)
-            return values_of(array)  # numpy has no such dtype, and copies out a wider one
+            return values_of(array)  # numpy has no such dtype, and returns a wider one
         return array_of(array)
     except DTypeError as error:
         raise DTypeError(f"{what} {path!r}: {error.reason}") from None
 
 
 def exactly(array: Array, dtype: DType) -> Array:
-    """Convert half precision to f32, or f32 to half precision if the values are exact; return other
-    arrays unchanged."""
+    """Convert half precision to f32, or f32 to half precision if the values are exact.
+
+    Other arrays are returned unchanged."""
     own = DType.of(array.dtype)
     if not (own.is_half and dtype is f32) and not (own is f32 and dtype.is_half):
         return array
@@ -903,7 +998,10 @@ def exactly(array: Array, dtype: DType) -> Array:
 
 
 def require_live(tensors: Iterable[Tensor]) -> None:
-    """Raise `StaleTensor` for the first tensor whose memory was given back."""
+    """Raise `StaleTensor` for the first tensor whose memory was freed."""
+    tensors = [*tensors]
+    if EXTENSION is not None and EXTENSION.are_alive(tensors):
+        return
     for x in tensors:
         if x.handle == STALE:
             raise x.stale()

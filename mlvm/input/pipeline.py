@@ -36,8 +36,9 @@ _IN_USE: Final = 2  # slots for batches in use: the last one, and an earlier one
 
 
 class PipelineState(TypedDict):
-    """Position of a pipeline: the next batch begins at `next_index` in the order of `epoch`, both
-    from 0. It is JSON.
+    """Position of a pipeline, which can be stored as JSON.
+
+    The next batch begins at `next_index` in the order of `epoch`, both from 0.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -54,8 +55,9 @@ class PipelineState(TypedDict):
 
 
 class PipelineStats(NamedTuple):
-    """Number of batches that were got, and the seconds of waiting: of the consumer for batches, and
-    of all producers together for free slots.
+    """Statistics of a pipeline: number of batches, and seconds of waiting.
+
+    The consumer waits for batches, and the producers, added together, for free slots.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -168,7 +170,7 @@ class Pipeline(Closing, Generic[A]):
         )
         if drop_last and self._recipe.length < batch_size:
             raise PipelineError(
-                f"{name}: {self._recipe.length} samples make no batch of {batch_size}"
+                f"{name}: {self._recipe.length} samples are fewer than one batch of {batch_size}"
             )
         self._types = self._recipe.types()
         self._next = self._schedule.at(0, 0)
@@ -223,9 +225,11 @@ class Pipeline(Closing, Generic[A]):
         return with_parts(self._types, queue.get(kind=self._kind))
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
-        """Yield the batches of this epoch that `get` has not returned. After a `for` that ended
-        early, repeat the batches of that `for`. Raises `ShutDown` after the last epoch, and the
-        errors of `get`."""
+        """Yield the batches of this epoch that `get` has not returned.
+
+        After a `for` that ended early, repeat the batches of that `for`. Raises `ShutDown` after
+        the last epoch, and the errors of `get`.
+        """
         coming, first = self._coming(), self._first
         if first is None or first.epoch != coming.epoch:
             self._loops += 1
@@ -401,7 +405,8 @@ class Pipeline(Closing, Generic[A]):
         self._require_usable()
         if self._next is None:
             raise ShutDown(
-                f"{self.name}: all {self._schedule.epochs} epochs are over; with epochs=None there "
+                f"{self.name}: all {self._schedule.epochs} epochs are finished; with epochs=None "
+                "there "
                 f"is no last one, and restore(state) goes back"
             )
         return self._next
@@ -411,7 +416,7 @@ class Pipeline(Closing, Generic[A]):
             raise ShutDown(f"{self.name} was closed")
         if os.getpid() != self._process:
             raise PipelineError(
-                f"{self.name} belongs to process {self._process}; make one in each process"
+                f"{self.name} belongs to process {self._process}; create a pipeline in each process"
             )
 
     def _padding(self, pad: Pad | None, pad_to: PadTo) -> Padding | None:

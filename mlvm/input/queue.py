@@ -47,8 +47,10 @@ _LONGEST: Final = 1e8
 
 
 class QueueStats(NamedTuple):
-    """Elements put and got so far; seconds that producers have waited for a free slot, and
-    consumers for an element, summed over threads."""
+    """Statistics of a queue: elements put and got, and seconds of waiting.
+
+    Producers wait for a free slot, consumers for an element; seconds are summed over threads.
+    """
 
     elements_in: int
     elements_out: int
@@ -98,7 +100,10 @@ class QueueTensor:
         shared: bool = False,
     ) -> None:
         if vm.stands_for is not vm:
-            raise ArenaError(f"make queue {name!r} outside of the captured function")
+            raise ArenaError(
+                f"queue {name!r}: expected a queue created outside of the captured function; "
+                "create it before"
+            )
         if isinstance(types, str) or not isinstance(types, Sequence) or not types:
             raise ArenaError(f"queue {name!r}: expected a list of types, got {brief(types)}")
         if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
@@ -179,9 +184,11 @@ class QueueTensor:
         return Reservation(self, claim, slot)
 
     def close(self) -> None:
-        """Accept no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
-        so does `get` when the queue is drained. Waiting threads wake. Idempotent: after an
-        interrupted `close`, another one completes it.
+        """Accept no more elements.
+
+        From now on `put`, `reserve` and `commit` raise `ShutDown`, and so does `get` when the queue
+        is drained. Waiting threads wake. Idempotent: after an interrupted `close`, another one
+        completes it.
 
         Refuses:
             shut.put([array])  # ShutDown
@@ -230,8 +237,10 @@ class QueueTensor:
         return self.get(0, kind)
 
     def next_slot(self, timeout: float | None = None) -> Claim:
-        """Wait for the next element; return the claim to its slot, for `arena.lend`. Raises the
-        errors of `get`."""
+        """Wait for the next element; return the claim to its slot, for `arena.lend`.
+
+        Raises the errors of `get`.
+        """
         try:
             claim = self._take(self._waiting, timeout)
         except queue.Empty:
@@ -261,8 +270,10 @@ class QueueTensor:
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Return whether no slot is free: each has an element, is being filled, or is lent as
-        tensors."""
+        """Return whether no slot is free.
+
+        Each slot has an element, is being filled, or is lent as tensors.
+        """
         return not self.arena.free_slots()
 
     @property
@@ -281,9 +292,10 @@ class QueueTensor:
             return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
 
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
-        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
-        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM's memory
-        is not this process's.
+        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`.
+
+        With `raises` the effect is ( -- t1 .. tn ), and `ShutDown` is raised at the end. Raises
+        `ArenaError` if the VM's memory is not this process's.
 
         Refuses:
             far.emit(None)  # ArenaError
@@ -314,8 +326,10 @@ class QueueTensor:
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
     def _take(self, ring: Ring, timeout: float | None) -> Claim:
-        """Wait for the ring's next claim; at its end, for one without a slot. Raises
-        `queue.Empty`."""
+        """Wait for the ring's next claim; at its end, for one without a slot.
+
+        Raises `queue.Empty`.
+        """
         if timeout is not None and not _is_seconds(timeout):
             raise ArenaError(f"expected a timeout of None or seconds >= 0, got {timeout!r}")
         with suppress(queue.Empty):

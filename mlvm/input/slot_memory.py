@@ -84,9 +84,9 @@ class SlotMemory:
 
         if self._source is None or get_spawning_popen() is None:
             raise EncodingError(
-                "slots are handed to a process as an argument when it starts"
+                "pass the slots to a process as an argument when it starts"
                 if self.shared
-                else "these slots are of one process; make the queue with shared=True"
+                else "these slots belong to one process; create the queue with shared=True"
             )
         if isinstance(self._source, int):
             from multiprocessing.reduction import DupFd

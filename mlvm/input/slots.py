@@ -38,8 +38,10 @@ _NOBODY: Final = 0
 
 
 class Ring(Protocol):
-    """Claims in the order in which they were put; one without a slot marks the end. `get` raises
-    `queue.Empty` if none comes in time."""
+    """Claims in the order in which they were put; one without a slot marks the end.
+
+    `get` raises `queue.Empty` if none comes in time.
+    """
 
     def put(self, claim: Claim, /) -> object: ...
     def get(self, block: bool = True, timeout: float | None = None) -> Claim: ...
@@ -94,8 +96,10 @@ class Slot:
         self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
-        """Free the slot if all tensors have ended. Of two threads that end them, one takes the
-        claim."""
+        """Free the slot if all tensors have ended.
+
+        Of two threads that end them, one takes the claim.
+        """
         living, claims = self.lent
         if living or not claims:
             return
@@ -208,8 +212,10 @@ class _Bin(list[Region]):
 
 
 class SlotArena(Arena):
-    """Arena of a queue tensor's slots. Its tensors are the live ones of consumers, and one for each
-    part of a slot that is being filled or waits.
+    """Arena of a queue tensor's slots.
+
+    Its tensors are the live ones of consumers, and one for each part of a slot that is being filled
+    or waits.
 
     Nothing else is allocated here. The memory returns to the VM when queue and tensors are gone.
 
@@ -254,9 +260,11 @@ class SlotArena(Arena):
         self._name(claim.element, "full slot")
 
     def complete(self, claim: Claim, slot: Slot) -> None:
-        """Copy a filled element to the VM, if that has separate memory. Raises the errors of
-        `write`, and earlier errors of a remote VM, after which the element may not have been
-        written."""
+        """Copy a filled element to the VM, if that has separate memory.
+
+        Raises the errors of `write`, and earlier errors of a remote VM, after which the element may
+        not have been written.
+        """
         if self.lender is None:
             arrays = self._memory.slots[slot.index]
             for (region, type), array in zip(self._parts(claim, slot), arrays, strict=True):
@@ -315,5 +323,6 @@ class SlotArena(Arena):
 
     def _find(self, type: TensorType) -> Region:
         raise ArenaError(
-            f"arena {self.name!r} has the slots of a queue tensor and no room for other tensors"
+            f"arena {self.name!r} contains only the slots of a queue tensor; allocate other "
+            "tensors in another arena"
         )

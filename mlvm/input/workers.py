@@ -121,7 +121,7 @@ class Crew:
         except Exception:
             raise
         except BaseException as error:  # such as SystemExit, which would end the thread silently
-            raise WorkerDied(f"a worker was ended by {error!r}") from error
+            raise WorkerDied(f"a worker was stopped by {error!r}") from error
 
     def _step(self, fill: Fill) -> bool:
         """Claim a batch, make it and settle it. Return False if no batch remains."""

@@ -1,5 +1,7 @@
-"""Bytes that should have been written and were not. Reading them raises the error that is to blame,
-until they are written again."""
+"""Bytes that should have been written and were not.
+
+Reading them raises the error that is to blame, until they are written again.
+"""
 
 from __future__ import annotations
 

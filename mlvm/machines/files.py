@@ -1,5 +1,8 @@
-"""Output files. Every file is written to a temporary file first, which replaces the target when it
-is complete and on the disk. So a full disk or a killed process never damages an earlier file."""
+"""Output files.
+
+Every file is written to a temporary file first, which replaces the target when it is complete and
+on the disk. So a full disk or a killed process never damages an earlier file.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +105,10 @@ def _named(file: Path) -> Iterator[None]:
 
 
 def destination(file: Path) -> tuple[Path, int | None]:
-    """Resolve the path of a file to write, links included, and the mode of a file there. Raises
-    `OSError` if it is not a regular file, such as a folder or a pipe, or is write-protected."""
+    """Resolve the path of a file to write, links included, and the mode of a file there.
+
+    Raises `OSError` if it is not a regular file, such as a folder or a pipe, or is write-protected.
+    """
     try:
         mode = mode_of(file)
     except FileNotFoundError:
@@ -150,7 +155,7 @@ def require_suffix(file: Name, suffix: str, where: str) -> None:
     if path.suffix.lower() != suffix and not (_is_stream(path) or path.is_dir()):
         name = path.with_suffix(suffix) if path.name else path / f"picture{suffix}"
         raise ArgumentError(
-            f"{where}: expected a name that ends in {suffix}, the only format that is written, got "
+            f"{where}: expected a name that ends in {suffix}, the only supported format, got "
             f"{str(path)!r}: write {str(name)!r}"
             + (" and convert it, for example with rsvg-convert" if suffix == ".svg" else "")
         )

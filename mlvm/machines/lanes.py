@@ -57,8 +57,10 @@ _FEW: Final = 64
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
-    """Bind the program to these arrays; return its launch, which may be repeated. Raises what
-    `verify` raises."""
+    """Bind the program to these arrays; return its launch, which may be repeated.
+
+    Raises what `verify` raises.
+    """
     types = tuple(map(TensorType.of, operands))
     verdict = verify(program, vm.functions, types) if vm.checked else None
     code = link(program, vm.functions, verdict, deferred=False)
@@ -84,8 +86,10 @@ class _Memory:
         self.last: Lanes | None = None
 
     def area(self, key: Any, nbytes: int) -> Array:
-        """Return memory for an operand or a result of a part. Where it has moved, the former stays
-        until `begin`."""
+        """Return memory for an operand or a result of a part.
+
+        Where it has moved, the former stays until `begin`.
+        """
         handle, area = self._areas.get(key, (None, None))
         if area is None or len(area) < nbytes:
             area = self._new(key, max(nbytes, 0 if area is None else 2 * len(area)))
@@ -189,7 +193,7 @@ class Lanes:
         for role, at, type in part.code.arguments:
             there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
             if any(type.nbytes > nbytes for nbytes in there):
-                raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
+                raise MachineError(f"{name}.x{count} needs more bytes than its segment has")
         return part
 
     def _shared_of(self, segment: Segment) -> list[Array]:
@@ -201,7 +205,7 @@ class Lanes:
         args, shared_types, nsums = self.types.args, self.shared_types, self.types.sums
         nresults = len(arrays) - nsums - 1 - len(args) - len(shared_types)
         if nresults < 0:
-            raise OperandValueError(f"lanes: the program takes more than {len(arrays)} operands")
+            raise OperandValueError(f"lanes: the program needs more than {len(arrays)} operands")
         results, sums = arrays[:nresults], arrays[nresults : nresults + nsums]
         number, *xs = arrays[nresults + nsums :]
         count, xs, ws = int(number), xs[: len(args)], xs[len(args) :]
@@ -259,7 +263,9 @@ class Lanes:
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
                 for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
-                        raise MachineError("results have other bytes than the program leaves")
+                        raise MachineError(
+                            "results have a different size than the program's results"
+                        )
                     TensorType.of(row).over(y[i : i + 1])[...] = row
         finally:
             vm.depth -= 1
@@ -271,8 +277,10 @@ class Lanes:
     def _add_up(
         self, total: Array, name: str, site: Segment, entries: Sequence[tuple[int, list[Array]]]
     ) -> None:
-        """Add the contributions of a site to a sum: row by row, within a row in the order in which
-        its calls begin, by the largest parts."""
+        """Add the contributions of a site to a sum, by the largest parts.
+
+        They are added row by row, and within a row in the order in which its calls begin.
+        """
         first = 0
         for count in sorted(site.parts, reverse=True):
             operands, [after] = self._operands(site, count)
@@ -311,8 +319,10 @@ def register(vm: VM) -> None:
     version = 0
 
     def lanes_of(attribute: object) -> Lanes:
-        """Return the program of an attribute, ready to run. Inside another one, as in a signal
-        handler, it shares no memory."""
+        """Return the program of an attribute, ready to run.
+
+        Inside another one, as in a signal handler, it shares no memory.
+        """
         nonlocal version
         if running:
             return Lanes(_Memory(machine), program_of(attribute))

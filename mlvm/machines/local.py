@@ -79,7 +79,9 @@ class LocalVM(Closing, VM):
         allowed = {"name", *(unwrap(LocalVM.__init__).__kwdefaults__ or ())}
         if cls is LocalVM and (unknown := options.keys() - allowed):
             names = ", ".join(f"{name}=" for name in sorted(unknown))
-            raise ArgumentError(f"VM(): no {names}; there are {', '.join(sorted(allowed))}")
+            raise ArgumentError(
+                f"VM(): unknown option {names}; expected one of {', '.join(sorted(allowed))}"
+            )
         if cls is LocalVM and not (isinstance(device, str) and device == "cpu"):
             return super().__new__(cls.on_device)
         return super().__new__(cls)
@@ -103,7 +105,9 @@ class LocalVM(Closing, VM):
             )
         if name is not None and _DEVICE.fullmatch(name):
             device = name if ":" in name else "opencl:0"
-            raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{device}")')
+            raise MachineError(
+                f'{name!r} is a device, not a name of a VM: write VM(device="{device}")'
+            )
         if device != "cpu":
             raise MachineError(
                 f"{self.__class__.__name__}(): expected device='cpu', got {device!r}"

@@ -51,11 +51,11 @@ class Field(NamedTuple):
 
 def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
     if not isinstance(handle, (int, np.integer)):  # callers may have no type checker
-        raise HandleError(f"handle {brief(handle)} is no handle, which is an integer")
+        raise HandleError(f"handle {brief(handle)} is not a handle, which is an integer")
     try:
         writer.integer(handle)
     except EncodingError:  # longer than an integer may be
-        raise HandleError(f"handle {brief(handle)} names nothing: never issued") from None
+        raise HandleError(f"handle {brief(handle)} does not exist: it was never created") from None
 
 
 def _write_type(writer: Writer, type: TensorType) -> None:
@@ -66,7 +66,9 @@ def _write_type(writer: Writer, type: TensorType) -> None:
 
 def _write_nbytes(writer: Writer, nbytes: int) -> None:
     if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-        raise errors.ShapeError(f"a storage: expected 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}")
+        raise errors.ShapeError(
+            f"alloc_storage: expected a size of 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}"
+        )
     writer.integer(nbytes)
 
 
@@ -161,8 +163,11 @@ wait."""
 
 
 def write_call(writer: Writer, name: str, args: Sequence[Any]) -> None:
-    """Write a call. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an
-    argument that has no encoding."""
+    """Write a call.
+
+    Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an argument that has no
+    encoding.
+    """
     writer.text(name)
     for field, value in zip(CALLS[name].parameters.values(), args, strict=True):
         field.write(writer, value)
@@ -172,7 +177,7 @@ def read_name(reader: Reader) -> str:
     """Read the name of a call, before its arguments."""
     name = reader.text()
     if name not in CALLS:
-        raise EncodingError(f"no call {brief(name)}; there are {', '.join(CALLS)}")
+        raise EncodingError(f"unknown call {brief(name)}; expected one of {', '.join(CALLS)}")
     return name
 
 
@@ -220,8 +225,10 @@ def decode_answer(name: str, message: bytes) -> Any:
 
 
 def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
-    """Read the result of the call of that name from a message of that kind. Raises the error if
-    the message is one."""
+    """Read the result of the call of that name from a message of that kind.
+
+    Raises the error if the message is one.
+    """
     if kind is Kind.error:
         raise read_error(reader)  # a variable would make a cycle with the traceback
     result = CALLS[name].result.read(reader)
@@ -269,8 +276,10 @@ def _encode_error(error: Exception) -> bytes:
 
 
 def _may_be_part(kind: type[Exception], name: str) -> bool:
-    """Return True if an error of that class may have an attribute of that name: no method, and
-    nothing of Python's, such as `__notes__`."""
+    """Return True if an error of that class may have an attribute of that name.
+
+    Methods and attributes of Python, such as `__notes__`, are excluded.
+    """
     return not name.startswith("__") and not callable(getattr(kind, name, None))
 
 
@@ -295,7 +304,7 @@ def read_error(reader: Reader) -> Exception:
     """Read the error of a message of kind error. Raises `EncodingError` for an impossible one."""
     name = reader.text()
     if name not in _ERRORS:
-        raise reader.error(f"no error {brief(name)}")
+        raise reader.error(f"unknown error {brief(name)}")
     args, parts = reader.sequence(Reader.value), reader.mapping(Reader.value)
     notes = reader.sequence(Reader.text)
     reader.end()
@@ -369,7 +378,7 @@ class WireServer:
         try:
             return self._programs[number]
         except KeyError:
-            raise HandleError(f"no program is loaded under number {number}") from None
+            raise HandleError(f"no program with the number {number} is loaded") from None
 
 
 class Loaded(NamedTuple):

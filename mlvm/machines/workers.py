@@ -76,8 +76,11 @@ class Workers:
         attributes: Attributes,
         blame: Callable[[Exception], object],
     ) -> Sequence[Value]:
-        """Call a function of the table. An op is not waited for. Any other function runs here,
-        after the tasks that touch its parameters. `blame` is called with an error of a task."""
+        """Call a function of the table.
+
+        An op is not waited for. Any other function runs here, after the tasks that touch its
+        parameters. `blame` is called with an error of a task.
+        """
         callee = binding.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
@@ -125,8 +128,10 @@ class Workers:
             task.done.wait()
 
     def synchronize(self) -> None:
-        """Wait until all tasks so far are done. Raises the first error whose bytes are still bad,
-        and forgets all such errors."""
+        """Wait until all tasks so far are done.
+
+        Raises the first error whose bytes are still bad, and forgets all such errors.
+        """
         self.drain()
         with self._change:
             error, self._bad = self._bad.first_error(), BadBytes()
@@ -160,7 +165,7 @@ class Workers:
             ):
                 self._change.wait()
             if self._closed:
-                raise MachineError(f"{self._name} is closed: its workers have ended")
+                raise MachineError(f"{self._name} is closed: its workers have stopped")
             for other in self._open:
                 if other.touches(task.write, True) or any(
                     other.touches(span, False) for span in task.reads

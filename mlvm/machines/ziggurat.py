@@ -31,8 +31,11 @@ class Ziggurat(NamedTuple):
 
 @cache
 def ziggurat(dtype: DType = f32) -> Ziggurat | None:
-    """Compute the tables of f32 or f64. Numpy computed those of f64 step by step in doubles, with
-    an exp that rounded one value up. None where the system's functions round differently."""
+    """Compute the tables of f32 or f64.
+
+    Numpy computed those of f64 step by step in doubles, with an exp that rounded one value up. None
+    where the system's functions round differently.
+    """
     single = dtype is f32
     bits, area = (23, 0.004928673233974655) if single else (52, 0.004928673233974652)
     x, density = [0.0] * _LAYERS, [1.0] * _LAYERS

@@ -40,9 +40,11 @@ STORED: Final = {
 
 
 def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
-    """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It
-    has infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan
-    in place of -0, "all" has neither."""
+    """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html).
+
+    It has infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz"
+    nan in place of -0, "all" has neither.
+    """
     bits = 1 + exponent + mantissa
     codes = np.arange(1 << bits)
     fraction = codes & (1 << mantissa) - 1
@@ -92,8 +94,11 @@ _OFTEN: Final = 1 << 22  # bytes
 
 
 class Files:
-    """External data of a model: files in its folder, mapped into memory. If the file of the model
-    is a link, they may be in the folder of the file that it leads to, or be links into it."""
+    """External data of a model: files in its folder, mapped into memory.
+
+    If the file of the model is a link, they may be in the folder of the file that it leads to, or
+    be links into it.
+    """
 
     def __init__(self, model: Path | None) -> None:
         self.model = model

@@ -259,8 +259,10 @@ class Body:
         start: Sequence[int],
         step: Sequence[int],
     ) -> str:
-        """Write x, of the shape `within`, into zeros of `shape`, at the places that a slice by
-        `start` and `step` reads."""
+        """Write x, of the shape `within`, into zeros of `shape`.
+
+        It is written to the elements that a slice with `start` and `step` reads.
+        """
         turned = [i for i, s in enumerate(step) if s < 0]
         if turned:
             x = self.turned(x, within, turned)
@@ -357,8 +359,10 @@ CASTS: Final = "astype", "unpack"
 
 @body("astype")
 def _astype(b: Body) -> str:
-    """Convert; a float that an integer dtype cannot hold becomes the nearest that it has, which
-    ONNX leaves open."""
+    """Convert to another dtype; a float out of range becomes the nearest limit.
+
+    ONNX leaves that case undefined.
+    """
     dtype = b.types[0].dtype
     if not (dtype.kind == "float" and b.out.dtype.is_integer):
         return b.cast("x0", b.out.dtype)
@@ -413,6 +417,7 @@ BODIES.update(
         ),
         "index_add": lambda b: _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add"),
         "cumulative_sum": lambda b: b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0)),
+        "cumulative_prod": lambda b: _running_product(b),
         "layer_norm": lambda b: b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps)),
         "layer_norm_normalize": lambda b: _normalized(b, "x0")[0],
         "conv2d": lambda b: _images(b, "Conv", _filters(b), group=b.groups),
@@ -654,8 +659,10 @@ def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
 def _scattered(
     b: Body, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
 ) -> str:
-    """Replace rows of `data`, which has n axes, along `axis`, or combine them with the updates, at
-    the positions of operand `indices`."""
+    """Replace rows of `data` along `axis`, or combine them with the updates.
+
+    The rows are at the indices in operand `indices`; `data` has n axes.
+    """
     places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), n or b.out.ndim
     count = b.types[indices].ndim
     rows = _rows_first(b, data, axis, 1, n)
@@ -755,6 +762,20 @@ def _extreme(b: Body, op: str) -> str:
 def _sorted(b: Body, which: int) -> str:
     n = b.array([b.out.shape[b.axis]])
     return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
+
+
+def _running_product(b: Body) -> str:
+    """Multiply elements by the ones 1, 2, 4, ... before them: log2(n) products."""
+    x, shape = b.operand(0, b.out.dtype), b.out.shape
+    [axis], step = axes_of(b.axis or 0, len(shape)), 1
+    if is_open(shape[axis]):
+        raise ModelError("along an axis of dynamic size")
+    while step < shape[axis]:
+        widths = [(step * (i == axis), 0) for i in range(len(shape))]
+        longer = b.padded(x, widths, 1.0)
+        x = b("Mul", x, b.sliced(longer, [0] * len(shape), shape, [1] * len(shape)))
+        step = 2 * step
+    return x
 
 
 @body("searchsorted")
@@ -903,8 +924,7 @@ def _window_places(
 
 
 def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
-    """Sum the contributions of all elements of the windows to the images, and cut off the
-    padding."""
+    """Add all elements of the windows to the images, and remove the padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
     placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
     (top, _), (left, _) = b.padding

@@ -10,9 +10,11 @@ from mlvm.onnx.arrays import FLOATS, INTEGERS
 
 
 def rounded(xp: Any, x: Any, number: int, saturate: bool = True, mode: str = "up") -> Any:
-    """Round x, f32, to the floats of a `TensorProto.DataType`, to nearest with ties to even. A
-    value beyond the largest becomes the largest with `saturate`, else infinity, or nan where the
-    format has none. Powers of two (f8e8m0) are rounded by `mode`."""
+    """Round x, f32, to the floats of a `TensorProto.DataType`, to nearest with ties to even.
+
+    A value beyond the largest becomes the largest with `saturate`, else infinity, or nan where the
+    format has none. Powers of two (f8e8m0) are rounded by `mode`.
+    """
     codes = FLOATS[number]
     if number == 24:
         return _power(xp, x, saturate, mode)

@@ -14,8 +14,10 @@ from mlvm.eager.tensor.context import bound, current_arena
 
 
 class Limit:
-    """Bound on the bytes that a graph allocates, while it is folded or in a call: at least `least`,
-    and `times` the bytes of its inputs if that is more."""
+    """Limit of the bytes that a graph allocates, while it is folded or in a call.
+
+    It is `least`, or `times` the bytes of its inputs if that is more.
+    """
 
     def __init__(self, what: str, least: int, times: int) -> None:
         self.what, self.times = what, times

@@ -71,8 +71,10 @@ class Model(ml.nn.Module):
 
     @property
     def asked(self) -> frozenset[str]:
-        """The inputs that a shape, a length or a branch may depend on: give them as numbers to a
-        captured function."""
+        """The inputs that a shape, a length or a branch may depend on.
+
+        Pass them as numbers to a captured function.
+        """
         return self.graph.static_names & {*self.graph.inputs}
 
     @property
@@ -109,8 +111,10 @@ class Model(ml.nn.Module):
         return results[0] if len(results) == 1 else results
 
     def _narrowed(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs with f64 arrays in the float dtype of the tensors, as for a captured
-        function."""
+        """Return the inputs with f64 arrays converted to the float dtype of the tensors.
+
+        A captured function converts its inputs in the same way.
+        """
         kinds = self.graph.kinds
         wide = {
             name: x
@@ -131,13 +135,15 @@ class Model(ml.nn.Module):
                 value = ml.asarray(value)
         dtype = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not dtype:
-            message = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
+            message = f"expected the input {name!r} as {_described(kind)}, got {_type(value)}"
             raise DTypeError(f"{message}; write ml.astype(x, ml.{dtype.long_name})")
         declared = value.shape if kind.shape is None else kind.shape
         pairs = zip(declared, value.shape, strict=False)
         fits = [n if isinstance(n, int) and n else m for n, m in pairs] == [*value.shape]
         if len(declared) != value.ndim or not fits:
-            raise ShapeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
+            raise ShapeError(
+                f"expected the input {name!r} as {_described(kind)}, got {_type(value)}"
+            )
         return value
 
     def _array(self, name: str, value: Any, kind: Kind) -> Any:
@@ -171,8 +177,9 @@ def _result(value: Value) -> Tree:
 
 
 def load(file: str | os.PathLike[str] | bytes) -> Model:
-    """Load an ONNX file, or its bytes, as a Module: called eagerly or captured, and trained on, on
-    any VM. Its weights are copied into the current arena.
+    """Load an ONNX file, or its bytes, as a Module that can be called and trained on any VM.
+
+    It may be called eagerly or captured. Its weights are copied into the current arena.
 
     The file is mapped into memory. What its graph knows is computed now: constants, and what comes
     of them. Batch norms and scales are folded into the convolutions before them. Opsets from 7 on
@@ -197,7 +204,7 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
         >>> model.inputs, model(ml.asarray([1.0, -1.0]))
         ({'x': 'f32[n]'}, Tensor([1., 0.], f32[2]))
     """
-    refuse_captured("a file is loaded", "; load it outside")
+    refuse_captured("load a file", ". Load it outside")
     if isinstance(file, (bytes, bytearray, memoryview)):
         return _loaded(memoryview(file).cast("B"), Files(None), "the bytes")
     try:
@@ -226,7 +233,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             _warn_of_training(graph, what)
             return Model(graph, _placed(graph), files)
     except EncodingError as error:
-        raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
+        raise ModelError(escaped(f"{what}: not an ONNX file, or damaged: {error}")) from None
     except MlvmError as error:
         refusal = ModelError(escaped(f"{what}: {error}"))
         for note in getattr(error, "__notes__", ()):
@@ -276,9 +283,11 @@ def _as_packed(x: Array, pack: Pack | None, node: Node) -> Array:
 
 
 def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
-    """Move large arrays of the nodes to the Module. Return a function for each that makes the
-    array, by the name that the nodes read from now on. Numbers, and arrays that may decide a shape,
-    stay in the nodes."""
+    """Move large arrays of the nodes to the Module.
+
+    Return a function for each that makes the array, by the name that the nodes read from now on.
+    Numbers, and arrays that may decide a shape, stay in the nodes.
+    """
     arrays: dict[str, Callable[[], Array]] = {}
     names: dict[tuple[int, str], Weight] = {}
     for inner in graph.all():

@@ -78,8 +78,10 @@ def enter_all(kind: Kind, functions: Mapping[str, Function]) -> None:
 
 
 class Call:
-    """Context of an op's call: its attributes, its node, and `xp`, which is numpy if all operands
-    are on the host, else `mlvm.eager`."""
+    """Context of an op's call: its attributes, its node, and `xp`.
+
+    `xp` is numpy if all operands are on the host, else `mlvm.eager`.
+    """
 
     __slots__ = ("node", "scope", "xp")
 
@@ -149,8 +151,10 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
 
 
 def _is_large(op: Op, operands: list[Value]) -> bool:
-    """Return whether a result of host arrays may exceed the limit. A VM, which counts its
-    allocations, then computes it."""
+    """Return whether a result of host arrays may exceed the limit.
+
+    A VM, which counts its allocations, then computes it.
+    """
     most = limit.get()
     arrays = [x for i, x in enumerate(operands) if is_array(x) and i not in op.host]
     if most is None or len(arrays) < 2:
@@ -176,8 +180,10 @@ def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
 
 
 def _operand(x: Value, dtypes: Collection[DType]) -> Value:
-    """Convert an operand for an op on tensors of these dtypes: a host scalar of one of them to a
-    number, any other array to a tensor."""
+    """Convert an operand for an op on tensors of these dtypes.
+
+    A host scalar of one of these dtypes becomes a number, any other array a tensor.
+    """
     if not isinstance(x, np.ndarray):
         return x
     is_number = x.ndim == 0 and x.dtype.kind != "V" and DType.of(x.dtype) in dtypes

@@ -89,8 +89,11 @@ FIELDS: Final = {
 
 
 def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
-    """Return the readers of fields by number and wire type: name, kind, whether the field is
-    repeated, and whether its values are numbers, which may be packed."""
+    """Return the readers of fields by number and wire type.
+
+    A reader has the field's name, its kind, whether the field is repeated, and whether its values
+    are numbers, which may be packed.
+    """
     readers = {}
     for number, (name, kind, many, _) in fields.items():
         for wire in {WIRES.get(kind, 2), *([2] if many else [])}:
@@ -102,8 +105,11 @@ _READERS: Final = {kind: _readers(fields) for kind, fields in FIELDS.items()}
 
 
 class Message:
-    """Message of that kind: its fields are its attributes. Repeated numbers are an array of i64,
-    f32 or f64; other repeated fields are a list. Bytes are a view of the file."""
+    """Message of that kind: its fields are its attributes.
+
+    Repeated numbers are an array of i64, f32 or f64; other repeated fields are a list. Bytes are a
+    view of the file.
+    """
 
     kind: str
 
@@ -129,7 +135,7 @@ _CLASSES: Final[dict[str, Any]] = {
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     """Decode a message of that kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
-        raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
+        raise EncodingError(f"messages are nested more than {_DEEPEST} deep")
     message = object.__new__(_CLASSES[kind])
     values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}
@@ -187,7 +193,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
             try:
                 value = str(value, "utf-8")
             except UnicodeDecodeError:
-                raise EncodingError(f"{kind}.{name} is no UTF-8") from None
+                raise EncodingError(f"{kind}.{name} is not valid UTF-8") from None
         elif inner == "Attribute" and size < _SHORT:
             value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
@@ -232,7 +238,7 @@ def _varint(data: Bytes, place: int) -> tuple[int, int]:
             if shift > 63:
                 raise EncodingError("a number has more than 10 bytes")
     except IndexError:
-        raise EncodingError("it ends within a number") from None
+        raise EncodingError("the data ends within a number") from None
 
 
 def _signed(value: int) -> int:
@@ -247,7 +253,7 @@ def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
         return _varints(np.frombuffer(value, np.uint8))
     dtype = _FIXED[kind]
     if len(value) % dtype.itemsize:
-        raise EncodingError(f"{len(value)} bytes are no whole numbers of {dtype.itemsize} bytes")
+        raise EncodingError(f"{len(value)} bytes are not a multiple of {dtype.itemsize} bytes")
     return np.frombuffer(value, dtype)
 
 
@@ -255,7 +261,7 @@ def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Decode packed integers, all at once, by the offset of each one's last byte."""
     ends = np.flatnonzero(data < 128)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
-        raise EncodingError("it ends within a number")
+        raise EncodingError("the data ends within a number")
     starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1] + 1])[: len(ends)]
     longest = int((ends - starts).max(initial=-1)) + 1
     if longest > 10:

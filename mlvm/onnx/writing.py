@@ -70,8 +70,9 @@ def save(
     external: bool | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write `fn(*args, **kwargs)` as an ONNX file, which other runtimes run, and `load` reads back
-    to the bit. The function is called once, on abstract tensors, which have types and no values.
+    """Save `fn(*args, **kwargs)` as an ONNX file for other runtimes; `load` restores it exactly.
+
+    The function is called once, on abstract tensors, which have types but no values.
 
     `args` are the function's arguments: trees of tensors, numpy arrays and types (`TensorType`).
     These become the inputs of the graph, in their order, under the names of the parameters; a
@@ -106,7 +107,7 @@ def save(
         >>> ml.onnx.load("layer.onnx").outputs
         {'output': 'f32[batch,2]'}
     """
-    refuse_captured("a file is written", "; write it outside")
+    refuse_captured("write a file", ". Write it outside")
     if isinstance(fn, Captured):
         fn = fn.fn
     if not callable(fn) or not isinstance(args, (list, tuple)):
@@ -178,11 +179,13 @@ class _Model:
         types = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
         for name, type in types.items():
             if type.dtype.is_storage:
-                raise ModelError(f"the input {name!r} is {type}; only weights have few bits")
+                raise ModelError(
+                    f"the input {name!r} is {type}; only weights can have a low-bit dtype"
+                )
         recorded, signature = _recorded(fn, structure, types, axes, sizes)
         if signature.fields or recorded.outcome.rebound or recorded.record.outside.queues:
             raise ModelError(
-                "a function that rebinds a field, or takes from a queue, is not written"
+                "a function that rebinds a field, or reads from a queue, cannot be saved"
             )
         self.states: list[Any] = [x.root for x in recorded.record.outside.states]
         self.initializers: dict[str, Array | Tensor] = {}
@@ -207,7 +210,7 @@ class _Model:
         """Write the graph of a trace."""
         results = recorded.named_results()
         if not results:
-            raise ModelError("a function that returns no tensor is not written")
+            raise ModelError("expected a function that returns a tensor")
         flow = recorded.flow
         calls = without_dead_calls(Flow(flow.calls, flow.results))
         shown = [_shown(path) or "output" for path, _ in results]
@@ -313,7 +316,7 @@ class _Model:
         }
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
-            raise ModelError(f"a file of {size_of(parts):,} bytes is more than protobuf takes")
+            raise ModelError(f"a file of {size_of(parts):,} bytes exceeds the limit of protobuf")
         return parts, data_parts
 
 
@@ -380,7 +383,7 @@ class _Graph:
         if here is type:
             return name
         if here.dtype is not type.dtype:
-            raise ModelError(f"a {here} seen as {type} has no form in ONNX")
+            raise ModelError(f"a {here} viewed as {type} cannot be expressed in ONNX")
         ins, reshaped = [name, self.model.lengths.vector(type.shape)], self.model.name("reshape")
         self.node("Reshape", ins, {reshaped: type}, attributes={"allowzero": 1})
         return reshaped
@@ -586,7 +589,7 @@ def _is_written(dtype: DType) -> bool:
 
 def _number(dtype: DType, name: str) -> int:
     if not _is_written(dtype):
-        raise ModelError(f"{name} is of {dtype.name}, which is not written")
+        raise ModelError(f"{name} is of {dtype.name}, which is not supported")
     return STORED[dtype][0] if dtype in STORED else NAMES[dtype]
 
 
@@ -617,8 +620,7 @@ def _shown(path: str) -> str:
 
 
 def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
-    """Return names for the tensors that a function reads, by their ids, as far as they have a
-    path."""
+    """Return names for the tensors that a function reads, by id, if they have a path."""
     owner = getattr(fn, "__self__", fn)
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     around = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))

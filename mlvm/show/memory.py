@@ -34,8 +34,9 @@ _MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
 
 
 def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script, print a report of each arena that had tensors, and write its picture to
-    `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
+    """Run a Python script, and report and plot each arena that had tensors.
+
+    The plots are written to `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
 
     Raises `ScriptFailed` if the script fails, and `OSError`.
     """

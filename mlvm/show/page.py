@@ -54,8 +54,10 @@ class Step(NamedTuple):
 
 
 def step_page(step: Step, title: str, *, before: float | None = None) -> str:
-    """Return the page of one step. Source files that changed after the time `before` are not
-    quoted."""
+    """Return the page of one step.
+
+    Source files that changed after the time `before` are not quoted.
+    """
     content = _Content(before)
     content.add_step(step, title)
     return content.page(title)
@@ -64,8 +66,10 @@ def step_page(step: Step, title: str, *, before: float | None = None) -> str:
 def session_page(
     session: Session, steps: Sequence[Step], title: str, *, failed: str | None = None
 ) -> str:
-    """Return the page of a script's run, and of the steps that it planned. `failed`, the
-    description of its error, stands at the top."""
+    """Return the page of a script's run, and of the steps that it planned.
+
+    `failed`, the description of its error, stands at the top.
+    """
     ran = any(x.lifetimes for x in session.recordings) or any(x.spans for x in session.traces)
     content = _Content(None, failed=failed or "", nothing="" if ran else "nothing of mlvm ran")
     content.add_session(session, steps, title)
@@ -171,8 +175,11 @@ class _Content:
         )
 
     def _pane(self, name: str, recording: Recording, session: Session | None) -> dict[str, Any]:
-        """Return the pane of an arena: its tensors over moments, or over times if these were
-        recorded. `forgotten` tensors ended before `since`."""
+        """Return the pane of an arena: its tensors over time.
+
+        Times are seconds if these were recorded, else event numbers. `forgotten` tensors were freed
+        before `since`.
+        """
         first, times = recording.first, recording.times
 
         def at(moment: int) -> float:
@@ -220,8 +227,10 @@ class _Content:
     def _vm_lanes(
         self, traces: Sequence[Trace], alike: str, session: Session
     ) -> list[dict[str, Any]]:
-        """Return a lane for each thread that made calls, on one VM or on several that are shown as
-        one."""
+        """Return a lane for each thread that made calls.
+
+        The calls are on one VM, or on several VMs that are shown as one.
+        """
         lanes: dict[int, _Spans] = {}
         began, spans = session.began, [span for trace in traces for span in trace.spans]
         rows = {thread: name for trace in traces for thread, name in trace.rows.items()}
@@ -347,8 +356,10 @@ def _name_of_pane(recording: Recording) -> str:
 
 
 def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
-    """Group the traces to show as one, each group with a text about its size. Many VMs of one name
-    are one group."""
+    """Group the traces to show as one, each group with a text about its size.
+
+    Many VMs of one name are one group.
+    """
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
         groups.setdefault(trace.vm, []).append(trace)
@@ -363,8 +374,10 @@ def _by_name(traces: Sequence[Trace]) -> list[tuple[list[Trace], str]]:
 
 @dataclass
 class _Spans:
-    """Spans of a lane, in the order of their start: a span that starts within others is drawn below
-    them."""
+    """Spans of a lane, in the order of their start.
+
+    A span that starts within others is drawn below them.
+    """
 
     columns: Columns = field(default_factory=dict)
     _ends: list[float] = field(default_factory=list)

@@ -59,14 +59,14 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     part = "" if count == total else f"the largest {count:,} of "
     ratio = f", {top / bound:.2f} times the lower bound" if bound else ""
     abouts = [
-        f"{part}{total:,} tensors; the arena holds {recording.capacity:,} bytes; in use at once at "
-        f"most {max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
+        f"{part}{total:,} tensors; the arena holds {recording.capacity:,} bytes; peak use "
+        f"{max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
     ]
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
     first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
     heading = fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20)
-    times, addresses = "time: moments, at each of which a tensor comes or ends", f"address, {name}"
+    times, addresses = "time (allocation and free events)", f"address, {name}"
     width = _RIGHT_END + _legend_width(drawn, colours)
     return document(
         width,
@@ -82,7 +82,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _resets(recording, x),
         _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
-        _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
+        _level(y(bound), "bound", f"lower bound: {bound:,} bytes live at the same time", 16),
         _peak(recording, x, y),
         _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
@@ -114,8 +114,10 @@ def _kind(lifetime: Lifetime) -> str:
 
 
 def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
-    """Assign colours to the kinds with the largest areas of bytes times moments; others are
-    grey."""
+    """Assign colours to the kinds with the largest areas of bytes times time.
+
+    Other kinds are grey.
+    """
     area: dict[str, int] = {}
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
@@ -144,7 +146,7 @@ def _hover(each: Lifetime) -> str:
     lines = [
         ": ".join(filter(None, [" ".join(filter(None, [each.op, each.path])), str(each.type)])),
         f"{each.nbytes:,} bytes at {each.offset:,}",
-        f"moments {each.start:,} to {each.end - 1:,}",
+        f"events {each.start:,} to {each.end - 1:,}",
         *([short(each.line)] if each.place is not None else []),
     ]
     return escape("\n".join(lines), quote=False)
@@ -162,8 +164,10 @@ def _resets(recording: Recording, x: Scale) -> str:
 
 
 def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Return the highest point of each stretch of moments, and the stretch's length: 1, or as many
-    moments as keep the line from hiding colours."""
+    """Return the maximum of each stretch of the curve, and the length of a stretch.
+
+    The length is 1, or large enough that the line does not hide the colours.
+    """
     stretch = 1
     while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
         heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down

@@ -65,8 +65,11 @@ def _recorded(arena: Arena, most: int | None) -> Iterator[Recording]:
 
 
 class _Watcher:
-    """Watcher of an arena: writes the start, the end and the first writer of each tensor into a
-    recording. It keeps neither the arena nor its VM alive."""
+    """Watcher of an arena that writes a recording.
+
+    It records the start, the end and the first writer of each tensor. It keeps neither the arena
+    nor its VM alive.
+    """
 
     def __init__(self, arena: Arena, most: int | None, *, programs: bool = False) -> None:
         self.recording = Recording(arena.name, times=[time.perf_counter()], vm=arena.vm.name)
@@ -203,9 +206,10 @@ class _Watcher:
 
 @contextmanager
 def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[list[Recording]]:
-    """Record every arena made inside the block from its first moment on. Yield the list of
-    recordings, which are complete after the block. It keeps no arena alive, and programs only with
-    `programs`.
+    """Record every arena made inside the block from its first moment on.
+
+    Yield the list of recordings, which are complete after the block. It keeps no arena alive, and
+    programs only with `programs`.
 
     Arenas of the abstract VM of a trace are left out."""
     watchers: list[_Watcher] = []

@@ -41,8 +41,10 @@ class Wait(NamedTuple):
 
 
 class Session:
-    """Recording of a process between the times `began` and `ended`, in nanoseconds of
-    `time.perf_counter_ns`."""
+    """Recording of a process between the times `began` and `ended`.
+
+    Times are in nanoseconds of `time.perf_counter_ns`.
+    """
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -125,8 +127,10 @@ class _Instrument:
     def share(
         self, proceed: Callable[[Instrument], AbstractContextManager[None]], another: Instrument
     ) -> Iterator[None]:
-        """Run both instruments: the layer around `instrumented`. Raises `MachineError` for a second
-        one of the script, as without a session."""
+        """Run both instruments: the layer around `instrumented`.
+
+        Raises `MachineError` for a second one of the script, as without a session.
+        """
         if self._is_shared:
             with proceed(another):
                 yield

@@ -644,7 +644,7 @@ def _try_program(program: Program) -> str:
     return "changed" if len({*map(str, expected)}) > 1 else "unchanged"
 
 
-REFUSED: Final = "a captured function reaches", "a value is read inside"
+REFUSED: Final = "a captured function reaches", "cannot read a tensor's value inside"
 """Texts of errors of functions that are refused before they have a program."""
 
 CAPTURES: Final[dict[str, Fn]] = {

@@ -1,1 +1,1 @@
-"""Gradients: the tape, the rules of the ops, and what checks them."""
+"""Reverse-mode and forward-mode differentiation: the tape, the ops' rules, and gradient checks."""

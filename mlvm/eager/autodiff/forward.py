@@ -1,7 +1,8 @@
 """Forward mode: the tangent of a call's result, by the forward rules in `rules`.
 
 Without a forward rule the reverse rule is transposed. It maps a cotangent g to J^T g, for the
-Jacobian J. That is linear in g, so its gradient for g, in the direction of a tangent t, is J t.
+Jacobian J. This is linear in g, so its gradient with respect to g, in the direction of a tangent t,
+is J t.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor) -> Any:
-    """Return the tangent of a call's float or complex result `out`. At least one of the operands'
-    `tangents` is a tensor; None stands for zeros. Raises `GradientError` for an op without a rule.
+    """Return the tangent of a call's float or complex result `out`.
 
-    A `Conditional` tangent takes part only where it is present, since a rule may turn zeros into
-    nan. The work is linear in the number of conditions.
+    At least one of the operands' `tangents` is a tensor; None represents zeros. Raises
+    `GradientError` for an op without a rule.
+
+    A `Conditional` tangent contributes only where it is present, because a rule may turn zeros into
+    nan. The cost is linear in the number of conditions.
     """
     types = tuple([x.type for x in operands])
     row = VJPS[call.op.name]
@@ -68,7 +71,7 @@ def tangent_of(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Ten
 
 
 def _alone(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor, i: int) -> Any:
-    """Return the part of the tangent that is due to operand i, `Conditional` as its tangent is."""
+    """Return the contribution of operand i to the tangent, `Conditional` if its tangent is."""
     t, alone = tangents[i], [None] * len(tangents)
     alone[i] = t.x if isinstance(t, Conditional) else t
     part = tangent_of(call, operands, alone, out)
@@ -78,7 +81,7 @@ def _alone(call: OneOp, operands: Tensors, tangents: Sequence[Any], out: Tensor,
 def _part(
     call: OneOp, operands: Tensors, position: int, t: Tensor, out: Tensor, rules: Rules
 ) -> Any:
-    """Return the tangent of the result for the tangent `t` of one operand alone."""
+    """Return the tangent of the result for the tangent `t` of only one operand."""
     rule = rules[operand_name(call.op, position)]
     if rule is in_its_place:
         return apply(call, *operands[:position], t, *operands[position + 1 :])
@@ -113,6 +116,6 @@ def _transposed(
 def transposed(
     back: Callable[[Tensor], list[Tensor]], type: TensorType, tangents: list[Tensor]
 ) -> Tensor:
-    """Return J t for the function `back` from a cotangent g of that type to J^T g."""
+    """Return J t, given the function `back` from a cotangent g of that type to J^T g."""
     [result] = vjp(back, full(type.shape, 0, dtype=type.dtype))[1](tangents)
     return result  # type: ignore[no-any-return]

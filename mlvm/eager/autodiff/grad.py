@@ -1,6 +1,6 @@
 """Gradients of functions: `grad`, `value_and_grad` and `vjp`.
 
-Each runs the function with a tape on, and walks the tape backwards.
+Each runs the function while a tape records, and then processes the tape in reverse order.
 """
 
 from __future__ import annotations
@@ -48,35 +48,36 @@ A = TypeVar("A")
 
 
 class Collector(Protocol):
-    """Collector of gradients, which gets each as soon as it is final, in backward order."""
+    """Collector of gradients; it gets each gradient as soon as it is final, in backward order."""
 
     def add(self, i: int, g: Tensor) -> None:
-        """Take the gradient of variable number i; nothing else uses its memory."""
+        """Add the gradient of variable number i; no other object uses its memory."""
 
     def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the collected value, and the collected gradients by number."""
 
 
 Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collector]
-"""Makes the collector for a value, arguments, and their variables, each once, in order."""
+"""Function that creates the collector from a value, arguments, and their distinct variables in
+order."""
 
 
 class _Session:
-    """One differentiation: the arguments to call a function with, and the tape it fills.
+    """One differentiation: the arguments for the call of a function, and the tape that it fills.
 
-    The function gets variables: other tensors over the same bytes. So threads may share tensors,
-    and an update of a variable does not change the caller's tensor. Other tensors that the function
-    reaches are constants, and so are tensors of arguments that `where` does not select. A tensor
-    that occurs twice in one argument is one variable; in two arguments it is two.
+    The function gets variables: new tensors over the same bytes. Threads may therefore share
+    tensors, and an update of a variable does not change the caller's tensor. Other tensors that the
+    function reads are constants, and so are tensors of arguments that `where` does not select. A
+    tensor that occurs twice in one argument is one variable; in two arguments it is two.
 
-    outer: the tape of an outer differentiation, if there is one.
-    tape: the outer tape, or a new one.
-    variables: each once, in the order of the arguments.
-    origins: the tape nodes of the variables.
-    copies: the copied Modules, whose buffers the function may rebind.
-    arguments: trees with variables in place of tensors.
-    start: the first tape node of the function.
-    unreached: the nodes of variables that no value has depended on.
+    - outer: the tape of an outer differentiation, if there is one.
+    - tape: the outer tape, or a new one.
+    - variables: each variable once, in the order of the arguments.
+    - origins: the tape nodes of the variables.
+    - copies: the copied Modules, whose buffers the function may rebind.
+    - arguments: trees with variables instead of tensors.
+    - start: the first tape node of the function.
+    - unreached: the nodes of variables on which no value has depended.
     """
 
     def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
@@ -96,7 +97,7 @@ class _Session:
                     f"2, or convert with astype"
                 )
         self.variables: list[Tensor] = []
-        self.origins: list[int] = []  # their nodes, as the function may update them
+        self.origins: list[int] = []  # their nodes; the function may update the variables
         self.copies: Copies = []
         self.arguments: list[Tree] = []
         self._structures: list[tuple[Structure, list[int]]] = []  # with the node of each leaf
@@ -114,7 +115,7 @@ class _Session:
         self.start = len(self.tape.nodes)
         self.tape.sessions += 1
         self.number = self.tape.sessions
-        self.unreached: set[int] = set()  # variables that no value has depended on, by their nodes
+        self.unreached: set[int] = set()  # nodes of variables on which no value has depended
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with context(tape=self.tape):
@@ -125,11 +126,10 @@ class _Session:
     def pull(
         self, outs: Sequence[Tensor | Tracked], seeds: Sequence[Tensor], *, keep: bool
     ) -> list[Tree]:
-        """Return the cotangents as trees like the arguments; zeros where no result depends on a
-        variable.
+        """Return the cotangents as trees like the arguments, with zeros for unused variables.
 
-        No two share memory: an update in place of one must not change another. A variable that
-        occurs twice has the same cotangent in both places.
+        No two cotangents share memory, because an update in place of one must not change another. A
+        variable that occurs twice gets the same cotangent in both positions.
         """
         keep = keep or self.outer is not None
         cotangents = self.tape.cotangents(outs, seeds, self.origins, self.start, keep=keep)
@@ -148,7 +148,7 @@ class _Session:
         return self._as_trees(by_node)
 
     def _as_trees(self, by_node: Mapping[int, Tensor]) -> list[Tree]:
-        """Return trees like the arguments, of a tensor for the node of each variable."""
+        """Return trees like the arguments, from one tensor for the node of each variable."""
         return [
             as_dicts(each, [by_node[node] for node in nodes]) for each, nodes in self._structures
         ]
@@ -172,8 +172,10 @@ class _Session:
         return value, self._as_trees({origin: gradients[i] for origin, i in numbers.items()})
 
     def require_reached(self, fn: Callable[..., Any]) -> None:
-        """Warn if the value of `fn` depends on no parameter of a Module among the arguments. A
-        value that depends on gradients is exempt: those of a linear function are constants."""
+        """Warn if the value of `fn` depends on no parameter of a Module among the arguments.
+
+        A value that depends on gradients is exempt, because the gradients of a linear function are
+        constants."""
         if self.tape.sessions > self.number:
             return
         is_lost = bool(self.origins) and self.unreached.issuperset(self.origins)
@@ -210,11 +212,11 @@ class _Session:
             warn_at(user_line(), f"the gradient is zero: {text}", NoEffectWarning)
 
     def close(self) -> None:
-        """Drop the nodes and saved values of the tape, unless an outer differentiation has it."""
+        """Delete the tape's nodes and saved values, unless an outer differentiation uses them."""
         if self.outer is None:
             self.tape.nodes.clear()
             self.tape.kept.clear()
-            self.tape.within = None  # a tensor updated in it may outlive it
+            self.tape.within = None  # a tensor that was updated in it may outlive it
             live_tapes.discard(self.tape)
 
     def __del__(self) -> None:
@@ -253,36 +255,40 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """Return a function that returns `fn`'s value and its gradient with respect to `argnums`.
 
-    `argnums` is the number of an argument by position, or a tuple of numbers; below 0 it counts
-    from the last. `argnames` is the name of an argument, or several names, whose gradients are a
-    dict; `argnums` counts beside it only if it is given, and the gradient is then a pair of both.
-    `fn` returns a float tensor of shape (). With `has_aux` it returns a pair of that
-    and anything else, and the result is `((value, aux), gradient)`.
+    Arguments:
 
-    The arguments named by `argnums` are trees of float or complex tensors, arrays and numbers,
-    which `fn` gets as tensors. A gradient has its argument's structure, with dicts for Modules, and
-    zeros where the value does not depend on a tensor. If the value depends on no tensor of a
-    Module, or on the arguments only through a comparison, an argmax or a cast to integers, a
-    `NoEffectWarning` is issued. A tensor that occurs twice
-    in one argument is one variable, with one gradient in both places.
+    - `fn`: a function that returns a float tensor of shape ().
+    - `argnums`: the index of a positional argument, or a tuple of indices; negative indices count
+      from the last. Default: 0.
+    - `argnames`: the name of an argument, or several names; their gradients are a dict. If both
+      `argnums` and `argnames` are given, the gradient is a pair of both.
+    - `has_aux`: `fn` returns a pair of the value and any other object, and the result is `((value,
+      aux), gradient)`. Default: False.
+    - `holomorphic`: for complex arguments and a complex value, compute the complex derivative
+      df/dz. Default: False.
+    - `where`: selects the tensors to differentiate with respect to: a pattern for their paths, in
+      which `*` also matches "/", or a function of path and tensor, as in `Module.freeze`. All other
+      tensors are constants; in the gradient they are missing, or None in a list.
 
-    `where` selects the arguments' tensors to differentiate with respect to: a pattern of their
-    paths, in which `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`.
-    The others are constants; in the gradient they are missing, or None in a list.
+    The selected arguments are trees of float or complex tensors, arrays and numbers, which `fn`
+    gets as tensors. A gradient has the structure of its argument, with dicts for Modules, and zeros
+    where the value does not depend on a tensor. A `NoEffectWarning` is issued if the value depends
+    on no tensor of a Module, or on the arguments only through a comparison, an argmax or a cast to
+    integers. A tensor that occurs twice in one argument is one variable, with one gradient in both
+    positions.
 
     The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
-    direction of steepest ascent (Kreutz-Delgado, "The Complex Gradient Operator", 2009). With
-    `holomorphic`, of complex arguments and a complex value, it is the complex derivative df/dz.
+    direction of steepest ascent (Kreutz-Delgado, "The Complex Gradient Operator", 2009).
 
-    All else is a constant: no gradient flows through it, and no error is raised. Constants are
-    tensors that `fn` reaches without these arguments, such as a parameter it closes over. Results
-    of other dtypes are constants, too, as those of a comparison, `argmax`, or a cast to integers,
-    even if it is cast back. Ops with float results that are piecewise constant (`floor`, `round`,
-    `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
+    Everything else is a constant: no gradient flows through it, and no error is raised. Constants
+    are tensors that `fn` reads from its environment, such as a parameter in a closure. Results of
+    other dtypes are also constants, for example those of a comparison, `argmax`, or a cast to
+    integers, even if they are cast back. Piecewise constant ops with float results (`floor`,
+    `round`, `sign`, ...) have no gradient; `stop_gradient` turns their operands into constants.
 
-    Raises `GradientError` if the value is no scalar, or depends on an argument through an op
-    without a gradient; `DTypeError` if an argument has tensors of other dtypes; `ArgumentError`
-    if `where` selects none of them, or `fn` has no argument of a name.
+    Raises `GradientError` if the value is not a scalar, or depends on an argument through an op
+    without a gradient; `DTypeError` if an argument contains tensors of other dtypes;
+    `ArgumentError` if `where` selects none of them, or `fn` has no argument with a given name.
 
         >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
         (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))
@@ -310,8 +316,9 @@ def _by_name(
     argnames: str | Sequence[str],
     options: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    """Return the function of `value_and_grad` for arguments by name: these are one more argument, a
-    dict, before the others."""
+    """Return the function of `value_and_grad` for arguments by name.
+
+    They are passed as one additional argument, a dict, before the other arguments."""
     _require_function(fn)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
     positions = _positions_of(fn, names)
@@ -336,7 +343,7 @@ def _by_name(
         for name in names:
             place = positions.get(name, len(args))
             if name not in kwargs and place >= len(args):
-                raise ArgumentError(f"argnames: the call gives no argument {name!r}")
+                raise ArgumentError(f"argnames: the call has no argument {name!r}")
             named[name] = kwargs[name] if name in kwargs else args[place]
         result, (gradients, *others) = differentiated(named, *args, **kwargs)
         mine = gradients[argnames] if isinstance(argnames, str) else gradients
@@ -348,19 +355,20 @@ def _by_name(
 
 
 def _positions_of(fn: Callable[..., Any], names: Sequence[str]) -> dict[str, int]:
-    """Return the positions of the parameters of these names that may be given by position. Raises
-    `ArgumentError` if the function has no parameter of a name."""
+    """Return the positions of the named parameters that may be passed by position.
+
+    Raises `ArgumentError` if the function has no parameter with a given name."""
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"argnames: expected names of arguments, got {brief(names)}")
     try:
         parameters = signature(fn).parameters
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # a function in C
         return {}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     unknown = [name for name in names if name not in parameters and not takes_any]
     if unknown:
         listed = ", ".join(parameters) or "none"
-        raise ArgumentError(f"argnames: there is no argument {unknown[0]!r}; there are {listed}")
+        raise ArgumentError(f"argnames: expected names among {listed}, got {unknown[0]!r}")
     by_place = [n for n, each in parameters.items() if each.kind < each.VAR_POSITIONAL]
     return {name: place for place, name in enumerate(by_place)}
 
@@ -374,8 +382,9 @@ def collecting(
     where: Where | None = None,
     collect: Collect | None = None,
 ) -> Callable[..., Any]:
-    """Return the function of `value_and_grad`. With `collect` the collector decides the gradients,
-    and there is no gradient of these."""
+    """Return the function of `value_and_grad`.
+
+    With `collect` the collector returns the gradients, which cannot be differentiated again."""
     _require_function(fn)
     several = not isinstance(argnums, int)
     requested = as_argnums(argnums)
@@ -395,14 +404,16 @@ def collecting(
                 if holomorphic:
                     gradients = map_to_dicts(op.conj, gradients)
             elif session.outer is not None:
-                raise GradientError("there is no gradient of gradients that members have averaged")
+                raise GradientError(
+                    "gradients that a group has averaged cannot be differentiated again"
+                )
             else:
                 value, gradients = session.pull_into(value, one, collect)
             if session.unreached:
                 session.require_reached(fn)
         finally:
             session.close()
-        if value.tape is not session.tape:  # it may be one that the function reaches
+        if value.tape is not session.tape:  # the function may have returned an outer tensor
             value = alias_of(value)
         primal = (value, result[1]) if has_aux else value
         return primal, tuple(gradients) if several else gradients[0]
@@ -473,16 +484,16 @@ def vjp(
 ) -> tuple[Any, Callable[[Any], Any], Any]: ...
 @hinted
 def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
-    """Return `fn(*primals)`, and a function from its cotangent to the primals' cotangents, a tuple.
+    """Return `fn(*primals)`, and a function from its cotangent to the primals' cotangents.
 
-    That function may be called any number of times. Until it is dropped, it keeps the values that
-    it needs: an update in place moves the tensor to other memory. With `has_aux`, `fn` returns a
-    pair of its value and anything else, which is the third result.
+    The function returns a tuple, and may be called repeatedly. As long as it exists, it keeps the
+    values that it needs: an update in place moves the tensor to other memory. With `has_aux`, `fn`
+    returns a pair of its value and any other object, which is the third result.
 
     The value: [...], floats, or a tree of tensors. Its cotangent has the same structure and types;
-    a number, a list or an array may stand for a tensor. A result that is no float has None for its
-    cotangent. Raises what `value_and_grad` raises, and `GradientError` if the value has no float,
-    or a cotangent has another type than the value.
+    a number, a list or an array may replace a tensor. The cotangent of a result that is not a float
+    is None. Raises what `value_and_grad` raises, and `GradientError` if the value contains no
+    float, or a cotangent has a different type than the value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))
@@ -531,17 +542,20 @@ def _results(result: Tree) -> tuple[list[Tensor], Structure]:
         leaves, structure = [], None
     if structure is None or not any(y.dtype.is_inexact for _, y in leaves):
         raise GradientError(
-            f"vjp: expected a function that returns float or complex tensors, alone or in a tree, "
+            f"vjp: expected a function that returns a tree of float or complex tensors, "
             f"got {_kind(result)}"
         )
     return [y for _, y in leaves], structure
 
 
 def _cotangent(type: TensorType, g: Any) -> Tensor:
-    """Convert g to a cotangent of a value of that type. Raises `GradientError` if g has another
-    type."""
+    """Convert g to a cotangent of a value of that type.
+
+    Raises `GradientError` if the type of g differs."""
     if not type.dtype.is_inexact:
-        raise GradientError(f"expected None as the cotangent of {type}, no float, got {_kind(g)}")
+        raise GradientError(
+            f"expected None as the cotangent of {type}, which is not a float, got {_kind(g)}"
+        )
     if g is not None and not isinstance(g, (Tensor, dict, tuple)):
         g = asarray(g, dtype=type.dtype)
     if not isinstance(g, Tensor) or g.type is not type:
@@ -550,7 +564,7 @@ def _cotangent(type: TensorType, g: Any) -> Tensor:
 
 
 def are_alike(tree: Tree, other: Tree) -> bool:
-    """Return whether two nodes are of one type, or a dict stands in place of a Module."""
+    """Return whether two nodes have the same type, or one is a Module and the other a dict."""
     return type(tree) is type(other) or (isinstance(other, dict) and isinstance(tree, Node))
 
 
@@ -563,13 +577,14 @@ def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
 
 
 def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure]:
-    """Return the leaves with new tensors in place of arrays and numbers."""
+    """Return the leaves with arrays and numbers replaced by new tensors."""
     return [(path, x if isinstance(x, Tensor) else as_operand(x)) for path, x in leaves], structure
 
 
 def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of arguments. Raises `GradientError` for anything but an int or different
-    ints."""
+    """Return the indices of arguments as a tuple.
+
+    Raises `GradientError` for any value except an int or different ints."""
     numbers = (argnums,) if isinstance(argnums, int) else argnums
     if (
         not isinstance(numbers, (tuple, list))
@@ -583,36 +598,40 @@ def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def resolve_argnums(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...]:
-    """Resolve numbers below 0, which count from the last argument. Raises `GradientError` if there
-    is no such argument, and for two numbers of one argument."""
+    """Resolve negative indices, which count from the last argument.
+
+    Raises `GradientError` if there is no such argument, and if two indices select the same
+    argument."""
     positions = tuple([i + len(args) if i < 0 else i for i in numbers])
     for i, number in zip(positions, numbers, strict=True):
         if not 0 <= i < len(args):
             raise GradientError(
-                f"argnums names argument {number}; there are {len(args)} by position"
+                f"argnums: expected indices of {len(args)} positional arguments, got {number}"
             )
     if len(set(positions)) < len(positions):
-        raise GradientError(f"argnums names an argument twice: {numbers}")
+        raise GradientError(f"argnums: expected different arguments, got {numbers}")
     return positions
 
 
 def with_args(args: Sequence[Any], numbers: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Return the arguments, with others in place of those of these numbers."""
+    """Return the arguments, with those at the given indices replaced."""
     by_number = dict(zip(numbers, others, strict=True))
     return [by_number.get(i, arg) for i, arg in enumerate(args)]
 
 
 def as_pair(result: object) -> tuple[Any, Any]:
-    """Return the result of a function with `has_aux`. Raises `GradientError` for anything but a
-    pair."""
+    """Return the result of a function with `has_aux`.
+
+    Raises `GradientError` unless it is a pair."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise GradientError(f"has_aux=True: expected a pair from the function, got {_kind(result)}")
     return result
 
 
 def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
-    """Return the value to differentiate from a function's result. Raises `GradientError` for
-    anything but a scalar."""
+    """Return the value to differentiate from a function's result.
+
+    Raises `GradientError` unless it is a scalar."""
     value = as_pair(result)[0] if has_aux else result
     if holomorphic:
         if isinstance(value, Tensor) and value.shape == () and value.dtype.kind == "complex":
@@ -639,8 +658,9 @@ def _require_complex(variables: Sequence[Tensor]) -> None:
 
 
 def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
-    """Return the name of a variable with a tensor of the Module, such as "local variable 'w'": one
-    that the function reads, or a function that it calls."""
+    """Return the name of a variable with a tensor of the Module, such as "local variable 'w'".
+
+    The function, or a function that it calls, reads this variable."""
     if not isinstance(fn, FunctionType) or not depth:
         return None
     ids, names = {id(x) for _, x in flatten(model)[0]}, []

@@ -54,11 +54,12 @@ def run(
     attributes: Attributes,
     types: Types | None,
 ) -> tuple[Tensor, ...]:
-    """Run a host function, or record its call, whose results have these types; with None they have
-    any."""
+    """Run a host function, or record its call; the results must have these types.
+
+    With None, the results may have any types."""
     on = current_recorder()
     if on is not None and types is not None:
-        _key(name, [*attributes.values()])  # which refuses others
+        _key(name, [*attributes.values()])  # rejects other attributes
         return tuple(on.call_user(name, _attributes(attributes), types, operands))
     program = _program(name, len(operands), attributes)
     tape, before = taping(), {}
@@ -68,8 +69,8 @@ def run(
     for i, values in before.items():
         if values_of(operands[i]).tobytes() != values.tobytes():
             raise GradientError(
-                f"{name} has written to operand {i}, {operands[i].type}, of which there is a "
-                f"gradient: let it push a result"
+                f"{name} has overwritten operand {i}, {operands[i].type}, which needs a gradient; "
+                f"push a result instead"
             )
     return tuple([from_array(array) for array in arrays])
 
@@ -80,12 +81,14 @@ def result_types(
     """Return the types of a host function's results by its rule; None if it has none."""
     on = current_recorder()
     vm = current_arena().vm if on is None else on.recorders[-1].vm
-    rule = getattr(vm, "result_types", None)  # of a VM of this process
+    rule = getattr(vm, "result_types", None)  # a VM of this process
     if rule is None:
         return None
     types = [x.type for x in operands]
     if has_open_lengths() and any(isinstance(n, Length) for type in types for n in type.shape):
-        raise CaptureError(f"{name}: a host function gets no open lengths")  # each size is traced
+        raise CaptureError(
+            f"{name}: a host function cannot receive dynamic lengths"
+        )  # each size is traced
     return rule(name, types, attributes)  # type: ignore[no-any-return]
 
 
@@ -103,12 +106,12 @@ def _program(name: str, nparams: int, attributes: Attributes) -> Program:
 
 
 def _attributes(attributes: Attributes) -> dict[str, Any]:
-    """Return attributes as a program has them."""
+    """Return attributes in the form that a program stores."""
     return {attribute: plain(canonical(value)) for attribute, value in attributes.items()}
 
 
 def _key(name: str, value: object) -> Any:
-    """Return a key that only equal attributes share: 1, True, 1.0 differ, as 0.0 and -0.0 do."""
+    """Return a key that only equal attributes share: 1, True and 1.0 differ, and 0.0 and -0.0."""
     value = canonical(value)
     if isinstance(value, tuple):
         return tuple([_key(name, each) for each in value])
@@ -143,7 +146,8 @@ def _record(
 ) -> None:
     """Add a node for each float result, with a vjp for each tracked operand.
 
-    Cotangents add up: the vjps of a result's node take the other results' cotangents as zeros.
+    Cotangents are summed: the vjps of a result's node treat the cotangents of the other results as
+    zeros.
     """
     tracked = [i for i, x in enumerate(operands) if x.tape is tape]
     if not tracked:
@@ -167,14 +171,15 @@ def _record(
 def _rule_for_one_result(
     name: str, rule: Vjp | None, position: int, type: TensorType, number: int, results: Types
 ) -> Vjp:
-    """Return the rule of the operand at `position`, for the cotangent of result `number` alone. It
-    takes the saved values: the operands, then the results."""
+    """Return the rule of the operand at `position`, for the cotangent of only result `number`.
+
+    Its arguments are the saved values: the operands, then the results."""
 
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
             raise GradientError(
-                f"{name} has no gradient for operand {position}, a {type}: give ml.call a vjp; "
-                f"stop_gradient makes a constant of it"
+                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to ml.call, "
+                f"or use stop_gradient(x)"
             )
         operands, outs = saved[: -len(results)], saved[-len(results) :]
         if len(results) == 1:
@@ -213,7 +218,7 @@ def _with_zeros(g: Tensor, number: int, types: Types) -> tuple[Tensor | None, ..
 
 
 def _fits(part: Tensor, type: TensorType) -> bool:
-    """Return whether sums over axes make a cotangent of that type of the part."""
+    """Return whether sums over axes convert the part to a cotangent of that type."""
     try:
         return part.dtype.is_inexact and broadcast_shapes(type.shape, part.shape) == part.shape
     except ShapeError:

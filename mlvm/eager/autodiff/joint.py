@@ -1,7 +1,8 @@
 """Tape nodes of calls with several results: loops, branches, functions.
 
-Such a call has one node with all its operands. Each result has another, which passes its cotangent
-on to that node, as one of several `_Parts`. So the backward pass of the call runs once.
+Such a call has one node with all its operands. Each result has a separate node, which passes its
+cotangent on to the common node, as one of several `_Parts`. The backward pass of the call therefore
+runs only once.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.tensor import Tensor
 
 Closures: TypeAlias = dict[int, TensorType]
-"""Outer nodes that receive cotangents: their types by their numbers."""
+"""Outer nodes that receive cotangents: their types by node number."""
 
 Cotangents: TypeAlias = Sequence[Any]
 """Tensors; None for an absent cotangent, or `Conditional`."""
 Saved: TypeAlias = Sequence[Tensor]
 Sums: TypeAlias = Sequence[Any]
-"""Arguments of a backward pass: cotangents of the results, saved tensors, and the sums so far of
-its destinations' cotangents. It returns the new sums (see `add_node`).
-"""
+"""Arguments of a backward pass: cotangents of the results, saved tensors, and the partial sums of
+its destinations' cotangents. It returns the new sums (see `add_node`)."""
 
 
 def closures_of(
@@ -55,7 +55,7 @@ def closures_of(
 
 
 def seed(pending: CotangentAccumulator, tape: Tape, results: Saved, parts: Cotangents) -> None:
-    """Add the cotangents of tracked results, last first, as a backward pass does."""
+    """Add the cotangents of tracked results in the order of a backward pass, last first."""
     for y, part in reversed([*zip(results, parts, strict=True)]):
         if part is not None and y.tape is tape:
             total = pending.get(y.node)
@@ -89,15 +89,15 @@ def add_node(
     *,
     effect: bool = False,
 ) -> None:
-    """Add a node for control flow with several results, and one for each result.
+    """Add a node for control flow with several results, and one node for each result.
 
-    A result is a float, complex, or the number of a record; None for one that depends on no tracked
-    tensor. Cotangents go to tracked operands and to the closures, tensors that the body uses from
-    outside.
+    A result is a float, a complex number, or the number of a record; None for a result that depends
+    on no tracked tensor. Cotangents flow to tracked operands and to the closures, which are tensors
+    that the body uses from outside.
 
-    `vjp(cotangents, saved, sums)` returns a cotangent for each operand, then the new sum of
-    each closure, which continues the `sums` one. Operands in `continued`, by position, have
-    their sums after those of the closures, or None; the vjp continues these, too.
+    `vjp(cotangents, saved, sums)` returns a cotangent for each operand, then the new sum of each
+    closure, which continues the partial sum in `sums`. The sums of operands in `continued`, given
+    by position, follow those of the closures, or are None; the vjp also continues them.
     """
     nresults, noperands, nclosures = len(results), len(operands), len(closures)
     tracked = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
@@ -134,7 +134,8 @@ def _one_part(number: int, g: Tensor) -> Any:
 def plus(total: Any, part: Any) -> Any:
     """Add two cotangents.
 
-    The cotangent of a record's number is a record's number, too (see `mlvm.machines.residuals`).
+    The cotangent of a record's number is also the number of a record (see
+    `mlvm.machines.residuals`).
     """
     record: Any = current().recorder
     if not isinstance(part, Tensor) or part.dtype.is_inexact or record is None:
@@ -147,7 +148,7 @@ def plus(total: Any, part: Any) -> Any:
 
 
 def or_zeros(g: Any, type: TensorType) -> Tensor:
-    """Return g, with zeros of that type for an absent one."""
+    """Return g, or zeros of that type if it is absent."""
     if isinstance(g, Conditional):
         return Conditional.cleaned(g)
     return full(type.shape, 0, dtype=type.dtype) if g is None else g

@@ -13,8 +13,8 @@ from mlvm.eager.tensor.tensor import Tensor
 class Sparse(NamedTuple):
     """Cotangent that is zero except for some elements.
 
-    alone: op that computes it from the operands.
-    added: op that adds it to a tensor, given before the operands.
+    alone: op that computes it from the operands. added: op that adds it to a tensor, which precedes
+    the operands.
     """
 
     operands: tuple[Tensor, ...]
@@ -31,17 +31,17 @@ Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
 Rules: TypeAlias = Mapping[str, Rule]
 
 NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
-"""Row of an op without a gradient, whose result is never a float, or piecewise constant. A gradient
-of zero would be right almost everywhere, but never intended."""
+"""Row of an op without a gradient: its result is never a float, or is piecewise constant.
+
+A gradient of zero would be correct almost everywhere, but never intended."""
 
 
 class Row(dict[str, Rule]):
     """Rules of an op.
 
-    The mapping has the reverse rules by operand.
-    forward: the forward rules by operand.
-    is_linear: True for an op that is linear in these operands jointly: its tangent is the op of
-        theirs.
+    The mapping contains the reverse rules by operand. forward: the forward rules by operand.
+    is_linear: True for an op that is linear in these operands jointly, so its tangent is the op
+    applied to their tangents.
     """
 
     def __init__(self, rules: Rules, forward: Rules, *, is_linear: bool = False) -> None:
@@ -50,7 +50,7 @@ class Row(dict[str, Rule]):
 
 
 def forward(rules: Rules, /, **others: Rule) -> Row:
-    """Return a row of reverse rules and forward ones, whose first parameter is the tangent `t`."""
+    """Return a row of reverse rules and forward rules, whose first parameter is the tangent `t`."""
     return Row(rules, others)
 
 
@@ -60,8 +60,8 @@ def linear(**rules: Rule) -> Row:
 
 
 def in_its_place(t: Tensor) -> Tensor:
-    """Marker of a forward rule: the op itself, with the tangent in place of the operand."""
-    raise NotImplementedError  # the engine knows it
+    """Represents a forward rule that applies the op itself, with the tangent as the operand."""
+    raise NotImplementedError  # the engine handles this marker
 
 
 def multilinear(**rules: Rule) -> Row:

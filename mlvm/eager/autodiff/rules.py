@@ -1,9 +1,9 @@
-"""Gradient rules of the ops: from a result's cotangent to the cotangents of operands.
+"""Gradient rules of the ops: from a result's cotangent to the cotangents of the operands.
 
-`VJPS` has an entry for each op, in the order of the rooms of `mlvm.core.ops`. An entry has a rule
-for each operand with a gradient; integer operands (indices, labels, keys, conditions) have none.
-A rule's first parameter is the cotangent of the result: `g`, or `c` if an operand is called g.
-The others are named after what the rule is given, values first:
+`VJPS` has an entry for each op, in the order of the packages of `mlvm.core.ops`. An entry contains
+a rule for each operand with a gradient; integer operands (indices, labels, keys, conditions) have
+none. The first parameter of a rule is the cotangent of the result: `g`, or `c` if an operand is
+called g. The names of the other parameters select the values that the rule gets, tensors first:
 
     x, y, ...   the operand of that name. The tape keeps it alive until the rule has run, so a
     out         rule names only values that it needs; `out` is the result.
@@ -11,21 +11,23 @@ The others are named after what the rule is given, values first:
     x_type      an operand's type, which costs nothing to keep
     types       the types of all operands, and `position` of this one among them
 
-The rule of an op that reads a part of its operand returns a `Sparse` cotangent. For many slices of
-one tensor, the engine allocates one cotangent, and adds each to it in place.
+If an op reads only a part of its operand, its rule returns a `Sparse` cotangent. For many slices of
+one tensor, the engine allocates one cotangent, and adds each slice to it in place.
 
-The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. So a rule gives g times the
-conjugate of the derivative, and an operand that is real gets the real part. Rules of holomorphic
-ops are written for real numbers: the engine conjugates them (`Op.is_holomorphic`). Rules that only
-add and move elements hold for both; the others say what they do.
+The cotangent of a complex z = x + iy is dL/dx + i dL/dy, for a real L. A rule therefore multiplies
+g by the conjugate of the derivative, and an operand that is real gets the real part. Rules of
+holomorphic ops are written for real numbers: the engine conjugates them (`Op.is_holomorphic`).
+Rules that only add and move elements are valid for both; the docstrings of all other rules describe
+the complex case.
 
-A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
-promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
-gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
+A rule may return a cotangent with the shape to which the operands broadcast and the dtype to which
+they promote: the engine sums and casts it. Rules are eager code, which an outer tape records for
+gradients of gradients. A rule therefore applies only differentiable ops to values that may be
+tracked.
 
-An op's row may have forward rules, for tangents (`rows`). For an elementwise op these are by
-default the reverse rules, without conjugates. Other rows without forward rules, such as those of
-decompositions, have their reverse rules transposed: these are linear in the cotangent.
+An op's row may contain forward rules, for tangents (`rows`). For an elementwise op they are by
+default the reverse rules, without conjugates. For all other rows without forward rules, such as
+those of decompositions, the reverse rules are transposed, since they are linear in the cotangent.
 """
 
 from __future__ import annotations
@@ -51,13 +53,14 @@ from mlvm.eager.autodiff.rows import (
     symmetric,
 )
 from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
+from mlvm.eager.functions.arguments import span
 from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.halves import rounded, widened
-from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.functions.shapes import part, reshape
 from mlvm.eager.functions.special import i0
-from mlvm.eager.functions.sums import cumulative_prod, finite_along, product, with_ones_before
+from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
@@ -73,7 +76,7 @@ def _masked(g: Tensor, mask: Tensor) -> Tensor:
 
 
 def _wins(g: Tensor, wins: Tensor, ties: Tensor) -> Tensor:
-    """Return the share of one of two operands: all of g where it wins, half where they tie."""
+    """Return the cotangent of one of two operands: all of g where it wins, half where they tie."""
     return op.where(ties, g * 0.5, _masked(g, wins))
 
 
@@ -89,8 +92,10 @@ def _pow_x(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pow_y(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """Return x^y log(x), and 0 for x = 0. That is the gradient for y > 0; for y <= 0 there is none.
-    The log is of the result's dtype: a real x < 0 has one where y is complex."""
+    """Return x^y log(x), and 0 for x = 0.
+
+    That is the gradient for y > 0; for y <= 0 it does not exist. The log has the dtype of the
+    result: a real x < 0 has a logarithm if y is complex."""
     x = x if x.dtype is out.dtype else op.astype(x, dtype=out.dtype)
     return g * out * op.log(_one_at(op.equal(x, 0.0), x))
 
@@ -119,14 +124,16 @@ def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
     return op.where(near, series, y / _one_at(near, x))
 
 
-def _beta_slope(g: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+def _beta_slope(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the cotangent of a for B(a, b): g B (digamma(a) - digamma(a + b)).
 
-    It is computed in f64, as the difference cancels, and is 0 where a + b is inf."""
-    wide = op.astype(a, dtype=f64)
-    total = wide + op.astype(b, dtype=f64)
+    It is computed in f64, because the difference cancels and higher derivatives overflow in half
+    precision. It is 0 if a + b is inf.
+    """
+    wide, other = op.astype(a, dtype=f64), op.astype(b, dtype=f64)
+    total = wide + other
     change = _masked(op.digamma(wide) - op.digamma(total), op.not_equal(total, math.inf))
-    return rounded(op.astype(g, dtype=f64) * (op.astype(out, dtype=f64) * change), g.dtype)
+    return rounded(op.astype(g, dtype=f64) * (op.beta(wide, other) * change), g.dtype)
 
 
 def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
@@ -136,7 +143,7 @@ def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
 
 
 def _times(density: Tensor, factor: Tensor) -> Tensor:
-    """Return density * factor, and 0 where the density is 0, whatever the factor is."""
+    """Return density * factor, and 0 where the density is 0, for any factor."""
     zero = op.equal(density, 0.0)
     return _masked(density * _one_at(zero, factor), op.logical_not(zero))
 
@@ -164,21 +171,23 @@ def _beta_density_x(g: Tensor, a: Tensor, b: Tensor, x: Tensor, out: Tensor) -> 
 
 
 def _difference(fn: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
-    """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64: to about
-    ten digits. It is for second derivatives by a parameter, which have no closed form."""
+    """Return the derivative of `fn` at a > 0 by differences of the sixth order, in f64.
+
+    The result has about ten correct digits. It is used for second derivatives with respect to a
+    parameter, which have no closed form."""
     h = op.astype(a, dtype=f64) * 0.004
     parts = [fn(a + k * h) - fn(a - k * h) for k in (1.0, 2.0, 3.0)]
     return (45.0 * parts[0] - 9.0 * parts[1] + parts[2]) / (60.0 * h)
 
 
 def _share(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return g e^x / (e^x + e^y); of infinities of one sign, each has half of it."""
+    """Return g e^x / (e^x + e^y); if both are infinite with the same sign, return g / 2."""
     same = op.logical_and(op.isinf(x), op.equal(x, y))
     return g * op.sigmoid(op.where(same, constant(0.0, g.dtype), x - y))
 
 
 def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """Return g times the sign of x: of a complex x that is x / |x|, which is no constant."""
+    """Return g times the sign of x; for a complex x the sign is x / |x|, which is not constant."""
     if x.dtype.is_float:
         return g * op.sign(stop_gradient(x))
     zero = op.equal(out, 0.0)
@@ -191,31 +200,35 @@ def _abs_forward(t: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
-    """Return g of / (x^2 + y^2), and 0 at the origin, where the angle jumps."""
+    """Return g of / (x^2 + y^2), and 0 at the origin, where the angle is discontinuous."""
     x, y, of = _bounded(x), _bounded(y), _bounded(of)
     scale = op.maximum(op.abs(stop_gradient(x)), op.abs(stop_gradient(y)))
     origin = op.equal(scale, 0.0)
     scale = _one_at(origin, scale)
-    squares = x * (x / scale) + y * (y / scale)  # less `scale`: they neither overflow nor vanish
+    # divided by `scale`, so that it neither overflows nor underflows
+    squares = x * (x / scale) + y * (y / scale)
     return g * (of / scale) / op.where(origin, constant(math.inf, squares.dtype), squares)
 
 
 def _infinite_at_0(x: Tensor) -> Tensor:
-    """Return x with infinity for 0. Its derivative there is infinite, and 0 times that is nan: a
-    second derivative, which this rule cannot know, is nan and not a wrong 0."""
+    """Return x with infinity for 0.
+
+    Its derivative there is infinite, and 0 times that is nan. A second derivative, which this rule
+    cannot compute, is therefore nan instead of a wrong 0."""
     zero = op.equal(x, 0.0)
     return op.where(zero, op.reciprocal(op.where(zero, x, constant(1.0, x.dtype))), x)
 
 
 def _bounded(x: Tensor) -> Tensor:
-    """Return x with the largest finite numbers for infinities: for factors that vanish there, also
-    times an infinite x."""
+    """Return x with infinities replaced by the largest finite numbers.
+
+    Use it for factors that are 0 at infinity, so that their product with x is also 0."""
     most = float(finfo(x.dtype).max)
     return op.clip(x, -most, most) if x.dtype.is_float else x
 
 
 def _bounded_for_more(x: Tensor) -> Tensor:
-    """Return `_bounded(x)` if a derivative of this rule may be taken; the rule does not need it."""
+    """Return `_bounded(x)` if this rule may be differentiated; the rule itself does not need it."""
     is_last = current().tape is None and current().recorder is None
     return x if is_last else _bounded(x)
 
@@ -225,9 +238,10 @@ def _imag(g: Tensor, x_type: TensorType) -> Tensor:
 
 
 def _sqrt(g: Tensor, out: Tensor) -> Tensor:
-    """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite. So the standard
-    deviation of equal elements and the norm of zeros, which have a kink there, get 0, one of their
-    subgradients. Their second derivatives are nan there."""
+    """Return g / (2 sqrt(x)), and 0 at x = 0, where the slope is infinite.
+
+    The standard deviation of equal elements and the norm of zeros are not differentiable there;
+    they get 0, which is one of their subgradients. Their second derivatives are nan there."""
     if out.dtype.is_float:
         return g / (2.0 * _infinite_at_0(out))
     zero = op.equal(out, 0.0)
@@ -248,7 +262,7 @@ def _spread(g: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
 
 
 def _count(x_type: TensorType, axis: Axis) -> int:
-    """Return the number of elements of x for each element of the result."""
+    """Return the number of elements of x per element of the result."""
     return math.prod(x_type.shape[i] for i in normalize_axes(axis, x_type.ndim))
 
 
@@ -258,7 +272,7 @@ def _over(g: Tensor, count: float) -> Tensor:
 
 
 def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float) -> Tensor:
-    """2 (x - mean(x)) / (n - correction)"""
+    """Return g 2 (x - mean(x)) / (n - correction)."""
     x, g = widened(x), widened(g)
     deviation = x - op.mean(x, axis=axis, keepdims=True)
     return deviation * (
@@ -267,7 +281,7 @@ def _var(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis, correction: float
 
 
 def _divided(g: Tensor, chosen: Tensor, axis: Axis) -> Tensor:
-    """Return g in equal parts for the elements that were chosen along the axes."""
+    """Distribute g equally to the elements that were selected along the axes."""
     wide = widened(g)
     weights = op.astype(chosen, dtype=wide.dtype)
     return weights * (wide / op.sum(weights, axis=axis, keepdims=True))
@@ -283,8 +297,9 @@ def _ones_like(out: Tensor) -> Tensor:
 
 
 def _reduction(rule: Callable[..., Tensor]) -> Rules:
-    """Return the row of a reduction. Its tangent is the sum of t times the slopes: what the rule
-    makes of ones."""
+    """Return the row of a reduction.
+
+    Its tangent is the sum of t times the slopes, which are the rule applied to ones."""
     names = [*signature(rule).parameters][1:]
 
     def tangent(
@@ -300,25 +315,64 @@ def _reduction(rule: Callable[..., Tensor]) -> Rules:
 
 
 def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
-    """Return the product of the other elements, without a division: zeros do no harm."""
+    """Return the product of the other elements, without a division, so zeros are handled."""
     reduced = normalize_axes(axis, x.ndim)
     order = (*[i for i in range(x.ndim) if i not in reduced], *reduced)
     moved = op.permute_dims(x, axes=order)
     n = _count(x_type, axis)
     rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
-    behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
-    others = product(_products_before(rows), behind, finite_along(rows, 1))
+    before = cumulative_prod(rows, axis=1, exclusive=True)
+    behind = op.flip(cumulative_prod(op.flip(rows, axis=1), axis=1, exclusive=True), axis=1)
+    others = product(before, behind, finite_along(rows, 1))
     others = reshape(others, moved.shape)
     return _with_axes(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
 
 
-def _products_before(x: Tensor) -> Tensor:
-    """In each row of f[m, n], the product of all elements before each."""
-    return cumulative_prod(with_ones_before(x, 1, 1), axis=1)
+def _shifted(x: Tensor, axis: int, by: int, before: float) -> Tensor:
+    """Return x shifted by `by` positions along an axis, with the number `before` in front; the
+    last `by` elements are dropped."""
+    by = min(by, x.shape[axis])
+    kept = part(x, axis, span(x.shape[axis] - by))
+    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=before)
+
+
+def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tensor:
+    """Return y along an axis, with y[i] = a[i] y[i - 1] + b[i] and y[-1] = 0.
+
+    It combines pairs of steps log2(n) times (Hillis and Steele, Data Parallel Algorithms, CACM 29,
+    1986). `finite` is the argument of `product`."""
+    step = 1
+    while step < a.shape[axis]:
+        b = product(a, _shifted(b, axis, step, 0.0), finite) + b
+        a = product(a, _shifted(a, axis, step, 1.0), finite)
+        step = 2 * step
+    return b
+
+
+def _cumulative_prod(g: Tensor, x: Tensor, axis: int | None) -> Tensor:
+    """Return, for element i, the product of the elements before i, times the sum over k >= i of
+    g[k] times the product of the elements from i + 1 to k. There is no division: zeros do no harm.
+    """
+    along, g = normalize_axis(axis or 0, x.ndim), widened(g)
+    x = rounded(x, g.dtype)
+    finite = finite_along(x, along)
+    behind = _shifted(op.flip(x, axis=along), along, 1, 1.0)
+    sums = op.flip(_recurrence(behind, op.flip(g, axis=along), along, finite), axis=along)
+    return product(cumulative_prod(x, axis=along, exclusive=True), sums, finite)
+
+
+def _cumulative_prod_forward(
+    t: Tensor, x: Tensor, out: Tensor, axis: int | None, dtype: str | None
+) -> Tensor:
+    along, wide = normalize_axis(axis or 0, x.ndim), widened(out).dtype
+    x, t = rounded(x, wide), rounded(t, wide)
+    finite = finite_along(x, along)
+    slopes = product(cumulative_prod(x, axis=along, exclusive=True), t, finite)
+    return rounded(_recurrence(x, slopes, along, finite), out.dtype)
 
 
 def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
-    """Return the running sums from the other end."""
+    """Return the cumulative sums from the opposite end."""
     axis = axis or 0
     return op.flip(op.cumulative_sum(op.flip(g, axis=axis), axis=axis), axis=axis)
 
@@ -329,8 +383,9 @@ def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
 def _matmul_x(
     g: Tensor, y: Tensor, x_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """Return g y^T. For an x that a whole batch of y was multiplied with, the batch is
-    contracted."""
+    """Return g y^T.
+
+    If x was multiplied with a whole batch of y, the batch is summed."""
     if y.ndim == 1:
         y, g = reshape(y, (y.size, 1)), reshape(g, (*g.shape, 1))
     if x_type.ndim == 1:
@@ -344,8 +399,9 @@ def _matmul_x(
 def _matmul_y(
     g: Tensor, x: Tensor, y_type: TensorType, transpose_x: bool, transpose_y: bool
 ) -> Tensor:
-    """Return x^T g. For a y that a whole batch of x was multiplied with, the batch is
-    contracted."""
+    """Return x^T g.
+
+    If y was multiplied with a whole batch of x, the batch is summed."""
     if y_type.ndim == 1:
         g = reshape(g, (*g.shape, 1))
     if x.ndim == 1:
@@ -370,7 +426,7 @@ def _sum_lanes(g: Tensor, axis_name: str, size: int) -> Tensor:
 
 
 def _gather_lanes(g: Tensor, rank: Tensor, axis_name: str, size: int) -> Tensor:
-    """This lane's row of what all lanes give to it."""
+    """Return this lane's row of the sum of all lanes' cotangents."""
     return op.take(_sum_lanes(g, axis_name, size), rank, axis=0)
 
 
@@ -378,14 +434,15 @@ def _gather_lanes(g: Tensor, rank: Tensor, axis_name: str, size: int) -> Tensor:
 
 
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes that undo `permute_dims` with these."""
+    """Return the axes of the inverse of `permute_dims`."""
     places = normalize_axes(order, len(order))
     return tuple(places.index(i) for i in range(len(order)))
 
 
 def _view(g: Tensor, x_type: TensorType) -> Tensor:
-    """Return the cotangent in the view of x: the parts of complex numbers are floats, and other
-    bits have no slope."""
+    """Return the cotangent viewed as x: the parts of complex numbers are floats.
+
+    Any other reinterpretation of bits has no slope."""
     if g.dtype.real is x_type.dtype.real:
         return op.view(g, dtype=x_type.dtype)
     return full(x_type.shape, 0, dtype=x_type.dtype)
@@ -427,7 +484,7 @@ def _sliced(g: Tensor, x_type: TensorType, start: Shape, step: tuple[int, ...]) 
 
 
 def _slice_set_x(g: Tensor, start: Shape, length: Shape, step: tuple[int, ...]) -> Tensor:
-    """Return g, with zeros where the values went."""
+    """Return g, with zeros where the values were written."""
     return op.slice_set(g, constant(0.0, g.dtype), start=start, length=length, step=step)
 
 
@@ -442,8 +499,10 @@ def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
 def _reduced_by(
     x: Tensor, updates: Tensor, indices: Tensor, out: Tensor, by: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of `index_reduce` with respect to x and to the updates. Of a product
-    that is the product of the other elements. Of an extremum it is 1 over the number of ties."""
+    """Return the derivatives of `index_reduce` with respect to x and to the updates.
+
+    For a product it is the product of the other elements. For an extremum it is 1 divided by the
+    number of ties."""
     if by == "multiply":
         return _products_of_others(x, updates, indices)
     dtype = f32 if out.dtype.is_half else out.dtype
@@ -454,8 +513,10 @@ def _reduced_by(
 
 
 def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each element of x and of the updates the product of all others for the same
-    place: the elements before it times those behind it, sorted by place."""
+    """Return for each element of x and each update the product of all other factors.
+
+    The factors of one element are sorted by index; the result is the product of the factors before
+    times the product of the factors after."""
     count, many = x.shape[0], indices.size
     every = op.arange(start=0, stop=count, step=1, dtype=i64)
     places = op.concat(every, op.take(every, reshape(indices, (many,)), axis=0), axis=0)
@@ -472,8 +533,9 @@ def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Te
 
 
 def _products_at_places(rows: Tensor, places: Tensor, longest: int) -> Tensor:
-    """Return the product of all rows before one that have its place, in log2 steps (Hillis and
-    Steele, Data Parallel Algorithms, CACM 29, 1986)."""
+    """Return the product of all earlier rows with the same index, in log2 steps.
+
+    Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986."""
     numbers = op.arange(start=0, stop=places.size, step=1, dtype=i64)
 
     def from_before(x: Tensor, distance: int) -> Tensor:
@@ -489,7 +551,7 @@ def _products_at_places(rows: Tensor, places: Tensor, longest: int) -> Tensor:
 
 
 def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
-    """Return each element's cotangent, back where the element came from."""
+    """Return each element's cotangent at the original position of the element."""
     order = op.argsort(x, axis=axis, descending=descending)
     return op.scatter_add_along_axis(g, order, axis=axis, length=x.shape[axis])
 
@@ -498,7 +560,7 @@ def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
 
 
 def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tensor:
-    """Return g where the values went, and 0 for one that another has replaced."""
+    """Return g where the values were written, and 0 for a value that another has overwritten."""
     axis = normalize_axis(axis, max(g.ndim, 1))
     lengths = g.shape[axis : axis + axes]
     merged = reshape(g, (*g.shape[:axis], math.prod(lengths), *g.shape[axis + axes :]))
@@ -511,12 +573,12 @@ def _index_set_values(g: Tensor, indices: Tensor, axis: int, axes: int) -> Tenso
 
 
 def _along(mask: Tensor, ndim: int) -> Tensor:
-    """Return the mask of leading axes with `ndim` axes, to broadcast along the others."""
+    """Return the mask of leading axes with `ndim` axes, to broadcast along the remaining axes."""
     return reshape(mask, (*mask.shape, *[1] * (ndim - mask.ndim)))
 
 
 def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor:
-    """Return g where the mask holds, in order: a stable sort has these places first."""
+    """Return g where the mask holds, in order: a stable sort moves these positions to the front."""
     behind = g.shape[mask.ndim :]
     others = op.astype(op.logical_not(reshape(mask, (mask.size,))), dtype=u8)
     [count, *_] = values_type.shape
@@ -525,7 +587,7 @@ def _mask_set_values(g: Tensor, mask: Tensor, values_type: TensorType) -> Tensor
 
 
 def _rows(start: Tensor, count: int) -> Tensor:
-    """Return the given number of row numbers from `start` on."""
+    """Return `count` row indices, beginning at `start`."""
     return op.astype(start, dtype="i64") + op.arange(start=0, stop=count, step=1, dtype="i64")
 
 
@@ -535,8 +597,9 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
-    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''. Both vanish beyond 30, and
-    powers of x are beyond f16."""
+    """Return the second derivative of x Phi(x): 2 Phi' + x Phi''.
+
+    Both terms vanish beyond 30, where powers of x exceed f16."""
     x = op.clip(widened(x), -30.0, 30.0)
     if not approximate:
         return op.exp(op.square(x) * -0.5) * (2.0 - op.square(x)) / math.sqrt(2 * math.pi)
@@ -548,24 +611,24 @@ def _gelu_second(x: Tensor, approximate: bool) -> Tensor:
 
 
 def _softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
-    """out (g - sum(g out)), for out = softmax(x)"""
+    """Return out (g - sum(g out)), for out = softmax(x)."""
     return out * (g - op.sum(g * out, axis=axis, keepdims=True))
 
 
 def _log_softmax(g: Tensor, out: Tensor, axis: int) -> Tensor:
-    """Return g - softmax(x) sum(g), for out = log_softmax(x)"""
-    g, out = widened(g), widened(out)  # a sum of halves may be infinite
+    """Return g - softmax(x) sum(g), for out = log_softmax(x)."""
+    g, out = widened(g), widened(out)  # a sum in half precision may be infinite
     return g - op.exp(out) * op.sum(g, axis=axis, keepdims=True)
 
 
 def _cross_entropy_vjp_g(c: Tensor, logits: Tensor, labels: Tensor, g_type: TensorType) -> Tensor:
-    """sum(c (softmax(logits) - one_hot(labels))) along the classes"""
+    """Return sum(c (softmax(logits) - one_hot(labels))) along the classes."""
     error = op.softmax_cross_entropy_vjp(_ones(g_type.shape, g_type), logits, labels)
     return op.sum(c * error, axis=-1)
 
 
 def _cross_entropy_vjp_logits(c: Tensor, g: Tensor, logits: Tensor) -> Tensor:
-    """Through softmax(logits), whose cotangent is c g[..., None]."""
+    """Return the cotangent through softmax(logits), whose cotangent is c g[..., None]."""
     return _softmax(c * reshape(g, (*g.shape, 1)), op.softmax(logits), -1)
 
 
@@ -579,11 +642,11 @@ def _normalize(h: Tensor, x: Tensor, eps: float) -> Tensor:
 
 
 def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """Return the gradient of c . J h for x, with h = g scale, n = x normalised, r = 1 / sqrt(var +
-    eps):
+    """Return the gradient of the inner product of c and J h with respect to x.
 
-    J h = r (h - mean(h) - n mean(h n)) depends on x by n, which J goes back through, and by r,
-    whose gradient is -r^2 n / K for rows of length K.
+    Here h = g scale, n = x normalised, and r = 1 / sqrt(var + eps). J h = r (h - mean(h) - n mean(h
+    n)) depends on x through n, whose Jacobian is J, and through r, whose gradient is -r^2 n / K for
+    rows of length K.
     """
 
     def mean(y: Tensor) -> Tensor:
@@ -598,7 +661,7 @@ def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float
 
 
 def _image_rows(indices: Tensor, length: int) -> Tensor:
-    """Indices into the rows of all images, which follow one another."""
+    """Return indices into the concatenated rows of all images."""
     first = op.arange(start=0, stop=indices.shape[0], step=1, dtype=i64) * length
     return op.astype(indices, dtype=i64) + reshape(first, (indices.shape[0], 1, 1))
 
@@ -644,7 +707,7 @@ def _without(name: str, attributes: Attributes) -> Attributes:
 
 
 def _beside_patches(x: Tensor) -> Tensor:
-    """[N,OH,OW,C] -> [N,OH,OW,1,1,C]"""
+    """Reshape [N,OH,OW,C] to [N,OH,OW,1,1,C]."""
     return reshape(x, (*x.shape[:3], 1, 1, x.shape[3]))
 
 
@@ -670,7 +733,7 @@ def _avg_pool2d(g: Tensor, x_type: TensorType, window: Pair, attributes: Attribu
 
 
 def _none(names: str) -> dict[str, Rules]:
-    """Entries for ops that are not differentiable."""
+    """Return entries for ops that are not differentiable."""
     return dict.fromkeys(names.split(), NON_DIFFERENTIABLE)
 
 
@@ -765,8 +828,8 @@ VJPS: Final[dict[str, Rules]] = {
     "i1": {"x": lambda g, x, out: g * (i0(x) - _ratio(out, x, 1.0))},
     # --- incomplete ---
     "beta": {
-        "x": lambda g, x, y, out: _beta_slope(g, x, y, out),
-        "y": lambda g, x, y, out: _beta_slope(g, y, x, out),
+        "x": lambda g, x, y: _beta_slope(g, x, y),
+        "y": lambda g, x, y: _beta_slope(g, y, x),
     },
     "gammainc": {
         "a": lambda g, a, x: g * op.gammainc_slope(a, x),
@@ -805,6 +868,7 @@ VJPS: Final[dict[str, Rules]] = {
     "prod": _reduction(_prod),
     "var": _reduction(_var),
     "cumulative_sum": linear(x=_cumulative_sum),
+    "cumulative_prod": forward({"x": _cumulative_prod}, x=_cumulative_prod_forward),
     "logsumexp": forward(
         {
             "x": lambda g, x, out, x_type, axis: (
@@ -976,7 +1040,7 @@ VJPS: Final[dict[str, Rules]] = {
         g=in_its_place,
         x=lambda t, g, x, eps: op.sum(g * _normalize(t, x, eps), axis=tuple(range(x.ndim - 1))),
     ),
-    # --- recurrent: `mlvm.eager.nn.recurrent` goes back through the first by the second ---
+    # --- recurrent: `mlvm.eager.nn.recurrent` differentiates the first by the second ---
     **_none("recurrence recurrence_vjp"),
     # --- windows ---
     "patches": forward(

@@ -1,13 +1,13 @@
-"""The gradient rules of `core.ops.decompositions` and `core.ops.fft`, parts of the table `rules`.
+"""Gradient rules of `core.ops.decompositions` and `core.ops.fft`, which are parts of `rules`.
 
-Matrix derivatives as in Giles, Collected matrix derivative results for forward and reverse mode
-algorithmic differentiation, 2008, unless a rule names another source. Of a complex matrix, a
-cotangent is dL/dx + i dL/dy, and transposes of the formulas are conjugate.
+Matrix derivatives follow Giles, Collected matrix derivative results for forward and reverse mode
+algorithmic differentiation, 2008, unless a rule names another source. For a complex matrix, a
+cotangent is dL/dx + i dL/dy, and transposes in the formulas are conjugate.
 
 Eigenvectors and singular vectors have a gradient where their values are distinct, and for a loss
-that does not change when they change sign or phase; else it is inf, nan, or another one of many, as
-in PyTorch. Values alone (`eigvalsh`, `svdvals`, or a loss that leaves the vectors out) need
-neither.
+that does not depend on their sign or phase. Otherwise it is inf, nan, or one of many, as in
+PyTorch. If only the values are used (`eigvalsh`, `svdvals`, or a loss that ignores the vectors),
+neither condition is needed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def _row(x: Tensor) -> Tensor:
-    """f[..., n] -> f[..., 1, n]"""
+    """Reshape f[..., n] to f[..., 1, n]."""
     return expand_dims(x, axis=-2)
 
 
 def _column(x: Tensor) -> Tensor:
-    """f[..., n] -> f[..., n, 1]"""
+    """Reshape f[..., n] to f[..., n, 1]."""
     return expand_dims(x, axis=-1)
 
 
 def _scalar(x: Tensor) -> Tensor:
-    """f[...] -> f[..., 1, 1], to be multiplied with matrices."""
+    """Reshape f[...] to f[..., 1, 1], to be multiplied with matrices."""
     return expand_dims(x, axis=(-2, -1))
 
 
@@ -55,7 +55,7 @@ def _off_diagonal(x: Tensor) -> Tensor:
 
 
 def _on_diagonal(x: Tensor) -> Tensor:
-    """f[..., n] -> f[..., n, n]"""
+    """Return diagonal matrices: f[..., n] to f[..., n, n]."""
     return _column(x) * op.eye(rows=x.shape[-1], columns=x.shape[-1], dtype=x.dtype.name)
 
 
@@ -64,22 +64,24 @@ def _hermitian(x: Tensor) -> Tensor:
 
 
 def _over(x: Tensor, y: Tensor) -> Tensor:
-    """Return x / y, and 0 for 0 / 0: where there is no cotangent, equal values do no harm."""
+    """Return x / y, and 0 for 0 / 0, so that equal values without a cotangent do not matter."""
     both = op.logical_and(op.equal(x, 0.0), op.equal(y, 0.0))
     return x / op.where(both, constant(math.inf, y.dtype), y)
 
 
 def _differences(x: Tensor) -> Tensor:
-    """x_j - x_i in row i and column j."""
+    """Return x_j - x_i in row i and column j."""
     return _row(x) - _column(x)
 
 
-# --- factors and equations -----------------------------------------------------------
+# --- factorisations and equations ----------------------------------------------------
 
 
 def _cholesky(g: Tensor, out: Tensor, upper: bool) -> Tensor:
-    """Return the Hermitian part of L^-H Phi(L^H g) L^-1, where Phi halves the diagonal and is 0
-    above it (Murray, Differentiation of the Cholesky decomposition, 2016)."""
+    """Return the Hermitian part of L^-H Phi(L^H g) L^-1.
+
+    Phi halves the diagonal and is 0 above it (Murray, Differentiation of the Cholesky
+    decomposition, 2016)."""
     if upper:
         g, out = adjoint(g), adjoint(out)
     product = op.matmul(adjoint(out), g)
@@ -89,7 +91,7 @@ def _cholesky(g: Tensor, out: Tensor, upper: bool) -> Tensor:
 
 
 def _cholesky_forward(t: Tensor, out: Tensor, upper: bool) -> Tensor:
-    """L Phi(L^-1 T L^-H), for the Hermitian part T."""
+    """Return L Phi(L^-1 T L^-H), for the Hermitian part T of the tangent."""
     if upper:
         out = adjoint(out)
     left = op.solve(out, _hermitian(t))
@@ -99,27 +101,27 @@ def _cholesky_forward(t: Tensor, out: Tensor, upper: bool) -> Tensor:
 
 
 def _inv(g: Tensor, out: Tensor) -> Tensor:
-    """-X^-H g X^-H"""
+    """Return -X^-H g X^-H."""
     inverse = adjoint(out)
     return -(inverse @ g @ inverse)
 
 
 def _solve_y(g: Tensor, x: Tensor, y_type: TensorType) -> Tensor:
-    """X^-H g"""
+    """Return X^-H g."""
     if y_type.ndim == 1:
         return _solve_y(_column(g), x, y_type.with_shape((1, 1)))[..., 0]
     return op.solve(adjoint(x), g)
 
 
 def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
-    """-X^-H g Z^H, for the solution Z."""
+    """Return -X^-H g Z^H, for the solution Z."""
     if y_type.ndim == 1:
         g, out = _column(g), _column(out)
     return -(op.solve(adjoint(x), g) @ adjoint(out))
 
 
 def _solve_forward(t: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
-    """-X^-1 T Z, for the solution Z."""
+    """Return -X^-1 T Z, for the solution Z."""
     if y_type.ndim == 1:
         return _solve_forward(t, x, _column(out), y_type.with_shape((1, 1)))[..., 0]
     return -op.solve(x, t @ out)
@@ -128,7 +130,7 @@ def _solve_forward(t: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Ten
 def _triangular_y(
     g: Tensor, x: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
 ) -> Tensor:
-    """X^-H g"""
+    """Return X^-H g."""
     return op.solve_triangular(adjoint(x), g, lower=not lower, unit_diagonal=unit_diagonal)
 
 
@@ -147,7 +149,7 @@ def _triangular_x(
 def _triangular_forward(
     t: Tensor, x: Tensor, out: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
 ) -> Tensor:
-    """-X^-1 T Z, for the solution Z and the triangle T."""
+    """Return -X^-1 T Z, for the solution Z and the triangle T of the tangent."""
     inside = 1 if unit_diagonal else 0
     t = op.tril(t, k=-inside) if lower else op.triu(t, k=inside)
     columns = _column(out) if y_type.ndim == 1 else out
@@ -156,10 +158,11 @@ def _triangular_forward(
 
 
 def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
-    """P L^-H (tril(L^H gL, -1) + triu(gU U^H)) U^-H of a square matrix. What a wide one has beyond
-    that is L^-1 of its columns, and what a tall one has U^-1 of its rows: they add to gL and gU
-    (De Hoog, Anderssen and Lukas, Differentiation of matrix functionals using triangular
-    factorization, 2011)."""
+    """Return P L^-H (tril(L^H gL, -1) + triu(gU U^H)) U^-H for a square matrix.
+
+    The additional columns of a wide matrix are multiplied by L^-1, and the additional rows of a
+    tall matrix by U^-1; their cotangents are added to gL and gU (De Hoog, Anderssen and Lukas,
+    Differentiation of matrix functionals using triangular factorization, 2011)."""
     rows, wide = x_type.shape[-2:]
     n = min(rows, wide)
     (g, _), (factors, order) = [cut(each, (rows, wide), (rows,)) for each in (g, out)]
@@ -184,15 +187,17 @@ def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
 
 
 def _unit_adjoint(x: Tensor) -> Tensor:
-    """L^H, for the L with ones in its diagonal that is beneath that of x."""
+    """Return L^H, for the unit lower triangular L that is stored below the diagonal of x."""
     return adjoint(op.tril(x, k=-1)) + op.eye(
         rows=x.shape[-2], columns=x.shape[-1], dtype=x.dtype.name
     )
 
 
 def _expm(g: Tensor, x: Tensor) -> Tensor:
-    """Return the derivative at X^H in the direction of g: a block of an exponential twice as large
-    (Al-Mohy and Higham, Computing the Frechet derivative of the matrix exponential, 2009)."""
+    """Return the derivative at X^H in the direction of g.
+
+    It is a block of an exponential of twice the size (Al-Mohy and Higham, Computing the Frechet
+    derivative of the matrix exponential, 2009)."""
     n, turned = x.shape[-1], adjoint(x)
     above = concat([turned, g], axis=-1)
     beneath = concat([turned * 0.0, turned], axis=-1)
@@ -205,15 +210,17 @@ def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
 
 
 def _det_vjp_x(c: Tensor, g: Tensor, x: Tensor) -> Tensor:
-    """Return g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H: not of singular matrices."""
+    """Return g conj(det(X)) (tr(c^H Y) Y - Y c^H Y), for Y = X^-H of nonsingular matrices."""
     inverse = adjoint(op.inv(x))
     trace = op.sum(conj(c) * inverse, axis=(-2, -1), keepdims=True)
     return _scalar(g * conj(op.det(x))) * (trace * inverse - inverse @ adjoint(c) @ inverse)
 
 
 def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """(gl + i Im(conj(s) gs)) X^-H, for the logarithm l and the sign s, since d log(det(X)) is
-    tr(X^-1 dX) and ds = i s Im(d log(det(X))). A real sign has no gradient."""
+    """Return (gl + i Im(conj(s) gs)) X^-H, for the logarithm l and the sign s.
+
+    This follows from d log(det(X)) = tr(X^-1 dX) and ds = i s Im(d log(det(X))). A real sign has no
+    gradient."""
     inverse = adjoint(op.inv(x))
     (gs, gl), (sign, _) = cut(g, (), ()), cut(out, (), ())
     if x.dtype.is_float:
@@ -222,9 +229,10 @@ def _slogdet(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
-    """Return the cotangent of a matrix from those of Q and R. The first columns of a wide matrix
-    [X | Y] = Q [U | V] are the QR of X, and V = Q^H Y (Roberts and Roberts, QR and LQ decomposition
-    matrix backpropagation algorithms, 2020)."""
+    """Return the cotangent of a matrix from the cotangents of Q and R.
+
+    The first columns of a wide matrix [X | Y] = Q [U | V] are the QR factorisation of X, and V =
+    Q^H Y (Roberts and Roberts, QR and LQ decomposition matrix backpropagation algorithms, 2020)."""
     rows, wide = x_type.shape[-2:]
     if mode == "complete" and rows > wide:
         raise GradientError(
@@ -242,18 +250,20 @@ def _qr(g: Tensor, out: Tensor, x_type: TensorType, mode: QRMode) -> Tensor:
 
 
 def _square_qr(gq: Tensor, gr: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """(gQ + Q C) R^-H, with C the Hermitian matrix whose upper triangle is that of
-    gR R^H - Q^H gQ (Walter and Lehmann, Algorithmic differentiation of linear algebra functions,
-    2012)."""
+    """Return (gQ + Q C) R^-H.
+
+    C is the Hermitian matrix whose upper triangle equals that of gR R^H - Q^H gQ (Walter and
+    Lehmann, Algorithmic differentiation of linear algebra functions, 2012)."""
     product = gr @ adjoint(r) - adjoint(q) @ gq
     symmetric = _hermitian(op.triu(product) + op.triu(product, k=1))
     return adjoint(op.solve(r, adjoint(gq + q @ symmetric)))
 
 
 def _pinv(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """Return the adjoint of dP = -P dX P + P P^H dX^H (1 - X P) + (1 - P X) dX^H P^H P, which holds
-    while the rank stays (Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear
-    least squares problems whose variables separate, 1973)."""
+    """Return the adjoint of dP = -P dX P + P P^H dX^H (1 - X P) + (1 - P X) dX^H P^H P.
+
+    The formula is valid while the rank is constant (Golub and Pereyra, The differentiation of
+    pseudo-inverses and nonlinear least squares problems whose variables separate, 1973)."""
     inverse, back = adjoint(out), adjoint(g)
     left, right = back @ out @ inverse, inverse @ out @ back
     parts = left - x @ (out @ left) + right - (right @ out) @ x
@@ -264,7 +274,7 @@ def _pinv(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def _eigh(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
-    """V (diag(gL) + (V^H gV) / E) V^H, with E_ij = L_j - L_i, and 0 on the diagonal."""
+    """Return V (diag(gL) + (V^H gV) / E) V^H, with E_ij = L_j - L_i, and 0 on the diagonal."""
     n = x_type.shape[-1]
     (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
     turned = _over(_off_diagonal(adjoint(v) @ gv), _differences(values))
@@ -272,16 +282,17 @@ def _eigh(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
 
 
 def _eigvalsh(g: Tensor, x: Tensor) -> Tensor:
-    """V diag(g) V^H"""
+    """Return V diag(g) V^H."""
     n = g.shape[-1]
     _, v = cut(op.eigh(x), (n,), (n, n))
     return (v * _row(g)) @ adjoint(v)
 
 
 def _eig(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
-    """V^-H (diag(gL) + (V^H gV - V^H V diag(Re(V^H gV))) / conj(E)) V^H, with E_ij = L_j - L_i
-    (Boeddeker et al., On the computation of complex-valued gradients with application to
-    statistically optimum beamforming, 2017)."""
+    """Return V^-H (diag(gL) + (V^H gV - V^H V diag(Re(V^H gV))) / conj(E)) V^H.
+
+    E_ij = L_j - L_i (Boeddeker et al., On the computation of complex-valued gradients with
+    application to statistically optimum beamforming, 2017)."""
     n = x_type.shape[-1]
     (gl, gv), (values, v) = cut(g, (n,), (n, n)), cut(out, (n,), (n, n))
     product = adjoint(v) @ gv
@@ -291,20 +302,21 @@ def _eig(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
 
 
 def _eigvals(g: Tensor, x: Tensor) -> Tensor:
-    """V^-H diag(g) V^H"""
+    """Return V^-H diag(g) V^H."""
     n = g.shape[-1]
     _, v = cut(op.eig(x), (n,), (n, n))
     return op.solve(adjoint(v), _column(g) * adjoint(v))
 
 
 def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Tensor:
-    """U (diag(gS) + F(U^H gU) S + S F(V^H gV)) V^H, and parts outside of the columns of U and V,
-    with F(A)_ij = (A - A^H)_ij / (S_j^2 - S_i^2) (Seeger et al., Auto-differentiating linear
-    algebra, 2017). Complex matrices add i Im(U^H gU - V^H gV) / 2S to the diagonal (Wan and Zhang,
-    Automatic differentiation for complex valued SVD, 2019).
+    """Return U (diag(gS) + F(U^H gU) S + S F(V^H gV)) V^H, and the parts orthogonal to U and V.
 
-    Columns U2 of a full U come from the others alone, as U2 dU2^H = -dU1 U1^H for a loss that does
-    not change when U2 is rotated.
+    F(A)_ij = (A - A^H)_ij / (S_j^2 - S_i^2) (Seeger et al., Auto-differentiating linear algebra,
+    2017). Complex matrices add i Im(U^H gU - V^H gV) / 2S to the diagonal (Wan and Zhang, Automatic
+    differentiation for complex valued SVD, 2019).
+
+    The additional columns U2 of a full U depend only on the other columns, by U2 dU2^H = -dU1 U1^H,
+    for a loss that does not change when U2 is rotated.
     """
     rows, wide = x_type.shape[-2:]
     inner = min(rows, wide)
@@ -330,8 +342,7 @@ def _svd(g: Tensor, out: Tensor, x_type: TensorType, full_matrices: bool) -> Ten
 
 
 def _thin(g: Tensor, u: Tensor, inner: int) -> tuple[Tensor, Tensor]:
-    """Return the cotangent of the first columns, with what reaches them from the others; and
-    they."""
+    """Return the first columns, and their cotangent including the part from the other columns."""
     rest = u.shape[-1] - inner
     if not rest:
         return g, u
@@ -340,7 +351,7 @@ def _thin(g: Tensor, u: Tensor, inner: int) -> tuple[Tensor, Tensor]:
 
 
 def _svdvals(g: Tensor, x: Tensor) -> Tensor:
-    """U diag(g) V^H"""
+    """Return U diag(g) V^H."""
     shapes = svd_shapes((x.shape[-2], x.shape[-1]), False)
     u, _, vh = cut(op.svd(x, full_matrices=False), *shapes)
     return (u * _row(g)) @ vh
@@ -351,7 +362,9 @@ def _svdvals(g: Tensor, x: Tensor) -> Tensor:
 
 
 def _rfft(g: Tensor, x_type: TensorType, axis: int, norm: Norm) -> Tensor:
-    """Re(sum_k g_k exp(2 pi i j k / n)): `irfft` adds each inner element and its conjugate."""
+    """Return Re(sum_k g_k exp(2 pi i j k / n)).
+
+    `irfft` adds each inner element and its conjugate."""
     n = x_type.shape[axis]
     halves = g * _weights(n, 0.5, g.type, axis)
     return op.irfft(halves, n=n, axis=axis, norm=OTHER_WAY[norm])
@@ -363,8 +376,10 @@ def _irfft(g: Tensor, x_type: TensorType, n: int, axis: int, norm: Norm) -> Tens
 
 
 def _weights(n: int, inner: float, type: TensorType, axis: int) -> Tensor:
-    """Return a weight for each element of a half spectrum of n: 1 for those without a conjugate
-    twin, which are the first, and the last if n is even."""
+    """Return a weight for each element of a half spectrum of n elements.
+
+    Elements without a conjugate counterpart have weight 1: the first and, if n is even, the last.
+    """
     ends = (1, 1 - n % 2)
     twins = full((n // 2 + 1 - sum(ends),), inner, dtype=type.dtype.real)
     along = (1,) * (type.ndim - 1 - normalize_axis(axis, type.ndim))

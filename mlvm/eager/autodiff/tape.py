@@ -1,10 +1,10 @@
-"""Tape of reverse-mode differentiation: a list of nodes, walked backwards.
+"""Tape of reverse-mode differentiation: a list of nodes that is processed in reverse order.
 
-While a tape is on, every call on a tensor that depends on a watched one adds a node. A node has the
-vjps to apply, the nodes that receive the operands' cotangents, and the saved values that the vjps
-name. The backward pass visits each node once, without recursion, and drops it. Vjps are ordinary
-eager code: an outer tape records them, and gradients nest to any order. Each thread has its own
-tape.
+While a tape records, every call on a tensor that depends on a watched tensor adds a node. A node
+contains the vjps to apply, the nodes that receive the cotangents of the operands, and the saved
+values that the vjps need. The backward pass visits each node once, without recursion, and deletes
+it. Vjps are ordinary eager code: an outer tape records them, so gradients can be nested to any
+order. Each thread has its own tape.
 
 The method and its terms: Griewank & Walther, Evaluating Derivatives, 2nd ed., 2008.
 """
@@ -48,7 +48,7 @@ from mlvm.machines.native.extension import EXTENSION
 
 RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
-"""Bytes. For smaller tensors a copy costs less than launching an update in place."""
+"""Size in bytes; below this, copying a tensor is cheaper than launching an update in place."""
 
 
 class OperandVjp(NamedTuple):
@@ -65,9 +65,8 @@ class OperandVjp(NamedTuple):
 class Template(NamedTuple):
     """Node template of a call for one set of tracked operands.
 
-    tracked: the positions of these operands.
-    vjps: one for each of them.
-    saves: positions of the operands that the vjps need; -1 is the result.
+    tracked: the positions of these operands. vjps: one per tracked operand. saves: positions of the
+    operands that the vjps need; -1 is the result.
     """
 
     tracked: tuple[int, ...]
@@ -80,12 +79,12 @@ _NOTHING: Final = Template((), (), ())
 
 @dataclass(frozen=True, eq=False)
 class MultiOutputVjp:
-    """Vjp of a call with several results, such as a loop, for all operands at once.
+    """Vjp of a call with several results, such as a loop, for all operands together.
 
-    types: the operands' types.
-    apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
-    effect: True if the call changed shared state. In blocks the backward pass then goes through it
-        even if none of its results has a cotangent.
+    - types: the operands' types.
+    - apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
+    - effect: True if the call changed shared state. In blocks the backward pass then visits the
+      node even if none of its results has a cotangent.
     """
 
     types: Sequence[TensorType]
@@ -96,7 +95,7 @@ class MultiOutputVjp:
 Node: TypeAlias = tuple[
     tuple[OperandVjp, ...] | MultiOutputVjp, tuple[int, ...], tuple[Tensor, ...]
 ]
-"""Tape node: its vjps, the numbers of the nodes that receive their cotangents, the saved values."""
+"""Tape node: its vjps, the numbers of the nodes that receive their cotangents, and saved values."""
 
 
 def has_effect(node: Node) -> bool:
@@ -113,21 +112,22 @@ class Tracked(NamedTuple):
 
 
 class Conditional:
-    """Cotangent that exists only where a condition holds; elsewhere its value means nothing.
+    """Cotangent that exists only where a condition holds; elsewhere its value is undefined.
 
-    Captured branches and loops have such ones. They stand for None, which eager code has there.
+    Captured branches and loops produce such cotangents. In eager code None corresponds to an absent
+    cotangent.
 
-    x: the value.
-    present: the condition, a bool[]; for the stack of a loop, a bool for each row.
+    x: the value. present: the condition, a bool[]; for the stack of a loop, one bool per row.
     is_clean: True if x is zero where the condition does not hold.
     """
 
     __slots__ = ("is_clean", "present", "type", "x")
 
     added: ClassVar[Callable[[Any, Any], Any]]
-    """Add cotangents of which one or both are conditional; bound by `control.branches`."""
+    """Add cotangents, at least one of which is conditional; `control.branches` assigns this
+    function."""
     cleaned: ClassVar[Callable[[Conditional], Tensor]]
-    """Return the value, with zeros for an absent one; bound by `control.branches`."""
+    """Return the value, with zeros where absent; `control.branches` assigns this function."""
 
     def __init__(self, x: Any, present: Tensor, *, is_clean: bool = False) -> None:
         self.x, self.present, self.is_clean = x, present, is_clean
@@ -137,18 +137,20 @@ class Conditional:
         """Apply a vjp's rule to the value."""
         part = rule(self.x, *saved)
         if not isinstance(part, (Tensor, Sparse)):
-            return rule(self)  # one of several results, on its way to their node
-        if self.present.shape:  # its rows are no longer those of the part
+            # the cotangent of one of several results, which their common node receives
+            return rule(self)
+        if self.present.shape:  # the rows of the result differ from those of the part
             return rule(Conditional.cleaned(self), *saved)
         return Conditional(dense(part), self.present)
 
 
 class Begun(Conditional):
-    """Sum of cotangents over the iterations of a loop so far, which may be none.
+    """Partial sum of cotangents over the iterations of a loop, possibly of no iteration yet.
 
-    x is valid in any case: zeros, if there is none. Another cotangent is added to it as to none. So
-    a branch or an inner loop that adds to it in some cases only leaves it `Begun`. One that is left
-    at the end of an iteration has the loop recorded again, with a condition.
+    x is always valid: it is zeros if there was no cotangent. Another cotangent is added to it as to
+    an absent one. A branch or an inner loop that adds to it only in some cases therefore leaves it
+    `Begun`. If a sum is still `Begun` at the end of an iteration, the loop is recorded again, with
+    a condition.
     """
 
     __slots__ = ()
@@ -159,7 +161,7 @@ class Begun(Conditional):
 
 
 def added(total: Any, part: Any) -> Any:
-    """Add two cotangents, or an update of some elements to a cotangent."""
+    """Add two cotangents, or add an update of some elements to a cotangent."""
     if isinstance(total, Conditional) or isinstance(part, Conditional):
         return Conditional.added(total, part)
     return total + part
@@ -171,7 +173,7 @@ class CotangentAccumulator(dict[int, Any]):
     __slots__ = ("_owned", "_recorded")
 
     def __init__(self) -> None:
-        self._owned: set[int] = set()  # cotangents that only this accumulator refers to
+        self._owned: set[int] = set()  # cotangents to which only this accumulator refers
         self._recorded = current().tape is not None
 
     def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
@@ -185,7 +187,7 @@ class CotangentAccumulator(dict[int, Any]):
                     self._owned.discard(origin)
             return
         is_conditional = isinstance(g, Conditional)
-        for i, (type, rule, needs) in enumerate(vjps):  # a strict zip takes longer
+        for i, (type, rule, needs) in enumerate(vjps):  # a strict zip would be slower
             origin = origins[i]
             if targets is not None and origin not in targets:
                 continue
@@ -205,7 +207,7 @@ class CotangentAccumulator(dict[int, Any]):
                     or total.type.nbytes < _WORTH_UPDATING
                 ):
                     self[origin] = apply(part.added, total, *part.operands)
-                else:  # an outer tape, which has no node for the update, would refuse it
+                else:  # an outer tape, which has no node for the update, would reject it
                     overwrite(total, part.added, total, *part.operands)
                 self._owned.add(origin)
             else:
@@ -229,8 +231,9 @@ class CotangentAccumulator(dict[int, Any]):
         start: int,
         now: Callable[[Tensor], Tensor] = lambda x: x,
     ) -> None:
-        """Walk backwards through nodes numbered from `start`. `now` maps saved values to current
-        ones.
+        """Run the backward pass over nodes that are numbered from `start`.
+
+        `now` maps saved values to their current values.
         """
         for number, node in reversed([*enumerate(nodes, start)]):
             if node is None:
@@ -241,7 +244,7 @@ class CotangentAccumulator(dict[int, Any]):
                 self.apply_vjps((vjps, origins, tuple([now(x) for x in saved])), g)
 
     def share(self, g: Tensor) -> bool:
-        """Return whether a cotangent lies in the memory of g."""
+        """Return whether a cotangent is stored in the memory of g."""
         root = g.root
         return any(isinstance(other, Tensor) and other.root is root for other in self.values())
 
@@ -249,13 +252,14 @@ class CotangentAccumulator(dict[int, Any]):
 class Tape:
     """Tape: the recorded nodes, in order.
 
-    nodes: a tracked tensor's `node` is a position here. A watched tensor's entry is None.
-    kept: ids of the roots of all saved values.
-    within: the recorder whose launches the tape differentiates.
-    sessions: differentiations that share the tape, so far.
-    read_at: the first line that reads values of a tracked tensor.
-    has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
-        comparison, of which no value was read since.
+    - nodes: the `node` of a tracked tensor is an index into this list. The entry of a watched
+      tensor is None.
+    - kept: ids of the roots of all saved values.
+    - within: the recorder whose launches the tape differentiates.
+    - sessions: the number of differentiations that share the tape.
+    - read_at: the first line that reads values of a tracked tensor.
+    - has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
+      comparison, and none of its values has been read since.
     """
 
     def __init__(self) -> None:
@@ -268,7 +272,7 @@ class Tape:
         live_tapes.add(self)
 
     def watch(self, x: Tensor) -> Tensor:
-        """Return an alias of x that is tracked from here on."""
+        """Return an alias of x that is tracked from now on."""
         variable = alias_of(x)
         if variable.tape is not self:
             variable.tape, variable.node = self, len(self.nodes)
@@ -278,7 +282,8 @@ class Tape:
     def record(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> None:
         """Add a node for a call if an operand is tracked and the result is inexact.
 
-        The call may have overwritten `out`, an operand; that operand's node is of its old value.
+        If the call has overwritten an operand with `out`, the operand's node refers to its old
+        value.
         """
         tracked, vjps, saves = self._template(call, operands, types, out)
         origins = tuple([operands[i].node for i in tracked])
@@ -314,7 +319,7 @@ class Tape:
         self.nodes.append((vjps, origins, saved))
 
     def keeps(self, x: Tensor, stop: int | None = None) -> bool:
-        """Return whether a node before `stop` has saved a value that lies in the memory of x."""
+        """Return whether a node before `stop` has saved a value in the memory of x."""
         root = x.root
         if id(root) not in self.kept:
             return False
@@ -322,9 +327,9 @@ class Tape:
         return any(y.root is root for node in nodes if node is not None for y in node[2])
 
     def exchange(self, others: Mapping[int, Tensor], x: Tensor) -> None:
-        """Replace saved tensors, by id, after an update: `x` then has the old value.
+        """Replace saved tensors, by id, after an update: `x` is then the tensor with the old value.
 
-        Another thread may take nodes off meanwhile.
+        Another thread may remove nodes meanwhile.
         """
         if self.kept.isdisjoint([*others, id(x.root)]):
             return
@@ -339,10 +344,10 @@ class Tape:
                 saved = tuple([others.get(id(y), y) for y in node[2]])
                 new = (node[0], node[1], saved)
                 if i < len(nodes) and nodes[i] is node:
-                    nodes[i] = new  # at once
+                    nodes[i] = new  # one assignment
 
     def _first_use(self, x: Tensor) -> int:
-        """Return the number of a node before which none has saved the value of x."""
+        """Return a node number such that no earlier node has saved the value of x."""
         return x.node if x.tape is self else 0
 
     @NO_AUTOCAST
@@ -356,12 +361,13 @@ class Tape:
         keep: bool,
         final: Callable[[int, Tensor | None, CotangentAccumulator], None] | None = None,
     ) -> list[Tensor | None]:
-        """Walk backwards from `outs` with cotangents `seeds` to the nodes numbered `watched`.
+        """Run the backward pass from `outs` with cotangents `seeds` to the `watched` nodes.
 
-        Only nodes from `start` on are visited; they are dropped on the way unless `keep`. A watched
-        tensor that no result depends on gets None. `final(number, cotangent, others)` receives each
-        cotangent once it is complete, and the accumulator of all others; then the result is empty.
-        Raises `GradientError` for a node whose op has no rule, and for dropped nodes.
+        Only nodes from `start` on are visited; they are deleted unless `keep`. A watched tensor on
+        which no result depends gets None. `final(number, cotangent, others)` receives each
+        cotangent once it is complete, and the accumulator of the remaining cotangents; then the
+        result is empty. Raises `GradientError` for a node whose op has no rule, and for deleted
+        nodes.
         """
         pending = CotangentAccumulator()
         for out, seed in zip(outs, seeds, strict=True):
@@ -369,8 +375,8 @@ class Tape:
                 continue
             if out.node >= len(self.nodes):
                 raise GradientError(
-                    f"the tape of this {out.type} was dropped with the gradient around it; "
-                    f"differentiate it inside"
+                    f"cannot differentiate this {out.type}: its tape was deleted when the "
+                    f"enclosing gradient finished; differentiate it inside"
                 )
             total = pending.get(out.node)
             pending[out.node] = seed if total is None else total + seed
@@ -400,7 +406,7 @@ class Tape:
         return [whole(pending.get(origin)) for origin in watched]
 
     def _last_uses(self, watched: Sequence[int], start: int) -> dict[int, list[int]]:
-        """Group watched nodes by the last backward node that adds to them, -1 for none."""
+        """Group watched nodes by the last node of the backward pass that adds to them, or -1."""
         unused = dict.fromkeys(watched)
         last: dict[int, list[int]] = {}
         for index, node in enumerate(self.nodes[start:], start):
@@ -420,7 +426,7 @@ class Tape:
         return dependents
 
 
-if EXTENSION is not None:  # what calls in C need: see native/src/language/dispatch.c
+if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatch.c
     EXTENSION.install(
         tensor=Tensor,
         tape=Tape,
@@ -473,14 +479,14 @@ def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ..
 
 
 def operand_name(op: Op, position: int) -> str:
-    """Return the name of an operand; the last name stands for any further ones."""
+    """Return the name of an operand; additional operands share the last name."""
     return op.inputs[min(position, len(op.inputs) - 1)]
 
 
 def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Rule, list[int]]:
     """Bind a rule to all its arguments except values.
 
-    Returns it with the positions of the values that it takes: operands, or -1 for the result.
+    Also return the positions of these values: operands, or -1 for the result.
     """
     inputs = call.op.inputs
     arguments: dict[str, Any] = {
@@ -508,7 +514,7 @@ def refusal(call: OneOp, types: Types, operand: str) -> Rule:
     def refuse(g: Tensor) -> NoReturn:
         raise GradientError(
             f"{call.op.name}({', '.join(map(str, types))}) has no gradient for {operand}; "
-            f"stop_gradient makes a constant of it"
+            f"use stop_gradient(x) for a constant"
         )
 
     return refuse

@@ -1,4 +1,4 @@
-"""Checks for tests of a model: `check_gradients`, and `replacement` for functions of users."""
+"""Checks for tests: `check_gradients` for models, and `replacement` for users' host functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["check_gradients", "replacement"]
 Function: TypeAlias = Callable[..., Tree]
 
 _MOST_ORDER: Final = 8
-"""Highest order of derivatives: each order doubles the work."""
+"""Maximum order of derivatives: each order doubles the work."""
 _STEP: Final = float(np.finfo(np.float64).eps) ** (1 / 3)
 
 
@@ -34,23 +34,24 @@ def check_gradients(
 ) -> None:
     """Raise `GradientMismatch` unless the gradients of `fn` are the slopes of its values.
 
-    `fn(*args)` is a tree of tensors of any shapes, of which the floats count. It is differentiated
-    for each argument that has float tensors: a tensor, a Module, another tree. Its other arguments
-    are constants. Equal arguments must give equal results: draw with an explicit key. With an
-    `order` of 2 the gradients of the gradient are checked too, and so on.
+    `fn(*args)` returns a tree of tensors of any shapes, of which only floats are used. It is
+    differentiated with respect to each argument that contains float tensors: a tensor, a Module,
+    another tree. Its other arguments are constants. Equal arguments must result in equal values, so
+    draw with an explicit key. With an `order` of 2 the gradients of the gradient are also checked,
+    and so on.
 
-    The floats of the arguments become f64, complex numbers c128. Each element x of them is moved by
-    h both ways, for the central difference quotient (fn(x + h) - fn(x - h)) / 2h. A complex one is
-    moved by ih, too. This takes two calls of `fn` for each element, or four, so let the arguments
-    be small. The results are summed with random weights, the same in every run, before gradient and
-    quotient are compared; a single scalar has the weight 1.
+    The floats of the arguments are converted to f64, complex numbers to c128. Each element x of
+    them is moved by h in both directions, for the central difference quotient (fn(x + h) - fn(x -
+    h)) / 2h. A complex element is also moved by ih. This needs two or four calls of `fn` per
+    element, so use small arguments. The results are summed with random weights, which are the same
+    in every run, before gradient and quotient are compared; a single scalar has the weight 1.
 
     h is max(1, |x|) times the cube root of the machine epsilon, about 6e-6. The errors of the
-    quotient are h^2 / 6 times the third derivative, and the rounding epsilon |fn| / h. Each is
-    about 1e-11 for values near 1 (Nocedal and Wright, Numerical Optimization, 2006, section 8.1).
-    `tolerance` leaves room for functions that are larger and more curved. It is relative to the
-    largest quotient of a tensor, and absolute where that is below 1. A kink, such as relu has at 0,
-    has quotients that are no gradients.
+    quotient are h^2 / 6 times the third derivative, and the rounding error epsilon |fn| / h. Each
+    is about 1e-11 for values near 1 (Nocedal and Wright, Numerical Optimization, 2006, section
+    8.1). `tolerance` allows for functions that are larger and more curved. It is relative to the
+    largest quotient of a tensor, and absolute if that is below 1. At a kink, such as relu has at 0,
+    the quotients are not gradients.
 
     Raises `ArgumentError` unless `order` is an int from 1 to 8 and `tolerance` a number >= 0,
     `GradientError` if there is nothing to differentiate, and what `fn` and `grad` raise.
@@ -73,7 +74,7 @@ def check_gradients(
     wide = [substitute(_in_f64, arg) for arg in args]
     numbers = [i for i, arg in enumerate(wide) if _has_floats(arg)]
     if not numbers:
-        raise GradientError("check_gradients: no argument has a float tensor")
+        raise GradientError("check_gradients: expected an argument with a float tensor, got none")
     _check(fn, wide, {i: f"argument {i}" for i in numbers}, order, tolerance, 1)
 
 
@@ -83,12 +84,12 @@ def replacement(
 ) -> None:
     """Raise `CheckFailed` unless a host function of the current VM computes the pattern.
 
-    Both run on random operands of these types and shapes, the same in every run: floats are
-    normal, integers 0 or 1. The results must have the pattern's number and types. Their values may
-    differ by `tolerance`, relative to the largest value of a result, and absolute where that is
-    below 1.
+    Both run on random operands of these types and shapes, which are the same in every run: floats
+    are normal, integers are 0 or 1. The results must have the pattern's number and types. Their
+    values may differ by `tolerance`, relative to the largest value of a result, and absolute if
+    that is below 1.
 
-    Raises `ArgumentError` for an operand that is no `TensorType`, `UnknownFunction`, and what
+    Raises `ArgumentError` for an operand that is not a `TensorType`, `UnknownFunction`, and what
     the pattern and the function raise.
 
         >>> import numpy as np
@@ -104,7 +105,7 @@ def replacement(
     rng, operands = np.random.default_rng(0), list[Tensor]()
     for type in types:
         if not isinstance(type, TensorType):
-            raise ArgumentError(f"replacement: an operand is a TensorType, not {brief(type)}")
+            raise ArgumentError(f"replacement: expected a TensorType as operand, got {brief(type)}")
         is_inexact, shape = type.dtype.is_inexact, type.shape
         drawn = rng.standard_normal(shape) if is_inexact else rng.integers(0, 2, shape)
         operands.append(astype(asarray(np.asarray(drawn)), type.dtype))
@@ -113,16 +114,20 @@ def replacement(
     value: Any = results[0] if len(results) == 1 else results or None
     results = value if isinstance(value, tuple) else () if value is None else (value,)
     if len(results) != len(expected):
-        raise CheckFailed(f"{name}: {len(results)} results, the pattern has {len(expected)}")
+        raise CheckFailed(
+            f"{name}: expected {len(expected)} results as in the pattern, got {len(results)}"
+        )
     for i, (got, want) in enumerate(zip(results, expected, strict=True)):
         if got.type != want.type:
-            raise CheckFailed(f"{name}: result {i} is {got.type}, the pattern's is {want.type}")
+            raise CheckFailed(
+                f"{name}: expected {want.type} as result {i} as in the pattern, got {got.type}"
+            )
         x, y = (np.asarray(each.tolist(), np.complex128) for each in (got, want))
         wrong = ~np.isclose(x, y, tolerance, tolerance * max(1.0, abs(y).max(initial=0.0)), True)
         if wrong.any():
             raise CheckFailed(
                 f"{name}: result {i}, {got.type}: {wrong.sum()} of {wrong.size} elements differ "
-                f"from the pattern's, by {abs(x - y)[wrong].max():.3g} at most"
+                f"from the pattern, by at most {abs(x - y)[wrong].max():.3g}"
             )
 
 
@@ -144,10 +149,10 @@ def _check(
     tolerance: float,
     order: int,
 ) -> None:
-    """Check `fn` for the arguments of these numbers, and its gradients up to `orders`."""
+    """Check `fn` for the arguments with these numbers, and its gradients up to `orders`."""
     results = _results(fn(*args))
     if not results:
-        raise GradientError("check_gradients: the function returns no float tensor")
+        raise GradientError("check_gradients: expected a function that returns a float tensor")
     weights = [asarray(weight) for weight in _weights([(y.shape, y.dtype) for y in results], order)]
 
     def gradients(weights: list[Tensor], *args: Any) -> Any:
@@ -182,8 +187,10 @@ def _weights(types: Sequence[tuple[Shape, DType]], seed: int) -> list[Array]:
 
 
 def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
-    """Return the sum of all elements of the result's floats, times their weights: f64[]. Of complex
-    ones it is the real part of the sum of y times the conjugate of w, which counts both parts."""
+    """Return the sum of all elements of the result's floats, times their weights: f64[].
+
+    For complex numbers it is the real part of the sum of y times the conjugate of w, which contains
+    both parts."""
     parts = [
         op.sum(w * y) if y.dtype.is_float else op.real(op.sum(op.conj(w) * y))
         for w, y in zip(weights, _results(result), strict=True)
@@ -194,8 +201,9 @@ def _weighted(weights: Sequence[Tensor], result: Tree) -> Tensor:
 def _quotients(
     fn: Function, args: Sequence[Any], number: int, x: Tensor, weights: list[Array]
 ) -> Array:
-    """Return the weighted difference quotients of `fn` for each element of x, a tensor in the
-    argument."""
+    """Return the weighted difference quotients of `fn` for each element of the tensor x.
+
+    x is a part of the argument with that number."""
     values = x.numpy()
     quotients = np.empty_like(values)
     for index in np.ndindex(values.shape):
@@ -228,7 +236,7 @@ def _compare(gradient: Array, quotients: Array, tolerance: float, where: str) ->
     """Raise `GradientMismatch` with the element that differs most, unless they agree."""
     bound = tolerance * max(1.0, float(np.max(np.abs(quotients), initial=0.0)))
     distances = np.abs(gradient - quotients)
-    wrong = ~(distances <= bound)  # also nan
+    wrong = ~(distances <= bound)  # also true for nan
     if np.any(wrong):
         most = np.unravel_index(np.argmax(np.where(wrong, distances, -1.0)), distances.shape)
         index = f"[{','.join(map(str, most))}]" if most else ""

@@ -1,1 +1,1 @@
-"""A function of tensors, recorded once and replayed as one program."""
+"""Compile a function of tensors: trace it once and replay the recorded program."""

@@ -1,18 +1,20 @@
-"""Entries of a captured function: its programs, and the calls that each is valid for.
+"""Entries of a captured function: its programs, with the calls that each is valid for.
 
-In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that fits, with
-the scalar inputs that its program takes; None is a miss, after which the caller adds an entry.
-An entry has guards (its key, and `bind`), a flow (a trace of its own, or an `OpenTrace` that has an
-entry for each combination of lengths), and plans (`Variants`). Entries of one key differ in what no
-key has: argument identities, and numbers that Python code read.
-An entry is valid for each call that `bind` accepts: only then may its program be launched.
-`known` are the entries that C matches without a signature; the most recent match is first.
-At most `MOST_PROGRAMS` of one flow are kept, and as many of all traces without open lengths. Beyond
-these the least recently used one is forgotten. C does not note its matches: `known` entries count
-as used whenever an entry is added.
-Callers: `Captured`, from any thread.
-`lock` is held while the dicts change. Entries of a key are a tuple, and the list of known entries
-is replaced whole, so `find` and matches read without it.
+In: the signature of a call, and its key (`Signatures.of`). Out: the `CacheEntry` that is valid for
+the call, with the scalar inputs of its program. None is a miss: the caller then compiles an entry
+and adds it. An entry has guards (its key, and `bind`), a flow (its own trace, or an `OpenTrace`,
+which has an entry for each combination of lengths), and plans (`Variants`). Entries with the same
+key differ in properties that the key does not contain: the identities of arguments, and numbers
+that Python code has read.
+
+Invariant: a program may be launched only for a call that `bind` accepts. C matches the calls of
+`known` entries without a signature, and tries the most recent match first. At most `MOST_PROGRAMS`
+entries are kept for each `OpenTrace`, and as many for all other traces. The least recently used
+entry is evicted first. C does not report its matches, so `known` entries count as used when an
+entry is added.
+
+Callers: `Captured`, from any thread. `lock` is held while the dicts change. The entries of a key
+are a tuple, and the list `known` is replaced by one assignment, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -44,35 +46,39 @@ from mlvm.step.replacement import Replaced
 
 MOST_PROGRAMS: Final = 64
 _LASTING: Final = Tensor, type, types.ModuleType, types.CodeType, types.BuiltinFunctionType
-"""Classes of objects that entries keep alive, whatever becomes of them: launches need tensors, and
-the others live as long as the process, or hold little."""
+"""Classes of objects that an entry always keeps alive: launches need tensors, and the other objects
+live as long as the process or are small."""
 
 _MOST_KEYS: Final = 4 * MOST_PROGRAMS
-"""How many keys have their changed numbers remembered, also those of forgotten programs."""
+"""Maximum number of keys whose changed numbers are remembered, including the keys of evicted
+programs."""
 
 _MOST_KNOWN: Final = 4
 """Entries that C matches."""
 
 
 class CacheEntry:
-    """A compiled program and what must hold for a call of its key to launch it.
+    """A compiled program with the conditions under which a call may launch it.
 
-    outcome: the tree that a call returns, and the fields that it rebinds.
-    variants: the program, and one without hoisted values.
-    numbers: the computation on `free` numbers of a signature; its others must be equal.
-    scalars: the scalar inputs of the last call; those of the trace have no arrays.
-    vm: the VM that it runs on.
-    keepalive: objects that the key or the program knows by identity.
-    fields: the fields that count as arguments.
-    input_types: the types of inputs.
-    aliased_inputs: inputs that the function also reaches by itself, by number.
-    state_views: functions that return a view of a state, if it is alive, each with the state.
-    replaced: the places of host functions, by name; see `capture(replace=)`.
-    opened: the trace with open lengths that it was made from, if it was.
-    times_known: how often it has become one of `CacheEntries.known`.
-    open_part: makes the open part of its step, if that was planned at bounds of lengths.
-    sources: with `capture(check=)`, a function of a call's signature and of one that traces the
-        call again. It returns the trace of the program and the new one, to be compared.
+    - outcome: the tree that a call returns, and the fields that it rebinds.
+    - variants: the program, and a program without hoisted values.
+    - numbers: the computation on the `free` numbers of a signature; all other numbers must be equal
+      to those of the trace.
+    - scalars: the scalar inputs of the last call. The scalar inputs of the trace contain no arrays.
+    - vm: the VM that runs the program.
+    - keepalive: objects that the key or the program identifies by `id`.
+    - fields: the fields that are treated as arguments.
+    - input_types: the types of the inputs.
+    - aliased_inputs: inputs that the function also reads from its environment, by input number.
+    - state_views: functions that return a view of a state (None after it is freed), each with the
+      state.
+    - replaced: the calls of host functions, by name; see `capture(replace=)`.
+    - opened: the trace with dynamic lengths from which the entry was made, if there is one.
+    - times_known: the number of times that the entry was added to `CacheEntries.known`.
+    - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
+      bounds of lengths.
+    - sources: with `capture(check=)`, a function of a call's signature and of a function that
+      traces the call again. It returns the trace of the program and the new trace, for comparison.
     """
 
     sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None
@@ -114,7 +120,7 @@ class CacheEntry:
         launch: Launch,
         compile_unhoisted: Callable[..., Planned],
     ) -> CacheEntry:
-        """Return the entry of another launch, for a call that differs by lengths alone."""
+        """Return an entry with a different launch, for a call that differs only in lengths."""
         other = copy.copy(self)
         other.keepalive = [*self.keepalive]
         other.outcome, other.numbers = call.outcome, call.numbers
@@ -126,11 +132,11 @@ class CacheEntry:
 
     @property
     def launch(self) -> Launch:
-        """The first program, which takes hoisted values if there are any."""
+        """The launch of the first program, which uses hoisted values if there are any."""
         return self.variants.hoisting
 
     def loosen(self) -> list[weakref.ref[Any]]:
-        """Keep objects alive no more. Return weak references to those that may be gone then."""
+        """Replace strong references by weak ones where possible, and return the weak references."""
         held, self.keepalive = self.keepalive, []
         references = [*self._weak]
         while held:
@@ -142,15 +148,17 @@ class CacheEntry:
         return references
 
     def tighten(self, references: Sequence[weakref.ref[Any]]) -> bool:
-        """Keep objects alive again; return whether all of them are."""
+        """Restore the strong references, and return whether all objects still exist."""
         objects = [reference() for reference in references]
         self.keepalive += objects
         return all(each is not None for each in objects)
 
     def fits(self, signature: Signature) -> bool:
-        """Return whether the program is valid for the inputs of a call. The function must reach
-        just those of them that it reached in the trace. A view of a state must still be a view of
-        it. Objects that the function returns must be those that it reaches now, not equal ones."""
+        """Return whether the program is valid for the inputs of a call.
+
+        The function must read from its environment exactly the inputs that it read in the trace. A
+        view of a state must still be a view of it. Objects that the function returns must be
+        identical, not only equal, to objects that the function reaches now."""
         inputs = signature.inputs
         if any(reference() is None for reference in self._weak):
             return False
@@ -165,9 +173,10 @@ class CacheEntry:
         )
 
     def bind_numbers(self, args: list[float]) -> ScalarInputs | None:
-        """Return the scalar inputs for these numbers; None if the program is for others."""
+        """Return the scalar inputs for these numbers; None if the program needs other values."""
         last = self.scalars
-        is_complete = len(last.arrays) == len(self.numbers.tensors)  # the first has none
+        # the scalar inputs of the trace contain no arrays
+        is_complete = len(last.arrays) == len(self.numbers.tensors)
         if is_complete and all(map(operator.is_, args, last.args)):
             return last
         free = set(self.free)
@@ -182,19 +191,20 @@ class CacheEntry:
                 (x, scalar_array(values[place], dtype))
                 for (place, dtype), x in self.numbers.tensors.items()
             ]
-        except OpError:  # the trace that follows raises it
+        except OpError:  # the next trace raises this error
             return None
-        scalars = self.scalars = ScalarInputs(args, values, arrays)  # at once, for other threads
+        # one assignment: other threads see a complete object
+        scalars = self.scalars = ScalarInputs(args, values, arrays)
         return scalars
 
     def bind(self, signature: Signature) -> ScalarInputs | None:
-        """Return the scalar inputs for a call of its key; None if the program is not valid for
-        it."""
+        """Return the scalar inputs for a call with this key; None if the program is not valid."""
         return self.bind_numbers(signature.numbers) if self.fits(signature) else None
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
-        """Give each input and state that a launch updates memory that nothing else needs. Return
-        whether one has moved: then the call may have another signature."""
+        """Copy each updated input and state whose memory is shared, so that a launch may write it.
+
+        Return whether a tensor has moved; the signature of the call may have changed then."""
         updates, states = self.launch.updates, self.launch.states
         updated = [(inputs if role == "input" else states)[i] for role, i in updates]
         if EXTENSION is not None and not live_tapes and EXTENSION.exclusive(updated):
@@ -215,24 +225,24 @@ class CacheEntry:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> Any:
-        """Return the value of a launched call, and rebind fields."""
+        """Return the value of a launched call, and rebind its fields."""
         outcome = self.outcome
         if outcome.rebound:
-            vm.synchronize()  # a launch that fails rebinds nothing
+            vm.synchronize()  # so a launch that fails rebinds no field
         by_role = {"input": inputs, "output": outputs, "state": self.launch.states}
         return outcome.materialize(tensors, by_role, scalars.values)
 
     def rebound_names(self) -> str:
-        """Return the names of fields that this call, or an earlier one, rebinds."""
+        """Return the names of the fields that this call or an earlier call rebinds."""
         fields = self.fields or [field for field, _ in self.outcome.rebound]
         return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
 
 
 class NumberChanges(NamedTuple):
-    """Places of numbers in the calls of one key.
+    """Positions of the Python numbers that changed between calls with the same key.
 
-    changed: those that differed between calls.
-    specialised: those whose value Python code has read, so that programs are specialised on it.
+    changed: numbers with different values in different calls. specialised: numbers whose value
+    Python code has read; programs are specialised to these values.
     """
 
     changed: set[int]
@@ -240,7 +250,7 @@ class NumberChanges(NamedTuple):
 
 
 class KnownEntry(Protocol):
-    """Entry that C matches with calls; `capture.call` has the class."""
+    """Entry whose calls C matches; `capture.call` defines the class."""
 
     entry: CacheEntry
 
@@ -249,9 +259,9 @@ K = TypeVar("K", bound=KnownEntry)
 
 
 class CacheEntries(Generic[K]):
-    """Entries of a captured function, by key, and those that C matches.
+    """Entries of a captured function by key, in least-recently-used order.
 
-    known: the entries that C matches, the most recent match first.
+    known: the entries whose calls C matches, the most recent match first.
     """
 
     def __init__(self) -> None:
@@ -267,7 +277,7 @@ class CacheEntries(Generic[K]):
         return sum(entry.opened is None for entry in list(self._keys))
 
     def find(self, key: Any, signature: Signature) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return the entry that is valid for a call, and its scalar inputs."""
+        """Return the entry that is valid for a call, with its scalar inputs."""
         for entry in self._entries.get(key, ()):
             scalars = entry.bind(signature)
             if scalars is not None:
@@ -276,8 +286,10 @@ class CacheEntries(Generic[K]):
         return None
 
     def add(self, key: Any, signature: Signature, entry: CacheEntry) -> list[CacheEntry]:
-        """Add an entry, unless another thread has added one for the call. Forget the least recently
-        used ones if its flow has too many. Return the entries that were forgotten."""
+        """Add an entry, unless another thread has already added a valid one.
+
+        Evict the least recently used entries of the same trace if there are too many. Return the
+        evicted entries."""
         with self.lock:
             if self.find(key, signature) is not None:
                 return []
@@ -291,10 +303,11 @@ class CacheEntries(Generic[K]):
         return dropped
 
     def forget_lapsed(self) -> list[CacheEntry]:
-        """Forget the entries that know an object by identity which nothing else refers to: no call
-        will match them. Return them."""
+        """Remove and return the entries that refer to objects which only the cache keeps alive.
+
+        Such an entry compares an object by identity, so no later call can match it."""
         with self.lock:
-            entries, self._entries = self._entries, {}  # meanwhile other threads find none
+            entries, self._entries = self._entries, {}  # meanwhile other threads find no entry
             loose = [(entry, entry.loosen()) for entry in self._keys]
             lapsed = [entry for entry, references in loose if not entry.tighten(references)]
             self._entries = entries
@@ -329,7 +342,7 @@ class CacheEntries(Generic[K]):
             self._changes.clear()
 
     def changes_of(self, key: Any, signature: Signature) -> NumberChanges:
-        """Return the changes of the key's numbers, after a call with this signature."""
+        """Return the changed numbers of the key, after recording a call with this signature."""
         with self.lock:
             changes = self._changes.get(key, lambda: NumberChanges(set(), set()))
             entries = [each for each in self._entries.get(key, ()) if each.opened is None]
@@ -341,7 +354,7 @@ class CacheEntries(Generic[K]):
     def _touch(self, entries: Iterable[CacheEntry]) -> None:
         with self.lock:
             for entry in entries:
-                if entry in self._keys:  # or it was forgotten meanwhile
+                if entry in self._keys:  # it may have been evicted meanwhile
                     self._keys[entry] = self._keys.pop(entry)
 
     def _forget(self, entry: CacheEntry) -> None:
@@ -354,8 +367,10 @@ class CacheEntries(Generic[K]):
 
 
 def free_numbers(changes: NumberChanges, signature: Signature) -> list[int]:
-    """Return the places of numbers that a trace shall leave free: those that changed and on which
-    no program is specialised."""
-    if ASKS_CLASS in signature.guards.names:  # `type(x) is float` would not hold
+    """Return the positions of numbers that become inputs of a trace.
+
+    These numbers have changed between calls, and no program is specialised to their values."""
+    # `type(x) is float` would be False for a traced number
+    if ASKS_CLASS in signature.guards.names:
         return []
     return sorted(changes.changed - changes.specialised)

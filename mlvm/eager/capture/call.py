@@ -1,11 +1,15 @@
-"""A hit: arrays become tensors at the door, arguments and guards are matched in C.
+"""Fast path of a captured call: C code matches the arguments and guards of known calls.
 
-In: a call's arguments. Out: the entry of its program, its scalar inputs, its tensors; or None, and
-then Python looks the call up by its signature, finds out what differs, and traces if need be.
-A known call is one that Python has matched once, as a flat pattern for C: it is valid while the
-function's guards hold, the context is the same and no update needs a copy first.
-It never matches a call that Python would not match; Python may match more calls.
-Callers: `Captured` at each call, from any thread. No lock is held: C keeps the interpreter's lock.
+In: the arguments of a call. Out: the entry of its program, its scalar inputs and its tensors; or
+None if no known call matches. In that case Python looks the call up by its signature, determines
+the difference, and traces if necessary.
+
+A known call is a call that Python has matched once, as a flat pattern for C. It is valid while the
+guards of the function hold, the context is the same and no update needs a copy first. Invariant: a
+known call never matches a call that Python would reject; it may reject a call that Python accepts.
+
+Callers: `Captured` at each call, from any thread. No lock is held: the C code holds the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from mlvm.eager.tree import flatten, replace
 from mlvm.machines.native.extension import EXTENSION
 
 _MOST_TIMES_KNOWN: Final = 16
-"""How often an entry may become known: C does not match calls that never repeat."""
+"""Maximum number of times that an entry may become known, so that calls which never repeat do not
+replace known calls."""
 
 _ARRAYS: Final = np.ndarray, np.generic
 
@@ -42,9 +47,8 @@ _ARRAYS: Final = np.ndarray, np.generic
 class KnownCall:
     """A call of a program, which C matches with later ones.
 
-    entry: the program.
-    scratch: the scratch memory of its VM.
-    pattern: the arguments, in C.
+    entry: the program. scratch: the scratch memory of its VM. pattern: the pattern of the
+    arguments, a C object.
     """
 
     def __init__(
@@ -63,14 +67,14 @@ class KnownCall:
         self.pattern = EXTENSION.Pattern(Tensor, Arena, parts, (*reached, *launch.states))
 
     def _numbers_of(self, scalars: ScalarInputs) -> Any:
-        """Return the check in C that the numbers that the function reaches are those of a call."""
+        """Return a C check that the numbers that the function reads equal those of the call."""
         numbers = self._numbers
         if numbers is None or numbers[0] is not scalars:
             numbers = self._numbers = scalars, self._guards.numbers_check(scalars.args)
         return numbers[1]
 
     def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
-        """Return the call's scalar inputs, tensors and inputs if its program is the entry's."""
+        """Return the call's scalar inputs, tensors and inputs; None if the call does not match."""
         scalars = self.entry.scalars
         if vm is not self._vm or len(scalars.arrays) != self._narrays or not self._context.holds():
             return None
@@ -108,12 +112,14 @@ def known_call(
 
 
 def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
-    """Return the arguments with tensors in place of numpy arrays. An array of f64 is in the widest
-    float of the call's tensors: its other arguments, and those that the function reaches."""
+    """Return the arguments with numpy arrays converted to tensors.
+
+    An f64 array is converted to the widest float dtype of the call's tensors: the other arguments,
+    and the tensors that the function reads from its environment."""
     if not kwargs and {Tensor}.issuperset(map(type, args)):
         return args, kwargs
     is_flat = not kwargs and {Tensor, np.ndarray}.issuperset(map(type, args))
-    if is_flat:  # sooner than the walk, which finds the same
+    if is_flat:  # faster than the walk below, with the same result
         arrays = [x for x in args if isinstance(x, np.ndarray)]
     else:
         arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
@@ -135,6 +141,6 @@ def as_tensors(signatures: Signatures, vm: VMProtocol, args: Any, kwargs: Any) -
 
 
 def _at_arrays(part: Any) -> bool | None:
-    if part.__class__ is Tensor:  # most parts are
+    if part.__class__ is Tensor:  # the common case
         return False
     return isinstance(part, _ARRAYS) or (None if isinstance(part, (dict, list, tuple)) else False)

@@ -1,4 +1,4 @@
-"""`ml.capture`: a function of tensors as one planned, fused program.
+"""`ml.capture`: compile a function of tensors into one planned, fused program.
 
     step = capture(train_step)
     for images, labels in batches:
@@ -6,11 +6,16 @@
             loss = step(images, labels)
 
 In: a Python function and the arguments of a call. Out: its result, in the current arena.
-A call goes from room to room: `call` matches it in C; else the guards' `Signatures` and `cache`
-look its program up in Python; else `trace` runs the function on placeholders, and `step.compile`
-makes a program of the recorded calls. `launch` launches it, and `trace.Outcome` makes the result.
-A replay has the bits of the eager call, or raises; nothing that Python did besides is repeated.
-Callers: users, from any thread. While a launch is prepared and sent, its scratch memory is locked.
+
+A call passes through these modules: `call` matches it in C. If that fails, the guards' `Signatures`
+and `cache` look up its program in Python. If there is no program, `trace` runs the function on
+placeholders, and `step.compile` compiles the recorded calls. `launch` launches the program, and
+`trace.Outcome` builds the result.
+
+Invariant: a replay computes the same bits as the eager call, or raises. Other side effects of the
+Python code are not repeated.
+
+Callers: users, from any thread. The scratch memory is locked while a launch is prepared and sent.
 """
 
 from __future__ import annotations
@@ -88,7 +93,7 @@ R = TypeVar("R")
 
 
 class _Miss(NamedTuple):
-    """Call that no program is for, with its signature and its key in the cache."""
+    """A call without a matching program, with its signature and its key in the cache."""
 
     arena: Arena
     args: Any
@@ -101,14 +106,13 @@ class _Miss(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Program of a call.
+    """The program that matches a call, with the inputs for it.
 
-    Attributes:
-        entry, scalars: the program, and the numbers that the call passes to it.
-        signature: the call's signature.
-        args, kwargs: its arguments, with tensors instead of arrays.
-        is_known: whether the program existed before the call.
-        named: the open lengths that the call names.
+    - entry, scalars: the program, and the numbers that the call passes to it.
+    - signature: the call's signature.
+    - args, kwargs: the arguments, with numpy arrays converted to tensors.
+    - is_known: whether the program existed before the call.
+    - named: the dynamic lengths that the user has named for this call.
     """
 
     entry: CacheEntry
@@ -122,15 +126,16 @@ class Match(NamedTuple):
 
 StepObserver: TypeAlias = "Callable[[Captured[..., Any], Callable[[Any, Any], Any], Any, Any], Any]"
 step_observers: Final[list[StepObserver]] = []
-"""Functions around calls of captured functions, of which the last one is called. It gets the
-captured function, a function that runs the call, and the arguments."""
+"""Functions that wrap each call of a captured function; only the last one is called.
+
+It gets the captured function, a function that runs the call, and the arguments."""
 
 
 class Captured(Generic[P, R]):
     """A captured function: each call launches a compiled program; `capture` returns it.
 
-    `signatures` is the number of programs. `program` and `plan` are those of the last call.
-    Threads may share it: launches on one VM, and `close`, happen one after the other.
+    `signatures` is the number of programs. `program` and `plan` describe the last call. Several
+    threads may share a captured function: launches on one VM, and `close`, run one after the other.
 
     A call raises what `capture` raises.
 
@@ -140,10 +145,11 @@ class Captured(Generic[P, R]):
     """
 
     save_repro: ClassVar[Callable[..., None]]
-    """`step.save_repro(path, *args)`; see `mlvm.eager.runs.captured`, which adds it."""
+    """Save a program that reproduces this call: see `mlvm.eager.runs.captured`, which adds the
+    method."""
 
     debug: ClassVar[Callable[..., None]]
-    """`step.debug(*args)`; see `mlvm.eager.runs.captured`, which adds it."""
+    """Debug this call step by step: see `mlvm.eager.runs.captured`, which adds the method."""
 
     def __init__(
         self,
@@ -165,7 +171,7 @@ class Captured(Generic[P, R]):
         self.hoist = hoist
         self.check = check
         self.effort = effort
-        self._unchecked = 0  # calls since the last one that was compared
+        self._unchecked = 0  # calls since the last compared call
         self._replace = check_replace(replace)
         self._options = {
             "fuse": fuse,
@@ -191,19 +197,21 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current().recorder is not None:  # it is called inside another captured function
+        if current().recorder is not None:  # called inside another captured function
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it until its queue is closed and drained. The loop is the machine's; the results
-        are those of the last call. It waits without the VM's lock, so a thread that fills the queue
-        may launch on the same VM.
+        """Run the program until its queue is closed and drained.
+
+        The VM executes the loop, and the result is that of the last iteration. It waits without
+        holding the VM's lock, so the thread that fills the queue may launch programs on the same
+        VM.
 
         Raises `ShutDown` if the queue has no element, and `ProgramError` unless the function takes
-        one element, first of all.
+        exactly one element from one queue, before anything else.
 
         Refuses:
             drained.drain()  # ShutDown
@@ -231,7 +239,7 @@ class Captured(Generic[P, R]):
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
-            return self._call(args, kwargs, loop=loop)  # it may be known with these
+            return self._call(args, kwargs, loop=loop)  # the call may match now
         entry, scalars, signature, _, _, is_known, named = self._match(arena, args, kwargs)
         is_repeated, self._last = self._last is entry, entry
         if loop:
@@ -250,7 +258,7 @@ class Captured(Generic[P, R]):
         return result
 
     def match(self, args: Any, kwargs: Any) -> Match:
-        """Return the program that a call with these arguments would launch; compile a missing one.
+        """Return the program that a call with these arguments would launch; compile it if needed.
 
         No program is launched. Raises the errors that a call raises before its launch.
         """
@@ -287,7 +295,7 @@ class Captured(Generic[P, R]):
         tensors: Sequence[Tensor],
         inputs: Sequence[Tensor],
     ) -> Any:
-        """Launch an entry's program on a call's tensors. Return the value of the call."""
+        """Launch an entry's program with the tensors of a call; return the value of the call."""
         if not arena.grows:
             needed = launch.planned.plan.nbytes + entry.outcome.nbytes
             arena.require_room(needed, self._name)
@@ -299,19 +307,19 @@ class Captured(Generic[P, R]):
             outputs = [output.alloc(arena) for output in outcome.outputs]
             learning = None if types is None else arena
             launch.run(scratch, scalars, arena.vm, inputs, outputs, arena=learning)
-        if single is not None:  # as the value below, sooner
+        if single is not None:  # same as the value below, but faster
             return outputs[single]
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
     def _launch_in_loop(
         self, entry: CacheEntry, arena: Arena, scalars: ScalarInputs, signature: Signature
     ) -> Any:
-        """Launch an entry's program until its queue is drained."""
+        """Launch an entry's program repeatedly until its queue is drained."""
         launch = entry.variants.select(in_loop=True)
         if entry.outcome.rebound:
             raise CaptureError(
-                f"{self!r} rebinds {entry.rebound_names()}, which a loop of the machine cannot do; "
-                f"update it in place"
+                f"drain: {self!r} rebinds {entry.rebound_names()}, which a loop of the VM cannot "
+                f"repeat; update it in place"
             )
         if len(launch.queues) > 1:
             raise no_loop(len(launch.queues))
@@ -326,7 +334,7 @@ class Captured(Generic[P, R]):
         return entry.value_of_call(arena.vm, scalars, tensors, inputs, outputs)
 
     def _is_checked(self) -> bool:
-        """Return whether a call is one of those that trace the function again."""
+        """Return whether `check=` applies to this call, so that the function is traced again."""
         if self.check is None:
             return False
         self._unchecked += 1
@@ -338,14 +346,15 @@ class Captured(Generic[P, R]):
     def _differs(
         self, entry: CacheEntry, arena: Arena, args: Any, kwargs: Any, signature: Signature
     ) -> bool:
-        """Trace a call again, and raise `StaleProgramError` unless the entry's program is what the
-        function computes. Return True if the call may have another signature now."""
+        """Trace a call again, and raise `StaleProgramError` if its program is out of date.
+
+        Return True if the signature of the call may have changed."""
 
         def again(free: Sequence[int], lengths: Sequence[OpenLength] = ()) -> TracedCall:
             return trace(self.fn, args, kwargs, arena, signature, free, lengths)
 
         try:
-            assert entry.sources is not None  # which each entry has
+            assert entry.sources is not None  # set by `check=` for each entry
             require_same(self.fn, self._name, *entry.sources(signature, again))
         except recorder.RetryAfterCopy as error:
             make_exclusive(error.x)
@@ -360,8 +369,7 @@ class Captured(Generic[P, R]):
         return False
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Return a method of the instance, if the function is a class's: each instance has its
-        programs."""
+        """Return a bound method; each instance of the class gets its own programs."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
@@ -371,17 +379,19 @@ class Captured(Generic[P, R]):
 
     @property
     def fn(self) -> Callable[P, R]:
-        """The function that was captured."""
+        """The original Python function."""
         return self._fn
 
     @property
     def signatures(self) -> int:
-        """The number of programs: one for each signature that was traced."""
+        """The number of compiled programs: one per traced signature."""
         return self._entries.closed + self._families.traces
 
     def explain(self) -> str:
-        """Return why recent calls retraced, the first retrace first: a line for each, with the line
-        of the call, and what differed from the most similar trace before.
+        """Return why recent calls were retraced, as one line per retrace, oldest first.
+
+        Each line contains the line of the call, and the difference to the most similar earlier
+        trace.
 
             >>> step = ml.capture(lambda x, mode: x * len(mode))
             >>> for mode in ("a", "a", "abc"): _ = step(ml.ones(2), mode)
@@ -391,8 +401,9 @@ class Captured(Generic[P, R]):
         return self._changing.explain(self._name)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles have the function and the options. They trace it at their first
-        call."""
+        """Copy or pickle the function and the options, without the programs.
+
+        A copy traces the function at its first call."""
         owner: Any = sys.modules.get(getattr(self, "__module__", ""))
         for name in self._name.split("."):
             owner = getattr(owner, name, None)
@@ -400,7 +411,9 @@ class Captured(Generic[P, R]):
 
     @property
     def planned(self) -> Planned:
-        """The last call's program with its plan. Raises `CaptureError` before the first call.
+        """The program of the last call with its plan.
+
+        Raises `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).planned  # CaptureError
@@ -409,7 +422,9 @@ class Captured(Generic[P, R]):
 
     @property
     def program(self) -> Program:
-        """The last call's program. Raises `CaptureError` before the first call.
+        """The program of the last call.
+
+        Raises `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).program  # CaptureError
@@ -418,9 +433,10 @@ class Captured(Generic[P, R]):
 
     @property
     def plan(self) -> Plan:
-        """The last call's plan: offsets of intermediates, and their bytes. With open lengths it is
-        that of the bounds, and `used` has the bytes in use at the last lengths. Raises
-        `CaptureError` before the first call.
+        """The memory plan of the last call: offsets of intermediates, and their sizes in bytes.
+
+        With dynamic lengths it is the plan for their bounds, and `used` is the number of bytes in
+        use at the last lengths. Raises `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).plan  # CaptureError
@@ -432,8 +448,9 @@ class Captured(Generic[P, R]):
 
     @property
     def replaced(self) -> dict[str, list[Replaced]]:
-        """Calls of host functions that `replace` has put into the last call's program: a list of
-        places by name. Raises `CaptureError` before the first call.
+        """Calls of host functions that `replace` inserted into the last call's program, by name.
+
+        Each name maps to a list of calls. Raises `CaptureError` before the first call.
 
         Refuses:
             ml.capture(ml.sum).replaced  # CaptureError
@@ -442,19 +459,23 @@ class Captured(Generic[P, R]):
 
     @property
     def residuals(self) -> int:
-        """Bytes of the stack on which the current VM saves residuals of loops of unknown length,
-        and of functions (see `mlvm.machines.residuals`)."""
+        """The size in bytes of the current VM's residual stack.
+
+        The VM saves residuals on this stack for functions, and for loops with an unknown number of
+        iterations (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
     def plot(
         self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
     ) -> None:
-        """Draw the scratch memory of the last call's program as SVG: live ranges by offset. With
-        `lengths`, sizes by name, it is drawn as at these lengths, in the plan of the bounds.
+        """Draw the scratch memory of the last call's program as SVG: offsets and live ranges.
 
-        Raises `CaptureError` before the first call, and as `save` for a program that has no such
-        lengths; `ShapeError` for lengths that it is not for, `ArgumentError` for a name that does
-        not end in .svg, and `OSError`.
+        With `lengths`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
+        these lengths.
+
+        Raises `CaptureError` before the first call, and if the program does not have these dynamic
+        lengths; `ShapeError` for lengths that the program does not support; `ArgumentError` for a
+        file name that does not end in .svg; and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
@@ -462,7 +483,7 @@ class Captured(Generic[P, R]):
             bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
         """
         require_suffix(path, ".svg", "plot")
-        title = f"Memory of {self._title.strip('_<>') or 'a captured function'}"
+        title = f"Memory plan of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
         if lengths is not None and not isinstance(lengths, Mapping):
             raise ArgumentError(
@@ -475,7 +496,7 @@ class Captured(Generic[P, R]):
         write_file(path, timeline(planned.recording(), title=title))
 
     def _repr_html_(self) -> str:
-        """Return the plan of the last call's program, and its picture, for notebooks."""
+        """Return the plan of the last call as HTML with a picture, for notebooks."""
         if self._last is None:
             return html.block(repr(self))
         planned = self.planned
@@ -484,13 +505,15 @@ class Captured(Generic[P, R]):
         return html.picture(picture, text) + html.block(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the last call's program, its plan and the present state to a file, which
-        `python -m mlvm run` takes. The program is the one with hoisted values. That of a function
-        captured with `lengths` and `at_most` is for all lengths that the last call's trace serves.
+        """Write the last call's program, its plan and the current state to a file.
 
-        Raises `CaptureError` before the first call, for a length without a bound, and if the last
-        call's program is for its lengths alone; `ArgumentError` for a name that ends in ".onnx" or
-        ".safetensors", and `OSError`.
+        `python -m mlvm run` runs such a file. The file contains the program with hoisted values. If
+        the function was captured with `lengths` and `at_most`, the file supports all lengths that
+        the trace of the last call supports.
+
+        Raises `CaptureError` before the first call, for a length without a bound, and if the
+        program of the last call is valid only for its own lengths; `ArgumentError` for a file name
+        that ends in ".onnx" or ".safetensors"; and `OSError`.
 
         Refuses:
             ml.capture(ml.sum).save("step.mlvm")  # CaptureError
@@ -498,16 +521,18 @@ class Captured(Generic[P, R]):
         """
         if Path(path).suffix in (".onnx", ".safetensors"):
             raise ArgumentError(
-                f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
-                "ONNX is written by ml.onnx.save, and a model's tensors by ml.save"
+                f"Captured.save: expected a file name such as step.mlvm, got {path}; "
+                "ml.onnx.save writes ONNX files, and ml.save the tensors of a model"
             )
         entry = self._last_entry()
         launch, outcome = entry.launch, entry.outcome
         planned = launch.planned
         if launch.queues or planned.takes:
-            raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
+            raise CaptureError(f"Captured.save: {self!r} reads from a queue, which cannot be saved")
         if entry.fields or outcome.rebound:
-            raise CaptureError(f"{self!r} rebinds {entry.rebound_names()}, which no file can hold")
+            raise CaptureError(
+                f"Captured.save: {self!r} rebinds {entry.rebound_names()}, which cannot be saved"
+            )
         returned = [outcome.results[number] for _, number in outcome.named_results()]
         results = [x.home.location(x.type) for x in returned]
         states: list[Allocation] = list(launch.states)
@@ -525,8 +550,9 @@ class Captured(Generic[P, R]):
     def _open_part(
         self, entry: CacheEntry, planned: Planned, states: Sequence[Allocation] = ()
     ) -> OpenStep:
-        """Return the open part of a step with these states. Raises `CaptureError` if it has
-        none."""
+        """Return the part of a saved step that depends on lengths, with these states.
+
+        Raises `CaptureError` if the program has no dynamic lengths."""
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
@@ -542,25 +568,29 @@ class Captured(Generic[P, R]):
                     "call it at other lengths, or capture it with lengths=False"
                 )
             raise CaptureError(
-                f"the last program of {self!r}, of ({types}), is for its lengths alone: {why}"
+                f"the last program of {self!r}, for ({types}), is valid only for its own "
+                f"lengths: {why}"
             )
         opened = entry.open_part(entry, planned, states)
         closed = self._spec.lengths - {each.name for each in opened.lengths}
         if closed:
             raise CaptureError(
-                f"the last program of {self!r} has {', '.join(sorted(closed))} closed, as it is at "
-                f"0 and 1, where Python code needs its value, and where two arguments share memory"
+                f"the last program of {self!r} has constant sizes for {', '.join(sorted(closed))}: "
+                f"a size is constant at 0 and 1, if Python code needs its value, and if two "
+                f"arguments share memory"
             )
         empty = [each.name for each in opened.lengths if not opened.values[each.place]]
         if empty:
             raise CaptureError(
-                f"the last call of {self!r} has length 0 of {', '.join(empty)}; call it at others"
+                f"the last call of {self!r} has length 0 for {', '.join(empty)}; call it with "
+                f"longer inputs"
             )
         return opened
 
     def close(self) -> None:
-        """Wait for a call that runs now, give the scratch memory back, and forget the programs. A
-        later call traces again."""
+        """Wait for running calls, free the scratch memory, and forget the programs.
+
+        A later call traces the function again."""
         self._entries.clear()
         self._families.clear()
         self._signatures.clear()
@@ -578,8 +608,10 @@ class Captured(Generic[P, R]):
         return self._last
 
     def _compile(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry:
-        """Trace the call and compile a program, with open lengths if it has some. Later calls find
-        it too, unless the function has changed its own signature: then they trace again."""
+        """Trace the call, with dynamic lengths if it has some, and compile a program.
+
+        The program is added to the cache, unless the function has changed the signature of its own
+        call; in that case later calls trace again."""
         guards = miss.signature.guards
         self._forget_lapsed(guards)
         recording = self._changing.describe(miss.arena.vm, guards, miss.args, miss.kwargs)
@@ -589,7 +621,9 @@ class Captured(Generic[P, R]):
         return entry
 
     def _forget_lapsed(self, guards: GuardSet) -> None:
-        """Forget programs of state that is gone. Only a call that traces does so."""
+        """Forget programs whose state was deleted.
+
+        Only a call that traces does this."""
         self._signatures.keep_only(guards)
         self._entries.release_known()
         lapsed = self._entries.forget_lapsed()
@@ -598,8 +632,9 @@ class Captured(Generic[P, R]):
             self._drop(lapsed)
 
     def _compile_closed(self, miss: _Miss) -> CacheEntry:
-        """Trace the call and compile a program. Numbers that changed between calls are left
-        free."""
+        """Trace the call with constant sizes, and compile a program.
+
+        Numbers that have changed between calls become inputs of the program."""
         changes = self._entries.changes_of(miss.key, miss.signature)
         free = free_numbers(changes, miss.signature)
         try:
@@ -607,7 +642,7 @@ class Captured(Generic[P, R]):
         except Exception:
             if not free:
                 raise
-            changes.specialised.update(free)  # an op may take a placeholder for no number
+            changes.specialised.update(free)  # an op may reject a traced number
             call = miss.trace(self.fn, ())
         changes.specialised.update([free[i] for i in call.numbers.fixed()])
         entry = self._entry(call, miss.signature)
@@ -617,7 +652,7 @@ class Captured(Generic[P, R]):
         return entry
 
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
-        """Trace the call with open lengths, if it has some, and compile a program."""
+        """Trace the call with dynamic lengths, if it has some, and compile a program."""
         signature, key = miss.signature, miss.key
         if not self._spec.is_allowed or ASKS_CLASS in signature.guards.names:
             return None
@@ -629,7 +664,8 @@ class Captured(Generic[P, R]):
         free = free_numbers(changes, signature)
         try:
             call = miss.trace(self.fn, free, lengths)
-        except Exception:  # what takes an open length for no int; the plain trace raises the rest
+        # Python code that rejects a traced length; the plain trace raises any other error again
+        except Exception:
             self._families.close(key, (axis for each in lengths for axis in each.axes))
             changes.specialised.update(free)
             return None
@@ -648,9 +684,11 @@ class Captured(Generic[P, R]):
         return entry
 
     def _steady_key(self, call: TracedCall, miss: _Miss) -> Any:
-        """Return the key of the calls that the program of a trace is for; None if the trace has
-        changed the signature of its own call. Fields that it rebinds count as arguments from now
-        on, and children of Modules that it has not read do not count any more."""
+        """Return the key for later calls of a traced program, or None.
+
+        It is None if the trace has changed the signature of its own call. From now on, fields that
+        the call rebinds are treated as arguments, and children of Modules that it did not read are
+        ignored."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
             self._entries.known = []
@@ -671,7 +709,7 @@ class Captured(Generic[P, R]):
         return key if same else None
 
     def _entry(self, call: TracedCall, signature: Signature) -> CacheEntry:
-        """Compile recorded calls, with host functions in place of patterns."""
+        """Compile recorded calls, after replacing patterns by host functions."""
         sources = partial(sources_of, call)
         replaced: dict[str, list[Replaced]] = {}
         if self._replace:
@@ -687,8 +725,8 @@ class Captured(Generic[P, R]):
         return entry
 
     def _compiler(self, call: TracedCall) -> tuple[Callable[..., Planned], Hoist | None]:
-        """Return the function that compiles flows for the call's VM, and what it may hoist."""
-        is_plain = debug.is_watched(call.record.vm)  # then each call is checked
+        """Return the function that compiles flows for the call's VM, and the limits of hoisting."""
+        is_plain = debug.is_watched(call.record.vm)  # such a VM checks each call
         compiler = partial(
             compile_flow,
             fuse=self.fuse and not is_plain,
@@ -700,13 +738,12 @@ class Captured(Generic[P, R]):
         return compiler, hoist_of(call) if self.hoist and not is_plain else None
 
     def _drop(self, forgotten: Sequence[CacheEntry]) -> None:
-        """Give the handles of forgotten programs back."""
+        """Free the handles of evicted programs."""
         for each in forgotten:
             each.variants.drop(self._scratch.of(each.vm), each.vm)
 
     def _find_open(self, signature: Signature, key: Any) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return a new entry of a trace with open lengths that is valid for the call, if there is
-        one."""
+        """Return a new entry of a trace with dynamic lengths for the call, if a trace is valid."""
         for opened in self._families.of(key):
             lengths = opened.lengths(signature)
             if lengths is None:
@@ -723,7 +760,7 @@ class Captured(Generic[P, R]):
     def _entry_at(
         self, opened: OpenTrace, signature: Signature, lengths: tuple[int, ...]
     ) -> CacheEntry | None:
-        """Make the entry for a call of these lengths; None where a guard does not hold."""
+        """Compile the entry for a call with these lengths; return None if a guard does not hold."""
         entry = self._make_entry_at(opened, signature, lengths)
         if entry is not None:
             entry.opened = opened
@@ -813,72 +850,85 @@ def capture(
     memory: int | str | None = None,
     effort: int = 1,
 ) -> Any:
-    """Compile `fn` into one program at its first call; later calls replay the program. It may be
-    a whole step, with gradients and an optimizer's update.
+    """Compile `fn` into one program at its first call; later calls replay the program.
 
-    It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
+    The function may be a whole training step, with gradients and an optimizer's update. `capture`
+    is also a decorator: `@capture`, or with options `@capture(fuse=False)`.
 
-    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. An
-    array of f64 is in the widest float of the call's tensors, where that is narrower. A call
-    retraces if a tensor's type, a non-tensor value or a Module matches no earlier call. So does a
-    call after a change of state that the function reaches, such as an array, which is a constant
-    of the program. A changed Python number among the arguments or in a field of a Module or an
-    optimizer retraces once. From then on it is an input of the program, unless Python code needs
-    its value. Tensors that the function reaches are used where they lie, and updated in place.
-    Random keys advance. Each call allocates its results in the current arena, or in that of a
-    field that it binds to them. Temporaries lie in scratch memory of the captured function; `plan`
-    has its size.
+    Arguments of the captured function are trees of tensors, numpy arrays and any other objects.
+    Numpy arrays are converted to tensors. An f64 array is converted to the widest float dtype of
+    the call's tensors, if that is narrower.
 
-    With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
-    no memory. With `recompute`, cheap values are computed again for the backward pass instead of
-    being saved. With `hoist`, values that depend only on tensors that the step does not update,
-    such as a weight in another dtype, are computed once and kept in an arena. They are computed
-    again after any write to such a tensor; if one is written before each call, a second program
-    computes them in the step. `plan.ahead` is their size in bytes: at most four times that of the
-    tensors that they depend on. None of these options changes a bit of the result.
+    A call is traced again if the type of a tensor, another value or a Module matches no earlier
+    call, and if state that the function reads has changed. For example, a numpy array that the
+    function reads is a constant of the program. The first change of a Python number, as an argument
+    or in a field of a Module or an optimizer, also causes a retrace. From then on the number is an
+    input of the program, unless Python code needs its value.
 
-    With `replace`, `{pattern: name}`, the host function of that name is called where the function
-    computes the pattern, a Python function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`.
-    It takes the pattern's operands and pushes its results. `step.replaced` has the places; a
-    `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
+    Tensors that the function reads from its environment are used without a copy, and updated in
+    place. Random keys advance. Each call allocates its results in the current arena; a result that
+    is assigned to a field is allocated in the arena of that field. Temporaries are allocated in
+    scratch memory that belongs to the captured function; `plan` contains its size.
 
-    With `lengths`, a name or None for each axis of a parameter's tensors, as in
-    `{"tokens": (None, "time")}`, one trace and one plan serve all lengths of a name. An axis
-    without a name is opened at the third size that calls have; `lengths=False` has a program for
-    each size. Python computes with a length as with any number. A comparison, as in an `if`, is a
-    guard. Where Python needs the value itself, each value has its program. `at_most` has bounds of
-    lengths by name: memory is planned for these, or else doubles. See docs/lengths.md.
+    Arguments:
 
-    With `check=n`, every n-th call that has a program traces the function again, and compares it
-    with the program that is about to run. Where they differ, an error names the line and the value
-    that changed. Use `check=1` first when results look old: it finds any read that no guard
-    compares, for the time of a trace. Without it, calls cost nothing more.
+    - `fn`: the function. Without it, `capture` returns a decorator.
+    - `fuse`: run chains of elementwise ops block by block, so that intermediates within a chain
+      need no memory. Default: True.
+    - `recompute`: compute cheap values again in the backward pass instead of saving them. Default:
+      True.
+    - `hoist`: compute values only once that depend only on tensors which the step does not update,
+      such as a weight in another dtype. They are kept in an arena and computed again after any
+      write to such a tensor. If one is written before each call, a second program computes them in
+      the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
+      they depend on. Default: True.
+    - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
+      function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
+      function of that name. The host function pops the operands of the pattern and pushes its
+      results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
+      matches no part of the function. See docs/functions.md.
+    - `lengths`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
+      axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An axis
+      without a name becomes dynamic at the third size that calls have; with `lengths=False` each
+      size gets its own program. Python code may compute with a length as with any number. A
+      comparison, as in an `if`, becomes a guard. Where Python needs the value itself, each value
+      gets its own program. See docs/lengths.md.
+    - `at_most`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
+      bound, the planned size doubles when a call exceeds it.
+    - `check`: with `check=n`, every n-th call that has a program traces the function again, and
+      compares the trace with the program. If they differ, an error names the line and
+      the value that changed. Use `check=1` first when results seem outdated: it finds each read
+      that no guard compares, at the cost of one trace per call. Default: None, at no cost.
+    - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
+      step.plan.ahead`. To meet it, the compiler recomputes the values whose recomputation is
+      estimated to be fastest. A larger budget never results in a program with a longer estimated
+      time. With dynamic lengths the budget applies to the bounds. Code inside loops and branches is
+      not changed. See docs/budgets.md.
+    - `effort`: with `effort=n`, the planner of scratch memory may visit n times as many nodes in
+      its search for a smaller plan, which needs up to n times the planning time. It stops when
+      `plan.nbytes` equals `plan.lower_bound`. Default: 1.
 
-    With `memory`, a size such as `"64 MiB"` or a number of bytes, the plan with its hoisted values
-    needs at most that: `step.plan.nbytes + step.plan.ahead`. Values are computed again instead of
-    being saved for the backward pass, where that takes the least time by an estimate. The results
-    have the same bits. A larger size never gives a slower program by the estimate. With open
-    lengths it holds at the bounds. Code inside loops and branches is not changed. See
-    docs/budgets.md.
+    The options `fuse`, `recompute`, `hoist`, `memory` and `effort` do not change any bit of the
+    result.
 
-    With `effort=n`, the planner of scratch memory may visit n times as many nodes of its search for
-    a smaller plan, which needs up to n times its time. It stops when `plan.nbytes` is
-    `plan.lower_bound`.
+    The function may assign a new tensor of the same type to a field of a Module. Then each call
+    assigns a new tensor, in the same arena as the previous one.
 
-    The function may rebind a Module's field to another tensor of the same type. Then each call
-    rebinds it, to a tensor in the arena of the one before.
+    Warns with `RecompilationWarning`, once, at the 8th program, and states what changed; with
+    `FrozenWarning` for a line that reads a clock or uses numpy's random generators.
 
-    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
-    with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
-    Raises `CaptureError` if the function reaches an object whose state is hidden, such as an
-    iterator. Raises it, with the line, if the function reads a tensor's value, computes on another
-    VM, or calls an op whose result's shape depends on values. Raises it also for a tensor of the
-    trace that is kept in any place but the result or such a field.
-    Raises `GradientError` inside a differentiated function, and `ArgumentError` for an option that
-    is no bool and a `replace` that is no such mapping. It raises that also for a `memory` that is
-    no size and an `effort` that is no int from 1 to 2**32. Raises `BudgetError` before anything
-    runs if no program is found that needs so little memory. Raises `ShapeError` for a length above
-    its bound and two sizes of one name, and any error of the function.
+    Raises:
+
+    - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
+      the value of a tensor, computes on another VM, calls an op whose result shape depends on
+      values, or stores a tensor of the trace anywhere other than in the result or such a field.
+    - `GradientError`: if it is called inside a differentiated function.
+    - `ArgumentError`: if an option is not a bool, `replace` is not such a mapping, `memory` is not
+      a size, or `effort` is not an int from 1 to 2**32.
+    - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
+    - `ShapeError`: for a length above its bound, and for different sizes of one name.
+
+    A call also raises any error of the function.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -921,7 +971,7 @@ def require_bools(name: str, **options: object) -> None:
 
 
 def hoist_of(call: TracedCall) -> Hoist | None:
-    """Return the limits of hoisting: values that depend on a call's numbers may not be hoisted."""
+    """Return the limits of hoisting: values that depend on a call's numbers are not hoisted."""
     if is_shared(call.record.vm):
         return None
     scalars = {id(x) for x in call.numbers.tensors.values()}

@@ -1,11 +1,13 @@
-"""`capture(check=n)`: compare a program with what the function computes now.
+"""`capture(check=n)`: compare a program with a new trace of the function.
 
-In: the `TracedCall` that a program was compiled from, and another trace of a call that is about to
-launch it. Out: nothing, or `StaleProgramError` with the first line and value that differ.
-A guard that is missing lets a program run on after a change of what the function reads. Both traces
-have the same signature, so that whatever differs between them is such a change. Calls are compared
-in order: functions, attributes, types, and operands. An operand is the same value of the flow, the
-same tensor from outside, or a constant of equal bits.
+In: the `TracedCall` that a program was compiled from, and a new trace of a call that is about to
+launch the program. Out: None, or `StaleProgramError` with the first line and value that differ.
+
+Without a guard for a value that the function reads, a program would still be launched after this
+value has changed. Both traces have the same signature, so any difference between them is such a
+change. Calls are compared in order: functions, attributes, types and operands. Operands are equal
+if they are the same value of the flow, the same tensor from outside, or constants with equal bits.
+
 Callers: `Captured` at each n-th call that has a program.
 """
 
@@ -36,14 +38,13 @@ _REMEDY: Final = (
 )
 
 Place: TypeAlias = tuple[str, str]
-"""A line of Python, and a part of a call in words."""
+"""A Python line, and the part of a call as text."""
 
 
 class Source(NamedTuple):
-    """What a program was compiled from, or another trace of it.
+    """One of the two traces to compare: that of the program, or the new one.
 
-    call: the recorded calls.
-    values: the Python numbers and lengths of the call that is compared.
+    call: the recorded calls. values: the Python numbers and lengths of the compared call.
     """
 
     call: TracedCall
@@ -51,13 +52,13 @@ class Source(NamedTuple):
 
 
 Again: TypeAlias = Callable[..., TracedCall]
-"""Trace a call again, with these numbers free and these lengths open."""
+"""Function that traces a call again, with these numbers free and these lengths dynamic."""
 
 
 def sources_of(
     call: TracedCall, entry: CacheEntry, signature: Signature, again: Again
 ) -> tuple[Source, Source]:
-    """Return the trace of an entry, for the numbers of its last call, and another trace."""
+    """Return the trace of an entry, for the numbers of its last call, and a new trace."""
     other = again(call.free)
     return Source(call, entry.scalars.values), Source(other, other.numbers.values)
 
@@ -65,9 +66,9 @@ def sources_of(
 def open_sources_of(
     opened: OpenTrace, lengths: tuple[int, ...], signature: Signature, again: Again
 ) -> tuple[Source, Source]:
-    """Return a trace with open lengths at those of a call, and another trace."""
+    """Return a trace with dynamic lengths, evaluated at the lengths of a call, and a new trace."""
     values = opened.values(signature, lengths)
-    assert values is not None  # the entry was found for them
+    assert values is not None  # the entry was found for these lengths
     other = again(opened.call.free, opened.open)
     return _source_at(opened.call, values), _source_at(other, other.numbers.values)
 
@@ -78,7 +79,7 @@ def _source_at(call: TracedCall, values: Sequence[Any]) -> Source:
 
 
 class _Bits:
-    """Constant operand, which equals others of its type and bits."""
+    """Constant operand; equal to constants with the same type and bits."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -92,7 +93,7 @@ class _Bits:
 
 
 class _Plain:
-    """Value that equals others of its class and text: 1, 1.0 and True differ."""
+    """Value compared by class and text, so that 1, 1.0 and True differ."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -106,7 +107,7 @@ class _Plain:
 
 
 class _Named:
-    """Object that is the same only as itself, with a text for it."""
+    """Object compared by identity, with a text that describes it."""
 
     def __init__(self, value: object, text: str) -> None:
         self._value, self._text = value, text
@@ -119,7 +120,7 @@ class _Named:
 
 
 def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
-    """Raise `StaleProgramError` unless both traces of a function make the same program."""
+    """Raise `StaleProgramError` unless both traces of a function produce the same program."""
     before, now = _Facts(ours), _Facts(present)
     end: tuple[Place, Any] = ("", "the number of calls"), None
     facts, others = [*before.facts(), end], [*now.facts(), end]
@@ -139,7 +140,7 @@ def require_same(fn: Any, title: str, ours: Source, present: Source) -> None:
 
 
 class _Text(NamedTuple):
-    """Text that is printed as it is."""
+    """Text whose repr has no quotes."""
 
     text: str
 
@@ -148,7 +149,7 @@ class _Text(NamedTuple):
 
 
 class _Facts:
-    """Facts of a trace, in the order of its calls: each is a place, and what is there."""
+    """Facts of a trace in the order of its calls: each is a place with a value."""
 
     def __init__(self, source: Source) -> None:
         self._call, self._values = source
@@ -231,7 +232,7 @@ class _Facts:
 def _parts(
     value: Any, numbers: Sequence[Any], where: str, above: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a tree, template or attribute, each with a text for its place."""
+    """Yield the parts of a tree, template or attribute, each with a text that locates it."""
     kind, of = type(value), partial(_parts, numbers=numbers, above=(*above, id(value)))
     if kind in PLAIN:
         yield where, _Plain(value)

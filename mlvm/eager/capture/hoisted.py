@@ -1,11 +1,13 @@
-"""Hoisted values: tensors that depend on weights alone, computed before a launch and reused.
+"""Hoisted values: tensors that depend only on weights, computed once and reused by launches.
 
-In: the hoisted part of a planned step, and the weights. Out: its results, in an arena of their own.
-They must be of the present weights at each launch. So they are computed before the first launch,
-and again after a write to a weight or its move, by a count of writes (`mlvm.arena.writes`).
-Programs of one VM with equal hoisted parts share the values.
-If weights change before each call, `Variants` selects a program without hoisted values.
-Callers: `Captured` at a compilation; `Launch.run`, which holds the VM's lock until it has launched.
+In: the hoisted part of a planned step, and the weights. Out: its results, in a separate arena.
+
+Invariant: at each launch the values correspond to the present weights. They are computed before the
+first launch, and again after a weight was written or moved, which a counter of writes detects
+(`mlvm.arena.writes`). Programs of one VM with equal hoisted parts share the values. If weights
+change before each call, `Variants` selects a program without hoisted values.
+
+Callers: `Captured` when it compiles; `Launch.run`, which holds the VM's lock until it has launched.
 """
 
 from __future__ import annotations
@@ -27,12 +29,10 @@ from mlvm.step.flow import Location
 
 
 class HoistedValues:
-    """Values of the hoisted part of a step, in an arena of their own.
+    """Results of the hoisted part of a step, in a separate arena.
 
-    vm, part: the machine, and the program that computes them.
-    sources: the weights that they are computed of.
-    values: the tensors.
-    note_line: adds the user's line to an error of the program.
+    vm, part: the VM, and the program that computes the values. sources: the weights that they
+    depend on. values: the tensors. note_line: adds the user's line to an error of the program.
     """
 
     def __init__(
@@ -40,17 +40,18 @@ class HoistedValues:
     ) -> None:
         self.vm, self.part, self.note_line = vm, part, part.planned.note_line
         read = {place for role, place, _ in part.planned.arguments if role == "state"}
-        self._states = {place: states[place] for place in sorted(read)}  # it may outlive others
+        # it may outlive the other states
+        self._states = {place: states[place] for place in sorted(read)}
         self.sources = [*self._states.values()]
         self._arena = Arena(vm, f"ahead of {name.lstrip('_')}", capacity=part.nbytes)
         self.values = [self._arena.alloc(type, Tensor) for type in part.types]
         for x in self.values:
             x.tape = None
         self._watch = Watch(vm)
-        self._changes: int | None = None  # the watch's count when they were computed
+        self._changes: int | None = None  # the write count when the values were computed
 
     def fits(self, part: HoistedPart, states: Sequence[Allocation], vm: VMProtocol) -> bool:
-        """Return whether that part computes the same of the same weights."""
+        """Return whether the part computes the same values from the same weights."""
         mine, others = self.part.planned, part.planned
         return (
             self.vm is vm
@@ -60,28 +61,32 @@ class HoistedValues:
 
     @property
     def may_change(self) -> bool:
-        """True if a write may reach a source: none reaches a constant."""
+        """True if a write may reach a source; constants are never written."""
         constants = prepare_constants(self.vm).arena
         return is_shared(self.vm) or any(x.arena is not constants for x in self.sources)
 
     @property
     def is_stale(self) -> bool:
-        """True before they are computed, and after a write to a weight."""
+        """True before the values are computed, and after a write to a weight."""
         return self._changes != self._watch.changes
 
     def is_current(self) -> bool:
-        """Return whether a launch may read them as they are. The caller holds the VM's lock."""
+        """Return whether a launch may read the values as they are.
+
+        The caller holds the VM's lock."""
         return not (self.is_stale or is_shared(self.vm) or stale_of(self.sources))
 
     def writes(self) -> int:
-        """Return the count of writes to the weights, and watch the memory where they lie now. The
-        caller holds the VM's lock."""
+        """Return the count of writes to the weights, and watch their present memory.
+
+        The caller holds the VM's lock."""
         self._watch.begin(self.sources)
         return self._watch.changes
 
     def refresh(self) -> None:
-        """Compute them of the present weights, if they are stale. The caller holds the VM's lock.
-        Raises `StaleTensor` for a weight that has ended."""
+        """Compute the values from the present weights if they are stale.
+
+        The caller holds the VM's lock. Raises `StaleTensor` for a weight that was freed."""
         stale = stale_of(self.sources)
         if stale is not None:
             raise stale
@@ -101,13 +106,13 @@ class HoistedValues:
             with bound(explaining, self.note_line):
                 vm.launch(planned.program, handles)
         finally:
-            if storage is not None:  # then the VM binds all of its programs again
+            if storage is not None:  # the VM then binds all of its programs again
                 vm.dealloc_storage(storage)
         self._changes = changes
 
 
 class HoistCache:
-    """Hoisted values of a VM, for as long as a program of a captured function uses them."""
+    """Hoisted values of a VM, kept while a program of a captured function uses them."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.values: weakref.WeakSet[HoistedValues] = weakref.WeakSet()
@@ -116,8 +121,9 @@ class HoistCache:
 def hoisted_values(
     planned: Planned, states: Sequence[Allocation], vm: VMProtocol, name: str
 ) -> HoistedValues | None:
-    """Return the values that a program takes: those of another program of the VM, where they are
-    the same. `name` is the function's, for their arena."""
+    """Return the hoisted values of a program, shared with other programs of the VM where equal.
+
+    `name` is the name of the function; the arena is named after it."""
     if planned.hoisted is None:
         return None
     with vm.lock:
@@ -131,19 +137,19 @@ def hoisted_values(
 
 
 def is_shared(vm: VMProtocol) -> bool:
-    """Return whether other clients write to the VM's tensors, uncounted."""
+    """Return whether other clients may write to the VM's tensors without being counted."""
     return getattr(vm, "shared", False)
 
 
 def as_type(x: Allocation, type: TensorType) -> Allocation:
-    """Return the tensor, or a view of it as another type."""
+    """Return the tensor, or a view of it with another type."""
     return x if x.type is type else x.arena.view(x, type)
 
 
 def _tensors(
     arguments: Sequence[Location], states: Sequence[Allocation] | Mapping[int, Allocation]
 ) -> list[object]:
-    """Return a program's operands, comparable: states by identity, others by role and place."""
+    """Return the operands of a program in a form that can be compared."""
     return [
         (role, id(states[place]) if role == "state" else place, type)
         for role, place, type in arguments

@@ -1,14 +1,20 @@
-"""Launch a captured program: scratch memory, hoisted values, operands, and its outputs.
+"""Launch a captured program: scratch memory, hoisted values, operands, and outputs.
 
-In: a `Launch`, the planned program with all that it runs on besides a call's own tensors; and
-from the call its inputs, its outputs (allocated by the caller) and its scalar inputs.
-Out: nothing; the outputs and updated states are written, on a VM elsewhere maybe later.
-The operands' types are those of the trace: the signature or the pattern in C has checked it.
-Scratch memory is per captured function and VM, as large as the largest plan, and shared by its
-programs. So the `Scratch` lock is held from before handles are read until the launch is sent.
-Hoisted values are refreshed before, under the VM's lock, which is held until the launch is sent.
-Callers: `Captured` for each call, hit or miss; `drain` for each element of a queue.
-An error is noted with the user's line; a stale operand becomes `StaleTensor`.
+In: a `Launch`, which is the planned program with all operands except the tensors of a call; and
+from the call its inputs, its outputs (allocated by the caller) and its scalar inputs. Out: None;
+the outputs and the updated states are written, possibly later if the VM is remote.
+
+Invariants:
+
+- The types of the operands are those of the trace; the signature or the C pattern has checked them.
+- Scratch memory belongs to one captured function on one VM. It is as large as the largest plan, and
+  shared by the function's programs. The `Scratch` lock is therefore held from before the handles
+  are read until the launch is sent.
+- Hoisted values are refreshed before the launch. The VM's lock is held from then until the launch
+  is sent.
+
+Callers: `Captured` for each call; `drain` for each element of a queue. An error is reported with
+the user's line; an operand that was freed raises `StaleTensor`.
 """
 
 from __future__ import annotations
@@ -42,17 +48,17 @@ from mlvm.step.replacement import Types
 from mlvm.step.saved import SavedStep
 
 _MOST_REFRESHED: Final = 2
-"""How many calls in a row refresh hoisted values before a program without them is compiled."""
+"""Number of successive calls that refresh hoisted values before a program without hoisted values is
+compiled."""
 
 _ROLES: Final = "input", "output", "state"
 
 
 class ScalarInputs(NamedTuple):
-    """A call's Python numbers, as a program takes them.
+    """Python numbers of a call, in the form that a program needs.
 
-    args: the numbers of the signature.
-    values: all numbers that Python computes of these.
-    arrays: those that ops use, each with the tensor that it is copied to.
+    args: the numbers of the signature. values: all numbers that Python computes from them. arrays:
+    the numbers that ops use, each with the tensor to which it is copied.
     """
 
     args: list[float]
@@ -61,10 +67,10 @@ class ScalarInputs(NamedTuple):
 
 
 class Scratch:
-    """Scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
-    is held while a program uses it.
+    """Scratch memory of a captured function on one VM, as large as its largest plan.
 
-    is_nested: True for the memory of one launch inside another.
+    Its `lock` is held while a program uses it. is_nested: True for the memory of a launch inside
+    another launch.
     """
 
     def __init__(self, *, is_nested: bool = False) -> None:
@@ -74,13 +80,17 @@ class Scratch:
         self.storage: StorageHandle | None = None
 
     def is_in_use(self, vm: VMProtocol) -> bool:
-        """Return whether this thread is inside a launch that may use it, or inside another call of
-        the VM, as a signal handler, a finalizer or a host function is. It must not wait for the
-        lock there, since a thread that has the lock may wait for the VM."""
+        """Return whether this thread is inside a launch that may use the scratch memory.
+
+        Return True also inside any other call of the VM, as in a signal handler, a finalizer or a
+        host function. There the thread must not wait for the lock, because the thread that holds
+        the lock may wait for the VM."""
         return not self.is_nested and (is_mine(self.lock) or is_mine(vm.lock))
 
     def reserve(self, vm: VMProtocol, launch: Launch) -> tuple[TensorHandle, ...]:
-        """Return the handles of the program's temporaries. The caller has the lock."""
+        """Return the handles of the program's temporaries.
+
+        The caller holds the lock."""
         launch = launch.owner or launch
         nbytes = launch.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
@@ -101,7 +111,7 @@ class Scratch:
         return launch.temporaries
 
     def drop(self, vm: VMProtocol, launch: Launch) -> None:
-        """Give the handles of a program back that is forgotten."""
+        """Free the handles of an evicted program."""
         with self.lock:
             if self.storage is not None and launch.storage == self.storage:
                 launch.storage = None
@@ -109,19 +119,21 @@ class Scratch:
                     vm.dealloc_tensor(handle)
 
     def release(self, vm: VMProtocol) -> None:
-        """Give the memory back. The caller has the lock."""
+        """Free the memory.
+
+        The caller holds the lock."""
         if self.storage is not None:
             vm.dealloc_storage(self.storage)
         self.storage, self.nbytes = None, 0
 
 
 class ScratchMemories:
-    """Scratch memory of a captured function, by VM. It goes with the function."""
+    """Scratch memory of a captured function, by VM, freed together with the function."""
 
     def __init__(self, owner: object) -> None:
-        self._lock = new_lock()  # of the dict
+        self._lock = new_lock()  # guards the dict
         self._by_vm: weakref.WeakKeyDictionary[VMProtocol, Scratch] = weakref.WeakKeyDictionary()
-        # Not `__del__`: the garbage collector clears weak references of what it collects before.
+        # Not `__del__`: the garbage collector clears weak references before it calls that.
         weakref.finalize(owner, _release, self._by_vm).atexit = False
 
     def of(self, vm: VMProtocol) -> Scratch:
@@ -132,7 +144,7 @@ class ScratchMemories:
         return scratch
 
     def release(self) -> None:
-        """Wait for calls that run now, and give all memory back."""
+        """Wait for running calls, and free all scratch memory."""
         with self._lock:
             by_vm = dict(self._by_vm)
         _release(by_vm)
@@ -145,20 +157,20 @@ def _release(by_vm: Any) -> None:
 
 
 class Launch:
-    """A planned program with its operands besides a call's own tensors.
+    """A planned program with all operands except the tensors of a call.
 
-    planned: the program and its plan.
-    hoisted: the values that it takes, if there are any.
-    states: tensors that the function reaches, then hoisted values.
-    updates: role and number of each input and state that it writes to.
-    queues: those that give an element before a launch, which is an input of it.
-    first_queue: the queue from which the program itself takes an element first, if it does.
-    operands: role, number and type of each operand, before temporaries.
-    has_temporaries: whether scratch memory follows these.
-    storage, temporaries: the scratch memory of the last launch, and its handles.
-    replay: its launches on known tensors, in C.
-    owner: the launch with whose temporaries it runs, if these are not its own.
-    program: the program; that of `planned`, or a variant.
+    - planned: the program and its plan.
+    - hoisted: the hoisted values that the program uses, if there are any.
+    - states: tensors that the function reads from its environment, then hoisted values.
+    - updates: role and number of each input and state that the program writes.
+    - queues: queues from which an element is taken before a launch; the element is an input.
+    - first_queue: the queue from which the program itself takes an element first, if any.
+    - operands: role, number and type of each operand, before temporaries.
+    - has_temporaries: whether scratch memory follows these operands.
+    - storage, temporaries: the scratch memory of the last launch, and its handles.
+    - replay: launches of the program on known tensors, in C.
+    - owner: the launch whose temporaries are used, if they are not its own.
+    - program: the program; that of `planned`, or a variant.
     """
 
     def __init__(self, planned: Planned, call: TracedCall, hoisted: HoistedValues | None) -> None:
@@ -183,7 +195,7 @@ class Launch:
     def planned(self) -> Planned:
         """The program and its plan."""
         planned = self._make_planned()
-        assert planned is not None  # its values are within the plan
+        assert planned is not None  # the caller has checked that the values are within the plan
         return planned
 
     def _use(self, planned: Planned) -> None:
@@ -199,14 +211,15 @@ class Launch:
         self.replay = self._new_replay()
 
     def _new_replay(self) -> Any:
-        """Return the launches of the program in C; None without C."""
+        """Return the C object that launches the program; None without the extension."""
         if EXTENSION is None:
             return None
         vm, program, hoisted, updates = self._vm, self.program, self.hoisted, bool(self.updates)
 
         def may_replay(handles: tuple[TensorHandle, ...]) -> bool:
-            """Return whether nothing is to be computed before a launch or counted after it. The
-            caller has the VM's lock."""
+            """Return whether no value must be computed before a launch or counted after it.
+
+            The caller holds the VM's lock."""
             if hoisted is not None and not hoisted.is_current():
                 return False
             return not (updates and may_count(vm, program, handles))
@@ -215,7 +228,7 @@ class Launch:
         return EXTENSION.Replay(tuple(self.operands), self.states, check)
 
     def with_program(self, planned: Planned) -> Launch:
-        """Return a launch of another program, which takes no hoisted values, on the same."""
+        """Return a launch of another program without hoisted values, with the same operands."""
         other = copy.copy(self)
         other.hoisted = other.owner = None
         other._use(planned)
@@ -228,8 +241,9 @@ class Launch:
         owner: Launch,
         make_planned: Callable[[], Planned | None],
     ) -> Launch:
-        """Return a launch of a variant of the program on operands of these types, with the
-        temporaries of the owner."""
+        """Return a launch of a variant of the program on operands of these types.
+
+        It uses the temporaries of the owner."""
         other = copy.copy(self)
         other.storage, other.temporaries, other._looped = None, (), None
         other.program, other.operands, other.owner = program, operands, owner
@@ -238,8 +252,10 @@ class Launch:
         return other
 
     def replayed(self, arena: Arena, inputs: Sequence[Tensor], types: Types) -> list[Tensor] | None:
-        """Launch the program in C, if it has run on these tensors before, and return outputs of
-        these types in the arena. None: nothing has happened, and `run` is to launch it."""
+        """Launch the program in C and return its outputs in the arena, or return None.
+
+        None means that the program has not run on these tensors before, and was not launched; the
+        caller then calls `run`. The outputs have these types."""
         try:
             return self.replay.run(arena, inputs, types)  # type: ignore[no-any-return]
         except Exception as error:
@@ -247,8 +263,9 @@ class Launch:
             raise
 
     def looped(self) -> Program:
-        """Return the program in a loop that runs while its queue has elements. Raises
-        `ProgramError` for one that takes from another number of queues than one."""
+        """Return the program in a loop that runs while its queue has elements.
+
+        Raises `ProgramError` unless the program takes elements from exactly one queue."""
         self._looped = self._looped or self.planned.looped()
         return self._looped
 
@@ -264,9 +281,10 @@ class Launch:
         arena: Arena | None = None,
         is_ahead: bool = False,
     ) -> None:
-        """Launch the program, or that `program` in its place, on a call's tensors. With an `arena`,
-        that of the outputs, `replayed` may launch it next time. It `is_ahead` where its first
-        queue's element is taken already."""
+        """Launch the program, or the given `program` instead, on the tensors of a call.
+
+        With the `arena` of the outputs, `replayed` may launch the same call next time. `is_ahead`:
+        the element of the first queue has been taken already."""
         if scratch.is_in_use(vm):
             _run_nested(self, scalars, vm, inputs, outputs, program, is_ahead=is_ahead)
             return
@@ -283,7 +301,7 @@ class Launch:
         explains: Callable[[Exception], None] = self.note_line
         token = explaining.set(self.note_line)
         try:
-            # Entering the one lock twice costs less than a context that does nothing.
+            # Entering the same lock twice is cheaper than a context manager that does nothing.
             with scratch.lock, scratch.lock if hoisted is None else vm.lock:
                 if hoisted is not None:
                     explains = hoisted.note_line
@@ -296,7 +314,7 @@ class Launch:
                 if handles is None:
                     used = [as_type(tensors[role][i], type) for role, i, type in self.operands]
                     handles = (*[x.handle for x in used], *temporaries)
-                for x, array in scalars.arrays:  # another thread's may be there
+                for x, array in scalars.arrays:  # another thread may have written its numbers
                     vm.write(x.handle, array)
                 if debug.is_watched(vm):
                     updated = [tensors[_ROLES.index(role)][i].root for role, i in self.updates]
@@ -304,7 +322,7 @@ class Launch:
                     try:
                         debug.launch_watched(vm, program, handles, updated, saved)
                     except MlvmError as error:
-                        error.late = False  # each call of it is waited for
+                        error.late = False  # the caller waits for each call of it
                         raise
                     return
                 vm.launch(program, handles)
@@ -324,15 +342,16 @@ class Launch:
     def _saved(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[SavedStep, list[Array]]:
-        """Return the step with the state as it is now, and the values of its inputs."""
+        """Return the step with the current state and the values of its inputs, for a file."""
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, self.states)))
         return step, [values_of(x.root) for x in inputs]
 
 
 def operands_of(planned: Planned, types: Sequence[Any]) -> list[tuple[int, int, Any]]:
-    """Return the operands of a program before its temporaries, as `Launch` has them, for the types
-    of its arguments."""
+    """Return the operands of a program that precede its temporaries, as for `Launch`.
+
+    `types` are the types of the program's arguments."""
     arguments = [(*each[:2], type) for each, type in zip(planned.arguments, types, strict=True)]
     return [(k, *rest) for k, role in enumerate(_ROLES) for own, *rest in arguments if own == role]
 
@@ -340,9 +359,11 @@ def operands_of(planned: Planned, types: Sequence[Any]) -> list[tuple[int, int, 
 def _run_nested(
     launch: Launch, scalars: ScalarInputs, vm: VMProtocol, *call: Any, **options: Any
 ) -> None:
-    """Run a launch inside another one of this thread, which may be of the same function: on
-    separate scratch memory, with the numbers of the other put back."""
-    own, launch = Scratch(is_nested=True), copy.copy(launch)  # others read the handles of the first
+    """Run a launch inside another launch of this thread, possibly of the same function.
+
+    It uses separate scratch memory, and restores the numbers of the outer launch."""
+    # other launches read the handles of the original
+    own, launch = Scratch(is_nested=True), copy.copy(launch)
     if launch.owner is not None:
         launch.owner = copy.copy(launch.owner)
     numbers = [(x, vm.read(x.handle)) for x, _ in scalars.arrays]
@@ -355,30 +376,31 @@ def _run_nested(
 
 
 class Variants:
-    """Programs for one signature: one with hoisted values and, once weights change before each
-    call, one without.
+    """Programs for one signature: with hoisted values and, if needed, without.
 
-    hoisting: the first program.
-    last: that of the last call.
+    The second program is compiled once the weights change before each call. hoisting: the first
+    program. last: the program of the last call.
     """
 
     def __init__(self, launch: Launch, compile_unhoisted: Callable[..., Planned]) -> None:
         self.hoisting = self.last = launch
         may_change = launch.hoisted is not None and launch.hoisted.may_change
-        self._compile = compile_unhoisted if may_change else None  # which holds all recorded calls
+        self._compile = compile_unhoisted if may_change else None  # it keeps all recorded calls
         self._unhoisted: Launch | None = None
-        self._writes = -1  # the count of the last call with stale hoisted values
-        self._stale_calls = 0  # calls in a row after which weights had changed
+        self._writes = -1  # the write count at the last call with stale hoisted values
+        self._stale_calls = 0  # successive calls before which weights had changed
 
     def drop(self, scratch: Scratch, vm: VMProtocol) -> None:
-        """Give the handles of the programs back, which are forgotten."""
+        """Free the handles of the programs, which are evicted."""
         for launch in (self.hoisting, self._unhoisted):
             if launch is not None:
                 scratch.drop(vm, launch)
 
     def select(self, *, in_loop: bool = False) -> Launch:
-        """Return the program for the next call. It is the one without hoisted values if the weights
-        have changed since the last call, and did so often before, or if writes are not counted."""
+        """Return the program for the next call.
+
+        It is the program without hoisted values if the weights have changed since the last call,
+        and did so often before, or if writes are not counted."""
         launch = self.hoisting
         hoisted = launch.hoisted
         if hoisted is not None and not in_loop:
@@ -400,7 +422,7 @@ class Variants:
     def _compiled(self, hoisted: HoistedValues) -> Launch | None:
         """Return the program without hoisted values, or None if it exceeds the budget.
 
-        Its plan counts their bytes, which stay.
+        Its plan includes the bytes of the hoisted values, which stay allocated.
         """
         assert self._compile is not None
         try:

@@ -1,9 +1,10 @@
-"""Open lengths: axes of a captured function's arguments whose size is a value of a launch.
+"""Dynamic axes: axes of a captured function's arguments whose size may change per launch.
 
-In: what the user names, `capture(lengths={"tokens": (None, "time")})`, and the signature of a call.
-Out: `OpenLength`s, each with the axes that have it; for a trace the open types of tensors.
-A length above its bound and two sizes of one name raise `ShapeError`, before anything is run.
-Callers: `Captured` for each call that is no hit of the fast path; `trace`.
+In: the names from `capture(lengths={"tokens": (None, "time")})`, and the signature of a call. Out:
+`OpenLength`s, each with the axes that share the length; for a trace the dynamic types of tensors. A
+length above its bound and two sizes of one name raise `ShapeError` before anything runs.
+
+Callers: `Captured` for each call that the fast path does not match; `trace`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tree import leaves
 
 _LONGEST = 2**40
-"""The highest bound of a length: bytes of a plan at the bounds are counted in 64 bits."""
+"""Maximum bound of a length: the bytes of a plan for the bounds must fit into 64 bits."""
 
 
 class Axis(NamedTuple):
-    """An axis of a tensor of a signature, by the number of the tensor: `times` the length."""
+    """An axis of a tensor of a signature (by index), whose size is `times` the length."""
 
     tensor: int
     axis: int
     times: int = 1
 
     def size_in(self, signature: Signature) -> int:
-        """Return its size in a call."""
+        """Return the size of the axis in a call."""
         return signature.tensors[self.tensor].shape[self.axis]
 
 
 class OpenLength(NamedTuple):
-    """A length: the axes that have it, and the name and bound that the user gave, or None."""
+    """A dynamic length: the axes that share it, and the user's name and bound, or None."""
 
     axes: tuple[Axis, ...]
     name: str | None = None
@@ -50,12 +51,11 @@ class OpenLength(NamedTuple):
 
 
 class LengthSpec:
-    """The axes that the user has opened by name.
+    """The axes that the user has named as dynamic.
 
-    names: for each parameter, the names of its axes, in a tree as its argument.
-    lengths: the names of all.
-    at_most: the bound of a length, by its name.
-    is_allowed: whether axes may be opened at all.
+    names: for each parameter, the names of its axes, as a tree like the argument. lengths: all
+    names. at_most: the bound of a length, by its name. is_allowed: whether any axis may become
+    dynamic.
     """
 
     def __init__(self, fn: Callable[..., Any], lengths: object, at_most: object) -> None:
@@ -66,7 +66,9 @@ class LengthSpec:
         self._parameters: inspect.Signature | None = None
         if lengths is None or lengths is False:
             if at_most is not None:
-                raise ArgumentError("capture: at_most bounds lengths, and no length has a name")
+                raise ArgumentError(
+                    "capture: at_most= needs named axes; write lengths= with the same names"
+                )
             return
         if not isinstance(lengths, Mapping):
             raise ArgumentError(
@@ -78,21 +80,23 @@ class LengthSpec:
             self._parameters = inspect.signature(fn)
         except (TypeError, ValueError):
             raise ArgumentError(
-                "capture: lengths needs a function whose parameters Python can tell"
+                "capture: lengths= needs a Python function with a signature"
             ) from None
         kinds = {each.kind for each in self._parameters.parameters.values()}
         unknown = [name for name in self.names if name not in self._parameters.parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
             others = ", ".join(self._parameters.parameters)
             raise ArgumentError(
-                f"capture: lengths names the parameter {unknown[0]!r}; the function has {others}"
+                f"capture: expected parameters of the function ({others}) in lengths=, got "
+                f"{unknown[0]!r}"
             )
         if at_most is not None and not isinstance(at_most, Mapping):
             raise ArgumentError(f'capture: expected at_most={{"time": 512}}, got {brief(at_most)}')
         for name, bound in dict(at_most or {}).items():
             if name not in names:
                 raise ArgumentError(
-                    f"capture: at_most bounds {name!r}; lengths names {', '.join(sorted(names))}"
+                    f"capture: expected names of lengths= in at_most= "
+                    f"({', '.join(sorted(names))}), got {name!r}"
                 )
             is_integer = isinstance(bound, (int, np.integer)) and type(bound) is not bool
             if not is_integer or not 1 <= bound <= _LONGEST:
@@ -103,14 +107,16 @@ class LengthSpec:
             self.at_most[name] = int(bound)
 
     def axes(self, signature: Signature, args: Any, kwargs: Any) -> list[OpenLength]:
-        """Return the named axes of a call. Raises `ShapeError` for a length above its bound, two
-        sizes of one name, and a tensor of other dimensions than the names given for it."""
+        """Return the named axes of a call.
+
+        Raises `ShapeError` for a length above its bound, for two sizes of one name, and for a
+        tensor whose rank differs from the number of names."""
         if self._parameters is None:
             return []
         try:
             bound = self._parameters.bind(*args, **kwargs).arguments
         except TypeError:
-            return []  # the call itself raises it
+            return []  # the call itself raises an error for this argument
         for parameter in self._parameters.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 bound |= bound.pop(parameter.name, {})
@@ -119,8 +125,8 @@ class LengthSpec:
         unnamed = sorted(self.names.keys() - bound.keys())
         if rest is not None and unnamed:
             raise ArgumentError(
-                f"capture: lengths names {unnamed[0]!r}, which no argument of the call has: write "
-                f"{unnamed[0]}=..., as those of {rest} have no names"
+                f"capture: lengths= names {unnamed[0]!r}, but the arguments of {rest} have no "
+                f"names; pass it as {unnamed[0]}=..."
             )
         ordinals = {id(x): i for i, x in enumerate(signature.tensors)}
         axes: dict[str, list[Axis]] = {}
@@ -130,8 +136,8 @@ class LengthSpec:
             tensors = _tensors(value, spec, name)
             if not tensors and leaves(value):
                 raise ArgumentError(
-                    f"capture: lengths names axes of {name!r}, which is {_described(value)} "
-                    f"without tensors; pass ml.asarray({name})"
+                    f"capture: lengths= names axes of {name!r}, expected tensors, got "
+                    f"{_described(value)}; pass ml.asarray({name})"
                 )
             for x, names, path in tensors:
                 if len(names) != x.ndim:
@@ -145,13 +151,14 @@ class LengthSpec:
                     most = self.at_most.get(length)
                     if most is not None and size > most:
                         raise ShapeError(
-                            f"capture: {where} is {length!r} = {size}, at most {most}: got {x.type}"
+                            f"capture: expected at most {most} as {length!r} ({where}), got "
+                            f"{size}: {x.type}"
                         )
                     expected, first = sizes.setdefault(length, (size, where))
                     if expected != size:
                         raise ShapeError(
-                            f"capture: {length!r} is {expected} at {first}, and {size} at {where}: "
-                            f"axes of one name have one size"
+                            f"capture: axes with the name {length!r} must have equal sizes, got "
+                            f"{expected} at {first} and {size} at {where}"
                         )
                     if id(x) in ordinals:
                         axes.setdefault(length, []).append(Axis(ordinals[id(x)], axis))
@@ -159,7 +166,7 @@ class LengthSpec:
 
 
 def _is_axes(spec: Any) -> bool:
-    """Return whether it is a name or None for each axis of a tensor."""
+    """Return whether the value is a tuple with a name or None for each axis of a tensor."""
     return isinstance(spec, tuple) and all(each is None or isinstance(each, str) for each in spec)
 
 
@@ -168,7 +175,9 @@ def _described(value: Any) -> str:
 
 
 def _names_in(spec: Any, path: str) -> set[str]:
-    """Return the names in a tree of axes. Raises `ArgumentError` for other things."""
+    """Return the names in a tree of axes.
+
+    Raises `ArgumentError` for any other value."""
     if _is_axes(spec):
         return {each for each in spec if each is not None}
     if isinstance(spec, Mapping):
@@ -182,9 +191,10 @@ def _names_in(spec: Any, path: str) -> set[str]:
 
 
 def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str | None, ...], str]]:
-    """Return the tensors of an argument, with the names of their axes and where they are. A tuple
-    of names stands for all tensors in its place."""
-    fields = value._asdict() if hasattr(value, "_asdict") else value  # of a named tuple
+    """Return the tensors of an argument, with the names of their axes and their paths.
+
+    A tuple of names applies to all tensors in its position of the tree."""
+    fields = value._asdict() if hasattr(value, "_asdict") else value  # a named tuple
     pairs: Iterable[tuple[Any, Any, Any]]
     if _is_axes(spec):
         if isinstance(value, Tensor):
@@ -200,7 +210,9 @@ def _tensors(value: Any, spec: Any, path: str) -> list[tuple[Tensor, tuple[str |
         for name in spec:
             if name not in names:
                 others = ", ".join(map(str, names)) or _described(value)
-                raise ArgumentError(f"capture: lengths of {path} names {name!r}; got {others}")
+                raise ArgumentError(
+                    f"capture: expected items of {path} ({others}) in lengths=, got {name!r}"
+                )
         pairs = [(name, names[name], each) for name, each in spec.items()]
     elif not isinstance(value, (list, tuple)) or len(spec) != len(value):
         got = len(value) if isinstance(value, (list, tuple)) else _described(value)
@@ -217,8 +229,7 @@ def sizes_of(signature: Signature) -> dict[Axis, int]:
 
 
 def may_open(signature: Signature, number: int) -> bool:
-    """Return whether axes of that tensor may be open: no other tensor shares its memory in the
-    call."""
+    """Return whether axes of that tensor may be dynamic: no other tensor shares its memory."""
     x = signature.tensors[number]
     return (
         not signature.is_reached(x)
@@ -231,7 +242,7 @@ def may_open(signature: Signature, number: int) -> bool:
 def open_types(
     axes: Sequence[OpenLength], signature: Signature, lengths: Sequence[Any]
 ) -> dict[int, TensorType]:
-    """Return the open types of tensors, by their ids, for the lengths of a trace."""
+    """Return the dynamic types of tensors, by their ids, for the lengths of a trace."""
     shapes: dict[int, list[Any]] = {}
     for each, length in zip(axes, lengths, strict=True):
         for axis in each.axes:

@@ -1,8 +1,9 @@
-"""`ml.measure`: the memory that a function needs, without running it.
+"""`ml.measure`: the memory that a function needs, computed without running it.
 
-In: a function, and types in place of its tensors. Out: the bytes of an eager call, the plan of the
-captured function, and how many bytes other programs of it need.
-Callers: users, and `python -m mlvm`. Nothing is allocated on the VM.
+In: a function, and types instead of its tensors. Out: the bytes of an eager call, the plan of the
+captured function, and the bytes of alternative programs. Nothing is allocated on the VM.
+
+Callers: users, and `python -m mlvm`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _LARGEST: Final = 1 << 40
 class CurvePoint(NamedTuple):
     """Memory and estimated time of one program of a captured function.
 
-    `nbytes` are the bytes of its plan with hoisted values, and `seconds` the estimated time. Where
-    no program fits a budget that was asked for, `nbytes` is None and the time infinite.
+    `nbytes` is the size of its plan with hoisted values in bytes, and `seconds` the estimated time.
+    If no program fits a requested budget, `nbytes` is None and the time is infinite.
 
         >>> ml.measure(ml.tanh, ml.TensorType("f32", [1000])).curve()[0].nbytes
         0
@@ -55,11 +56,11 @@ class CurvePoint(NamedTuple):
 class Measured:
     """Memory requirement of a function call.
 
-    `arena` is the high-water mark of an arena in which it runs eagerly: the largest total size of
-    tensors that are alive simultaneously. It is exact except in `cond`, `scan` and other control
-    flow, where one iteration and all branches count. `capacity` is sufficient for an arena of fixed
-    capacity; it includes the gaps between tensors. `plan` is the plan of the captured function.
-    `curve` returns the memory and time of alternative programs.
+    `arena` is the high-water mark of an arena in which the function runs eagerly: the largest total
+    size of tensors that are alive simultaneously. It is exact except in `cond`, `scan` and other
+    control flow, where one iteration and all branches are counted. `capacity` is sufficient for an
+    arena with a fixed capacity; it includes the gaps between tensors. `plan` is the plan of the
+    captured function. `curve` returns the memory and time of alternative programs.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
         >>> measured
@@ -68,8 +69,9 @@ class Measured:
         >>> measured.arena, measured.plan.nbytes
         (4096, 4032)
 
-    If types have names of sizes, as in `TensorType("f32", ("batch", 784))`, `at` measures at given
-    sizes, and `largest` finds a size; the others need sizes, and raise `ArgumentError` without.
+    If types contain names of sizes, as in `TensorType("f32", ("batch", 784))`, `at` measures at
+    given sizes, and `largest` finds the largest size. The other methods then need sizes, and raise
+    `ArgumentError` without them.
 
         >>> def loss(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(x))))(x)
         >>> sizes = ml.measure(loss, memory="64 KiB", x=ml.TensorType("f32", ("batch", 100)))
@@ -97,18 +99,18 @@ class Measured:
         if self._cached_facts is None:
             sizes = ", ".join(f"{name}=32" for name in self._names)
             raise ArgumentError(
-                f"measure: expected sizes of {', '.join(self._names)}: write .at({sizes})"
+                f"measure: expected sizes for {', '.join(self._names)}; write .at({sizes})"
             )
         return self._cached_facts
 
     @property
     def arena(self) -> int:
-        """The high-water mark in bytes of an arena that the call runs in eagerly."""
+        """The high-water mark in bytes of an arena in which the call runs eagerly."""
         return self._facts.arena
 
     @property
     def capacity(self) -> int:
-        """The capacity in bytes of an arena that the call runs in eagerly."""
+        """The capacity in bytes that an arena needs to run the call eagerly."""
         return self._facts.capacity
 
     @property
@@ -117,11 +119,11 @@ class Measured:
         return self._facts.plan
 
     def curve(self) -> list[CurvePoint]:
-        """Return bytes against estimated time for programs of the captured function.
+        """Return bytes against estimated time for alternative programs of the captured function.
 
-        Each needs less memory and more time than the one before. With the `budgets` of `measure`,
-        return the fastest program for each of these, in their order. With `lengths` they are
-        programs at the bounds; the times are those at the sizes of the arguments.
+        Each program needs less memory and more time than the previous one. With the `budgets` of
+        `measure`, return the fastest program for each budget, in the given order. With `lengths`
+        the bytes are those at the bounds; the times are those at the sizes of the arguments.
 
             >>> def step(x): return ml.grad(lambda x: ml.sum(ml.tanh(ml.tanh(ml.tanh(x)))))(x)
             >>> points = ml.measure(step, ml.TensorType("f32", [1000])).curve()
@@ -136,7 +138,7 @@ class Measured:
     def plot(self, path: str | Path) -> None:
         """Draw the curve as an SVG picture, with the plan marked.
 
-        Raises `ArgumentError` for a name that does not end in .svg, and `OSError`.
+        Raises `ArgumentError` for a file name that does not end in .svg, and `OSError`.
 
         Refuses:
             ml.measure(ml.tanh, v).plot("curve.png")  # ArgumentError
@@ -145,9 +147,9 @@ class Measured:
         write_file(path, front(self._facts.curve(), self.plan.nbytes + self.plan.ahead))
 
     def at(self, /, **sizes: int) -> Measured:
-        """Measure at these sizes, one for each name.
+        """Measure at these sizes, given by name.
 
-        Raises what `measure` raises, and `ArgumentError` for other names and what is no size.
+        Raises what `measure` raises, and `ArgumentError` for unknown names and invalid sizes.
 
         Refuses:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).at()  # ArgumentError
@@ -167,12 +169,13 @@ class Measured:
     def largest(self, name: str, /, **others: int) -> int:
         """Return the largest size of that name at which a captured function fits `memory=`.
 
-        `others` are the other sizes. Each size is planned, and none is run. The search doubles and
-        halves the size, and assumes that a function that fits at a size fits at smaller ones. It
-        ends at 2**40, where the plan does not grow with the size.
+        `others` are the other sizes. The search plans the function at each candidate size, without
+        running it. It doubles and then halves the size, and assumes that a function which fits at
+        one size also fits at smaller sizes. It stops at 2**40 if the plan does not grow with the
+        size.
 
-        Raises `BudgetError` if not even 1 fits, `ArgumentError` without `memory=` and for a name
-        that no type has.
+        Raises `BudgetError` if size 1 does not fit, and `ArgumentError` without `memory=` and for a
+        name that no type contains.
 
         Refuses:
             ml.measure(ml.tanh, ml.TensorType("f32", ("n",))).largest("m")  # ArgumentError
@@ -186,7 +189,7 @@ class Measured:
                 f'ml.TensorType("f32", ("batch", 784))'
             )
         if self._options.budget is None:
-            raise ArgumentError("largest: expected measure(memory=), which the size must fit")
+            raise ArgumentError("largest: expected a budget, got none; write measure(memory=)")
         self.at(**{**others, name: 1})
         fits, fails = 1, 2
         while fails <= _LARGEST and self._fits({**others, name: fails}):
@@ -259,21 +262,25 @@ def measure(
     budgets: Sequence[int | str] = (),
     **kwargs: Any,
 ) -> Measured:
-    """Measure the memory of a call besides its arguments and the state that the function reaches,
-    without running it or allocating anything.
+    """Measure the memory that a call needs, without running it or allocating anything.
 
-    Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor or array itself. With `lengths` and `at_most`, as in `capture`, the plan is that of the
-    bounds, and its `used` has the bytes in use at the sizes of the arguments. With `memory` the
-    plan is that of `capture(memory=)`. With `budgets`, sizes such as `"64 MiB"`, `curve()` of the
-    result has the fastest program for each.
+    The memory of the arguments, and of the state that the function reads, is not included.
 
-    A type may have names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the
-    result measures, and `.largest("batch")` is the largest size whose plan fits `memory`. Options
-    of a captured function apply to its measurement.
+    Pass the arguments of the function. Each tensor may be replaced by a `TensorType`. A type may
+    contain names of sizes: `TensorType("f32", ("batch", 784))`. Then `.at(batch=32)` of the result
+    measures at a size, and `.largest("batch")` returns the largest size whose plan fits `memory`.
 
-    Raises what `capture` raises, `ArgumentError` for an option that is no bool and a size that is
-    none, and `CaptureError` for a type given as text.
+    Arguments:
+
+    - `lengths`, `at_most`: dynamic axes as in `capture`. The plan is then that of the bounds, and
+      its `used` is the number of bytes in use at the sizes of the arguments.
+    - `memory`: a budget for the plan, as in `capture(memory=)`.
+    - `budgets`: sizes such as `"64 MiB"`. `curve()` of the result then contains the fastest program
+      for each.
+    - `fuse`, `recompute`, `hoist`: as in `capture`. For a captured function, its own options apply.
+
+    Raises what `capture` raises, `ArgumentError` for an option that is not a bool and an invalid
+    size, and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
@@ -296,7 +303,7 @@ def measure(
     if isinstance(fn, Captured):
         fuse, recompute, hoist = fuse and fn.fuse, recompute and fn.recompute, hoist and fn.hoist
         budget = fn.budget if budget is None else budget
-    recorder.refuse_captured("a function is measured")
+    recorder.refuse_captured("measure a function")
     options = _Options(fuse, recompute, hoist, lengths, at_most, budget, limits)
     names: set[str] = set()
     replace(lambda type: names.update(type.names), (args, kwargs), NamedType)
@@ -315,11 +322,13 @@ def _facts(
     options: _Options,
     points: list[tuple[int, float]] | None = None,
 ) -> _Facts:
-    """Measure a call. With `lengths` its curve is put into `points`, if they are given."""
+    """Measure a call.
+
+    If `points` is given and the call has `lengths`, add its curve to them."""
     original = args, kwargs
     spec, arena = LengthSpec(fn, options.lengths, options.at_most), current_arena()
     with closing(Arena(arena.vm, "measured")) as own:
-        if spec.names:  # axes of tensors are opened
+        if spec.names:  # axes of tensors become dynamic
             args, kwargs = replace(
                 lambda type: Output(type, None).alloc(own), (args, kwargs), TensorType
             )
@@ -345,7 +354,8 @@ def _facts(
         call = trace(fn, args, kwargs, arena, signature, (), named)
 
         def compiled(flow: Flow) -> Planned:
-            if points is not None:  # now, as the flow's lengths are open in this call only
+            # now, because the lengths of the flow have a value only during this call
+            if points is not None:
                 points[:] = curve_of(flow, policy=policy, hoist=hoist)
             return compiler(flow)
 

@@ -1,11 +1,15 @@
-"""Traces with open lengths, and the programs that are made of them.
+"""Traces with dynamic lengths, and the programs that are compiled from them.
 
-In: a call that the cache has no program for. Out: the `OpenTrace`s of calls that differ by sizes
-alone. Such a trace is a template: its types and attributes are formulas of lengths. It is valid
-for a call whose other sizes are those of the trace, and where all guards on lengths hold.
-Its program is planned once, at bounds of the lengths, and made for each call's lengths from that.
-An axis without a name is opened at its third size; one whose size Python code has seen is closed.
-Callers: `Captured`. Each trace has a lock, which is held while a program is made of it.
+In: a call for which the cache has no program. Out: the `OpenTrace`s of calls that differ only in
+sizes.
+
+Such a trace is a template: its types and attributes are formulas of lengths. It is valid for a call
+with the same constant sizes if all guards on lengths hold. Its program is planned once, for bounds
+of the lengths, and then instantiated for the lengths of each call. An axis without a name becomes
+dynamic at its third size. An axis whose size Python code has read is closed: each size gets its own
+trace.
+
+Callers: `Captured`. Each trace has a lock, which is held while a program is instantiated.
 """
 
 from __future__ import annotations
@@ -38,23 +42,24 @@ from mlvm.step.templates import OpenType, Place, PlannedTemplate, at
 _MOST_FAMILIES: Final = 128
 
 _MOST_TRACES: Final = 8
-"""Traces with open lengths that are kept of calls that differ by sizes alone."""
+"""Maximum number of traces with dynamic lengths that are kept for calls that differ only in sizes.
+"""
 
 _MOST_PLANS: Final = 8
 
 _MOST_SIZES: Final = 3
-"""Sizes of an axis, of which the last opens it."""
+"""Number of different sizes of an axis at which the axis becomes dynamic."""
 
 _LEAST: Final = 2
-"""The least length that is open: for 0 and 1 the type rules make exceptions."""
+"""Minimum dynamic length: the type rules treat 0 and 1 differently."""
 
 
 class _BoundPlan:
-    """A planned template, the bounds of its lengths, and its guards: values, by place.
+    """A planned template, the bounds of its lengths, and its guards: values by formula index.
 
-    entry: that of the first call, which was bound as any program.
-    patched: what makes the programs of later calls; None where each is bound.
-    owner: the launch with whose temporaries these run.
+    entry: the entry of the first call, which was bound like any program. patched: creates the
+    programs of later calls; None if each is bound separately. owner: the launch whose temporaries
+    they use.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class _BoundPlan:
         self._varying = [i for i, x in enumerate(self.operands) if type(x[2]) is OpenType]
 
     def begin(self, entry: CacheEntry, numbers: Numbers, values: Sequence[Any]) -> None:
-        """Take the entry of the first call, and prepare those of others."""
+        """Store the entry of the first call, and prepare the entries of later calls."""
         self.entry = entry
         with suppress(NotPatched):
             self.patched = PatchedProgram(self.template, numbers, values, entry.vm)
@@ -82,7 +87,7 @@ class _BoundPlan:
         signature: Signature,
         compile_unhoisted: Callable[..., Planned],
     ) -> CacheEntry | None:
-        """Return the entry of a call with these values; None where it is to be bound as any."""
+        """Return the entry of a call with these values; None if it must be bound separately."""
         entry, patched = self.entry, self.patched
         program = None if patched is None else patched.variant(values)
         if program is None or entry is None or self.owner is None:
@@ -97,15 +102,12 @@ class _BoundPlan:
 
 
 class OpenTrace:
-    """A trace with open lengths.
+    """A trace with dynamic lengths.
 
-    call: what the traced call did, with places for what depends on lengths.
-    template: its flow.
-    open: its open lengths.
-    present: their values in the traced call.
-    args: its Python numbers.
-    keepalive: objects that the key of its calls knows by identity.
-    lock: held while a program is made.
+    call: the result of the traced call, with placeholders for everything that depends on lengths.
+    template: its flow. open: its dynamic lengths. present: their values in the traced call. args:
+    its Python numbers. keepalive: objects that the key of its calls identifies by `id`. lock: held
+    while a program is instantiated.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class OpenTrace:
         self._closed_sizes = [(axis, n) for axis, n in sizes if axis not in opened]
 
     def lengths(self, signature: Signature) -> tuple[int, ...] | None:
-        """Return the lengths of a call; None if the template is not for its sizes or numbers."""
+        """Return the lengths of a call; None if the template does not fit its sizes or numbers."""
         if any(axis.size_in(signature) != n for axis, n in self._closed_sizes):
             return None
         if not all(is_same(signature.numbers[i], x) for i, x in self._closed_numbers):
@@ -148,12 +150,11 @@ class OpenTrace:
         return tuple(lengths)
 
     def values(self, signature: Signature, lengths: tuple[int, ...]) -> list[Any] | None:
-        """Return the values of all formulas for a call of these lengths; None where a guard does
-        not hold."""
+        """Return the values of all formulas at these lengths; None if a guard does not hold."""
         return self.numbers.again([*[signature.numbers[i] for i in self.call.free], *lengths])
 
     def plans(self, lengths: Sequence[int], values: Sequence[Any]) -> list[_BoundPlan]:
-        """Return the plans that are for these values."""
+        """Return the plans that are valid for these values."""
         return [
             each
             for each in self._plans
@@ -164,8 +165,10 @@ class OpenTrace:
     def plan(
         self, lengths: Sequence[int], values: Sequence[Any], compiled: Callable[[Flow], Planned]
     ) -> None:
-        """Plan the program at bounds of these lengths. The guards of the plan are what the compiler
-        saw of lengths. Where it needs the value of one, no such plan is made."""
+        """Plan the program for bounds of these lengths.
+
+        The guards of the plan are the comparisons of lengths that the compiler has made. If the
+        compiler needs the value of a length, no such plan is created."""
         if self._is_pinned or len(self._plans) >= _MOST_PLANS:
             return
         axes = zip(self.open, lengths, self._bounds, strict=True)
@@ -174,9 +177,9 @@ class OpenTrace:
             with self.numbers.planning(bounds, values) as (placeholders, guards):
                 planned = PlannedTemplate.of(compiled(self.template.flow(placeholders)))
                 planned.fix([*self.numbers.at_bounds()])
-        except BudgetError:  # the budget holds at the bounds
+        except BudgetError:  # the budget applies to the bounds
             raise
-        except Exception:  # the compiler, given plain ints, raises it again or does not
+        except Exception:  # if the error is real, compiling with plain ints raises it again
             self._is_pinned = True
             return
         if bounds != self._bounds:
@@ -189,8 +192,9 @@ class OpenTrace:
         self.numbers.prune(used)
 
     def measured(self, signature: Signature, compiled: Callable[[Flow], Planned]) -> Plan | None:
-        """Return the plan at the bounds, with the bytes in use by the traced call; None where each
-        size has a program."""
+        """Return the plan for the bounds, with the bytes that the traced call uses.
+
+        Return None if each size has its own program."""
         values = self.values(signature, self.present)
         if values is not None:
             self.plan(self.present, values, compiled)
@@ -210,9 +214,10 @@ class OpenTrace:
         planned: Planned,
         states: Sequence[Any],
     ) -> OpenStep:
-        """Return the open part of an entry's step, which has that program and these states. Raises
-        `CaptureError` for a length without a bound, and for a function of lengths that a file
-        cannot have."""
+        """Return the part of a saved step that depends on lengths, for this program and states.
+
+        Raises `CaptureError` for a length without a bound, and for a function of lengths that a
+        file cannot store."""
         numbers, values = self.numbers, entry.scalars.values
         first = numbers.first_length
         lengths: list[StepLength] = []
@@ -221,14 +226,16 @@ class OpenTrace:
             if each.name is None:
                 i, axis = axes[0]
                 raise CaptureError(
-                    f"axis {axis} of input {i}, {entry.input_types[i]}, was opened by itself; a "
-                    f"step with lengths needs its name in lengths=, and its bound in at_most="
+                    f"axis {axis} of input {i}, {entry.input_types[i]}, became dynamic "
+                    f"automatically; to save the step, name the axis in lengths=, with a bound in "
+                    f"at_most="
                 )
             if each.at_most is None:
                 unbounded = {x.name: 512 for x in self.open if x.name and x.at_most is None}
                 raise CaptureError(
-                    f"a step with lengths: expected a bound of {', '.join(map(repr, unbounded))}, "
-                    f"got none; capture it with at_most={unbounded}"
+                    f"a step with dynamic axes needs bounds for "
+                    f"{', '.join(map(repr, unbounded))}, got none; capture it with "
+                    f"at_most={unbounded}"
                 )
             lengths.append(StepLength(each.name, each.at_most, place, axes))
             for i, axis in axes:
@@ -239,9 +246,9 @@ class OpenTrace:
             for length in lengths:
                 if length.place in numbers.sources({pin}):
                     raise CaptureError(
-                        f"{line or 'the function'} needs the value of {length.name!r}, so that "
-                        f"each size has its program; compute with tensors, or with sizes as they "
-                        f"are"
+                        f"{line or 'the function'} needs the value of {length.name!r}, so each "
+                        f"size gets its own program; compute with tensors, or with x.shape "
+                        f"directly"
                     )
         outcome, by_id = self.call.outcome, {id(x): i for i, x in enumerate(states)}
         tensors = numbers.tensors.items()
@@ -253,7 +260,7 @@ class OpenTrace:
         for place, fn, operands in numbers.steps:
             if place in used:
                 if FUNCTIONS.get(fn.__name__) is not fn:
-                    raise CaptureError(f"no file can hold {fn.__name__} of a length")
+                    raise CaptureError(f"a file cannot contain {fn.__name__} of a dynamic length")
                 steps.append((place, fn.__name__, operands))
         return OpenStep(
             tuple(lengths),
@@ -268,14 +275,15 @@ class OpenTrace:
         )
 
     def pinned(self) -> list[Axis]:
-        """Return the axes whose very size Python code has seen."""
+        """Return the axes whose exact size Python code has read."""
         places = self.numbers.sources(set(self.numbers.pins))
         opened = enumerate(self.open, self.numbers.first_length)
         return [axis for place, each in opened if place in places for axis in each.axes]
 
     def warn_of_pins(self, name: str, named: Container[Axis]) -> None:
-        """Warn of the first line of Python that saw the value of a length that the user opened. An
-        axis that was opened by itself is closed instead."""
+        """Warn of the first Python line that read the value of a length which the user has named.
+
+        An axis that became dynamic automatically is closed instead."""
         numbers = self.numbers
         first = numbers.first_length
         for place, line in numbers.pins.items():
@@ -294,16 +302,16 @@ class OpenTrace:
 
 
 class _CallFamily:
-    """Calls that differ by sizes alone: the sizes of their axes, and the traces, the last first."""
+    """Calls that differ only in sizes: the sizes of their axes, and the traces, newest first."""
 
     def __init__(self) -> None:
         self.traces: tuple[OpenTrace, ...] = ()
         self.closed: set[Axis] = set()
         self._sizes: dict[Axis, dict[int, None]] = {}
-        self._equal: dict[Axis, set[Axis]] = {}  # axes that were as long in all calls
+        self._equal: dict[Axis, set[Axis]] = {}  # axes that had equal sizes in all calls
 
     def note(self, signature: Signature) -> None:
-        """Note the sizes of a call that no program is for."""
+        """Record the sizes of a call without a program."""
         sizes = sizes_of(signature)
         for axis, n in sizes.items():
             sizes_so_far = self._sizes.setdefault(axis, {})
@@ -313,8 +321,10 @@ class _CallFamily:
             self._equal[axis] = self._equal.get(axis, equal) & equal
 
     def lengths(self, signature: Signature, named: Sequence[OpenLength]) -> list[OpenLength]:
-        """Return the lengths to open in the trace of a call: those with names, and those of axes
-        that had many sizes. Of these, axes that were always equal have one length."""
+        """Return the lengths that become dynamic in the trace of a call.
+
+        These are the named lengths, and those of axes that had many sizes. Axes of the second kind
+        that always had equal sizes share one length."""
 
         def opens(axis: Axis) -> bool:
             is_open = axis.size_in(signature) >= _LEAST and axis not in self.closed
@@ -331,7 +341,7 @@ class _CallFamily:
 
 
 class CallFamilies:
-    """Families of calls that differ by sizes alone, by their keys without sizes."""
+    """Families of calls that differ only in sizes, by their keys without sizes."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -344,11 +354,11 @@ class CallFamilies:
 
     @property
     def traces(self) -> int:
-        """The number of traces with open lengths."""
+        """The number of traces with dynamic lengths."""
         return sum(len(family.traces) for family in list(self._families.entries.values()))
 
     def of(self, key: Sequence[Any]) -> tuple[OpenTrace, ...]:
-        """Return the traces that may be valid for calls of a key."""
+        """Return the traces that may be valid for calls with this key."""
         families = self._families.entries
         family = families.get(without_sizes(key)) if families else None
         return () if family is None else family.traces
@@ -356,8 +366,7 @@ class CallFamilies:
     def note(
         self, key: Sequence[Any], signature: Signature, named: Sequence[OpenLength]
     ) -> list[OpenLength]:
-        """Note the sizes of a call that no program is for; return the lengths to open in its
-        trace."""
+        """Record the sizes of a call without a program; return the lengths to make dynamic."""
         with self._lock:
             family = self._families.get(without_sizes(key), _CallFamily)
             family.note(signature)
@@ -371,14 +380,14 @@ class CallFamilies:
         return []
 
     def close(self, key: Sequence[Any], axes: Iterable[Axis]) -> None:
-        """Open these axes never again."""
+        """Never treat these axes as dynamic again."""
         with self._lock:
             family = self._families.entries.get(without_sizes(key))
             if family is not None:
                 family.closed.update(axes)
 
     def move(self, key: Sequence[Any], to: Sequence[Any]) -> None:
-        """Let a family have the key by which its calls are known from now on."""
+        """Assign the key of the family's future calls to the family."""
         with self._lock:
             family = self._families.pop(without_sizes(key))
             kept = family and self._families.get(without_sizes(to), lambda: family)
@@ -418,5 +427,5 @@ def without_sizes(key: Sequence[Any]) -> Any:
 
 
 def _bound_of(length: int) -> int:
-    """Return the least power of two that is no less than the length."""
+    """Return the smallest power of two that is not less than the length."""
     return 1 << (length - 1).bit_length()

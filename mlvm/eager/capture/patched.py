@@ -1,10 +1,12 @@
-"""Programs that are bound once for all lengths: integers of their kernels are formulas.
+"""Programs that are bound once for all lengths: kernel integers are formulas.
 
 In: a planned template, its numbers, and a VM whose loop is in C. Out: a `PatchedProgram`, which
-makes a `Variant` for the values of a launch: a program whose integers are written when it runs.
-A program of native kernels and jumps has one; any other is verified and bound for each length.
-A site has alternatives: kernel calls, each with the guards under which its planner makes it.
-Callers: `OpenTrace`, which has its lock; `NativeLoop`, which has the lock of the VM.
+returns a `Variant` for the values of a launch. The integers of a variant are written into the
+program when it runs. Only programs of native kernels and jumps support this; any other program is
+verified and bound separately for each length. A call site has alternatives: kernel calls, each with
+the guards under which its planner chooses it.
+
+Callers: `OpenTrace`, which holds its lock; `NativeLoop`, which holds the lock of the VM.
 """
 
 from __future__ import annotations
@@ -29,17 +31,16 @@ _MOST_CHOICES: Final = 8
 
 
 class _Alternative(NamedTuple):
-    """A kernel call, and the guards of formulas under which it is valid: numbers and values."""
+    """A kernel call, and the guards under which it is valid: formula numbers and values."""
 
     guards: tuple[float, ...]
     call: Any
 
 
 class _Choice(NamedTuple):
-    """Calls that were chosen for a length, and all guards of these alternatives.
+    """The kernel calls chosen for a length, and all guards of these alternatives.
 
-    calls: of each site.
-    ordered: the same, in the order of the program.
+    calls: the kernel call of each site. ordered: the same, in program order.
     """
 
     guards: tuple[float, ...]
@@ -48,14 +49,13 @@ class _Choice(NamedTuple):
 
 
 class NotPatched(Exception):
-    """Raised for a program that is bound for each length as any other."""
+    """Raised for a program that must be bound separately for each length."""
 
 
 class PatchedProgram:
     """Program of a template on one VM.
 
-    inputs: the places of the values that its formulas take.
-    written: as `Program.written`.
+    inputs: the positions of the values that its formulas need. written: as in `Program.written`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PatchedProgram:
         self._numbers, self.inputs = numbers.fork_for(self._formulas)
         self.written = template.planned.program.written
         self._sites: list[tuple[Site, list[_Alternative]]] = []
-        self._order: list[int] = []  # of each call, the number of its site
+        self._order: list[int] = []  # for each call, the number of its site
         numbered: dict[Any, int] = {}
         for site in sites:
             key = site.name, repr(site.attributes), site.types
@@ -82,9 +82,9 @@ class PatchedProgram:
                 numbered[key] = len(self._sites)
                 self._sites.append((site, []))
             self._order.append(numbered[key])
-        self._choices: list[_Choice] = []  # the last first
+        self._choices: list[_Choice] = []  # newest first
         self._active: weakref.ref[object] | None = None
-        self.busy = False  # a launch is between `activate` and its end
+        self.busy = False  # True from `activate` until the launch has finished
         codes, arguments = EXTENSION.steps(), template.planned.arguments
         rows = [
             (codes["RUN"], 0, step.arguments)
@@ -100,8 +100,9 @@ class PatchedProgram:
             self._add(site, alternatives, values)
 
     def variant(self, values: Sequence[Any]) -> Variant | None:
-        """Return the program for these values of formulas; None where a tensor would be larger than
-        in the plan."""
+        """Return the program for these formula values, or None.
+
+        It is None if a tensor would exceed its planned size."""
         if not self._template.fits(values):
             return None
         inputs = [values[place] for place in self.inputs]
@@ -113,9 +114,10 @@ class PatchedProgram:
         return planned.program, [each.type for each in planned.arguments]
 
     def activate(self, patched: Any, version: int) -> Any:
-        """Write the integers of a variant, and the addresses of its arrays; return the program in
-        C. Returns None where no planner makes a call of one, or a length is beyond 64 bits. The
-        caller has the VM's lock, and is not inside another launch of this program (`busy`)."""
+        """Write the integers and array addresses of a variant; return the program in C.
+
+        Returns None if no planner can plan one of the calls, or if a length exceeds 64 bits. The
+        caller holds the VM's lock, and is not inside another launch of this program (`busy`)."""
         if version != self._version:
             return None
         if self._active is not None and self._active() is patched:
@@ -131,8 +133,9 @@ class PatchedProgram:
         return self._program
 
     def _choice(self, inputs: Sequence[Any], values: Sequence[Any]) -> _Choice:
-        """Return the call of each site. Raises `NotPatched`, and `OverflowError` for an integer of
-        more than 64 bits."""
+        """Return the kernel call of each site.
+
+        Raises `NotPatched`, and `OverflowError` for an integer of more than 64 bits."""
         formulas = self._formulas
         formulas.evaluate(inputs)
         hold = formulas.hold
@@ -156,7 +159,9 @@ class PatchedProgram:
     def _add(
         self, site: Site, alternatives: list[_Alternative], values: Sequence[Any]
     ) -> _Alternative:
-        """Plan the call of a site at these values as formulas. Raises `NotPatched`."""
+        """Plan the call of a site with these values as formulas.
+
+        Raises `NotPatched`."""
         callee = self._functions.binding(site.name).callee
         plan = getattr(getattr(callee, "kernel", None), "plan", None)
         if plan is None or not isinstance(callee, (Fused, OpInto)):
@@ -182,7 +187,7 @@ class PatchedProgram:
 
 
 def _release(owner: weakref.ref[PatchedProgram], ended: weakref.ref[object]) -> None:
-    """Release the arrays of a launch, once its tensors may end."""
+    """Release the arrays of a launch once its tensors may be freed."""
     program = owner()
     if program is not None and program._active is ended:
         program._program.activate([], ())

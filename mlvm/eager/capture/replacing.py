@@ -1,4 +1,4 @@
-"""`capture(replace=)`: patterns, recorded for operands of the types that a step has."""
+"""`capture(replace=)`: record patterns for the operand types that occur in a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIMENSIONS: Final = 2, 1, 3, 4, 0
 
 
 class ReplacementWarning(UserWarning):
-    """A pattern of `capture(replace=)` fits nowhere in the step that was recorded.
+    """Warning for a pattern of `capture(replace=)` that matches no part of the recorded step.
 
     >>> import warnings
     >>> step = ml.capture(lambda x: x + x, replace={lambda x: ml.exp(x): "my_exp"})
@@ -33,7 +33,9 @@ class ReplacementWarning(UserWarning):
 
 
 def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
-    """Return the patterns with the names of functions. Raises `ArgumentError`."""
+    """Return the patterns with the names of functions.
+
+    Raises `ArgumentError`."""
     if not isinstance(patterns, Mapping):
         raise ArgumentError(
             f"capture: expected {{pattern: name}} as replace, got {brief(patterns)}"
@@ -55,8 +57,10 @@ def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
 def replace_patterns(
     patterns: Mapping[Callable[..., Any], str], flow: Flow, states: Sequence[object], name: str
 ) -> tuple[Flow, dict[str, list[Replaced]]]:
-    """Return the flow of a function of that name with host functions in place of patterns, and
-    their places by name. Issues `ReplacementWarning` for a pattern that fits nowhere."""
+    """Return the flow with patterns replaced by host functions, and the replaced calls by name.
+
+    `name` is the name of the captured function. Issues `ReplacementWarning` for a pattern that
+    matches nothing."""
     flow, matches = replaced(flow, list(patterns.items()), cache(_instance), states)
     by_name: dict[str, list[Replaced]] = {}
     for (pattern, function), places in zip(patterns.items(), matches, strict=True):
@@ -72,8 +76,9 @@ def replace_patterns(
 
 
 def _instance(pattern: Callable[..., Any], types: Types | None) -> Any:
-    """Return the pattern for operands of these types, None if it refuses them. Without types,
-    return some that it takes."""
+    """Return the pattern for operands of these types; None if it rejects them.
+
+    Without types, return it for some types that it accepts."""
     if types is None:
         return _probes(pattern)
     with suppress(MlvmError):
@@ -82,15 +87,19 @@ def _instance(pattern: Callable[..., Any], types: Types | None) -> Any:
 
 
 def _traced(pattern: Callable[..., Any], operands: Types) -> Pattern:
-    """Trace a pattern for operands of these types. Raises what `capture` raises."""
+    """Trace a pattern for operands of these types.
+
+    Raises what `capture` raises."""
     call, _ = trace_once(pattern, operands, {})
     uses = [use for _, use in call.named_results()]
     return Pattern.of(call.flow, uses, operands, call.record.outside.states)
 
 
 def _probes(pattern: Callable[..., Any]) -> list[Pattern]:
-    """Return the pattern for small operands: f32 of each rank, then integers and bools, and
-    different ranks. Raises its first error if it refuses all."""
+    """Return the pattern for small operands of various dtypes and ranks.
+
+    It tries f32 of each rank, then integers and bools, and different ranks. Raises the first error
+    if the pattern rejects all of them."""
     probes: list[Pattern] = []
     error: MlvmError | None = None
     arity = _arity(pattern) or 0
@@ -104,12 +113,12 @@ def _probes(pattern: Callable[..., Any]) -> list[Pattern]:
         except MlvmError as refused:
             error = error or refused
     if not probes and error is not None:
-        raise CaptureError(f"the pattern {_named(pattern)} takes no operands: {error}")
+        raise CaptureError(f"capture: the pattern {_named(pattern)} rejects all operands: {error}")
     return probes
 
 
 def _types(arity: int) -> Iterator[Types]:
-    """Yield types of operands: equal ones first."""
+    """Yield types of operands, equal types first."""
     for dtypes in itertools.product((f32, i64, bool_), repeat=arity):
         for n in _DIMENSIONS:
             yield tuple([TensorType(dtype, (2,) * n) for dtype in dtypes])
@@ -118,7 +127,7 @@ def _types(arity: int) -> Iterator[Types]:
 
 
 def _arity(pattern: Callable[..., Any]) -> int | None:
-    """Return the number of operands of the pattern, None if that is not certain."""
+    """Return the number of operands of the pattern; None if it is not certain."""
     try:
         parameters = inspect.signature(pattern).parameters.values()
     except (TypeError, ValueError):

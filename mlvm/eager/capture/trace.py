@@ -1,13 +1,16 @@
-"""Trace a function: run it once on placeholders, with its launches recorded instead of run.
+"""Trace a function: run it once on placeholders, and record its launches instead of running them.
 
-In: a function, its arguments, their `Signature`, and which Python numbers may change later.
-Out: a `TracedCall`: the flow of recorded calls, and the `Outcome`, where each result lies.
-Afterwards fields of Modules have the values that they had before; nothing was launched.
-An update that needs a tensor's old value elsewhere raises `RetryAfterCopy`: the caller copies
-the tensor, and traces again with a new signature.
-What a replay could not repeat raises `CaptureError` with the user's line.
-Callers: `Captured` at a miss; `measure`, `ml.onnx.save` and `capture(replace=)` by `trace_once`.
-No lock is held: a recorder belongs to the thread that made it, and the VM runs nothing.
+In: a function, its arguments, their `Signature`, and which Python numbers may change later. Out: a
+`TracedCall`: the flow of recorded calls, and the `Outcome`, which locates each result.
+
+After the trace, fields of Modules have their previous values, and no program was launched. An
+update that needs a tensor's old value elsewhere raises `RetryAfterCopy`: the caller copies the
+tensor, and traces again with a new signature. An operation that a replay could not repeat raises
+`CaptureError` with the user's line.
+
+Callers: `Captured` at a cache miss; `measure`, `ml.onnx.save` and `capture(replace=)` by
+`trace_once`. No lock is held: a recorder belongs to the thread that created it, and the VM runs
+nothing.
 """
 
 from __future__ import annotations
@@ -46,13 +49,11 @@ from mlvm.step.templates import FlowTemplate, at, frozen, places
 
 
 class Result(NamedTuple):
-    """Location of a tensor that the function returns or binds to a field.
+    """Location of a tensor that the function returns or assigns to a field.
 
-    home: its memory.
-    type: its type, which differs from the home's where it is a view.
-    is_view: whether it is a view of the tensor in its home.
-    argument: the number of the argument that it is, if it is one.
-    reached: the tensor that it is, if the function reaches that by itself.
+    home: the memory. type: the type, which differs from the home's type if it is a view. is_view:
+    whether it is a view of the tensor in its home. argument: the number of the argument that it is
+    identical to, or None. reached: the state tensor that it is identical to, or None.
     """
 
     home: Home
@@ -63,14 +64,16 @@ class Result(NamedTuple):
 
     @property
     def whole_output(self) -> int | None:
-        """The number of the output that it is, if it is one and no view."""
+        """The index of the output that is the result itself; None for a view or another tensor."""
         other = self.reached is not None or self.argument is not None or self.is_view
         return None if other or self.home.role != "output" else self.home.index
 
     def materialize(
         self, arguments: Sequence[Tensor], tensors: Mapping[str, Sequence[Allocation]]
     ) -> Any:
-        """Return the tensor of a call with these arguments. `tensors` has the others by role."""
+        """Return the tensor for a call with these arguments.
+
+        `tensors` contains the other tensors by role."""
         if self.reached is not None:
             return self.reached
         if self.argument is not None:
@@ -84,8 +87,10 @@ class Result(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Tensor that each call allocates for results. With a `field` it lies in the arena of the
-    field's present tensor, otherwise in the current arena."""
+    """Tensor that each call allocates for results.
+
+    With a `field` it is allocated in the arena of the tensor that the field refers to, otherwise in
+    the current arena."""
 
     type: TensorType
     field: Field | None
@@ -104,8 +109,7 @@ class Output(NamedTuple):
 class ObjectTemplate:
     """Object that the function creates and returns: each call returns a copy of it.
 
-    template: a copy of it with leaves.
-    numbers: the places of the call's numbers in it.
+    template: a copy of the object with leaves. numbers: the positions of the call's numbers in it.
     """
 
     __slots__ = ("numbers", "template")
@@ -125,7 +129,7 @@ class _CallValues(NamedTuple):
     numbers: Sequence[Any]
 
     def of(self, leaf: Any) -> Any:
-        """Return the value of a leaf or template; a leaf of an argument as it is."""
+        """Return the value of a leaf or template; leaves of arguments are returned unchanged."""
         if type(leaf) is ObjectTemplate:
             return leaf.materialize(self.of)
         if type(leaf) is ResultLeaf:
@@ -138,14 +142,14 @@ class _CallValues(NamedTuple):
 class Outcome:
     """Outcome of a call: the value that it returns, and the fields that it rebinds.
 
-    tree: the value that it returns, with leaves for all that differs from call to call.
-    results: the tensors.
-    outputs: those of them that a call allocates.
-    rebound: the fields that it rebinds, each with the number of its result.
-    types: the types of the outputs, unless one belongs to a field.
-    single: the number of the output that alone is the value, if it is so.
-    returns_arguments: whether containers among the arguments are part of the value.
-    outside: containers and arrays from outside of the function that are part of the value.
+    - tree: the returned value, with leaves for everything that differs between calls.
+    - results: the tensors.
+    - outputs: the results that a call allocates.
+    - rebound: the fields that the call rebinds, each with the index of its result.
+    - types: the types of the outputs, unless one belongs to a field.
+    - single: the index of the output if the value is just this output.
+    - returns_arguments: whether containers among the arguments are part of the value.
+    - outside: containers and arrays from outside the function that are part of the value.
     """
 
     def __init__(
@@ -170,7 +174,7 @@ class Outcome:
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of the outputs in an arena. They are plain numbers once the trace has ended."""
+        """The size of the outputs in an arena in bytes, an int after the trace has finished."""
         return sum([rounded(output.type.nbytes) for output in self.outputs])
 
     def with_types(
@@ -184,7 +188,7 @@ class Outcome:
         return Outcome(self.tree, results, outputs, self.rebound)
 
     def named_results(self) -> list[tuple[str, int]]:
-        """Return the paths of tensors in the tree, each with the number of its result."""
+        """Return the paths of tensors in the tree, each with the index of its result."""
         leaves, _ = flatten(self.tree, ends=_at(ResultLeaf))
         return [(path, leaf.value) for path, leaf in leaves]
 
@@ -194,15 +198,16 @@ class Outcome:
         tensors: Mapping[str, Sequence[Allocation]],
         numbers: Sequence[Any],
     ) -> Any:
-        """Return the value of a call with these arguments, tensors by role, and numbers. Rebind
-        the fields. `with_arguments` adds containers among the arguments."""
+        """Return the value of a call from its arguments, tensors by role, and numbers.
+
+        Rebind the fields. `with_arguments` inserts containers of the arguments."""
         results = [result.materialize(arguments, tensors) for result in self.results]
         for field, number in self.rebound:
             field.set(results[number])
         return replace(_CallValues(results, numbers).of, self.tree, (Leaf, ObjectTemplate))
 
     def with_arguments(self, value: Any, args: Any, kwargs: Any) -> Any:
-        """Return the value of a call with the containers among its arguments at their places."""
+        """Insert the containers among the call's arguments into the value, and return it."""
 
         def container_of(leaf: ArgumentLeaf) -> Any:
             part: Any = {**dict(enumerate(args)), **kwargs}
@@ -214,15 +219,16 @@ class Outcome:
 
 
 class TracedCall(NamedTuple):
-    """Recorded calls of a function.
+    """Recorded calls of a function, with the outcome and the conditions of the trace.
 
-    record: the recorder, which knows states and queues.
-    flow: the calls and the values of results.
-    outcome: the value that it returns, and the fields that it rebinds.
-    numbers: its computation on Python numbers and lengths that may differ in a later call.
-    free: the places of these numbers among the signature's.
-    flattened: the ids of Modules of which the function has read all children, not some fields.
-    template: in a trace with open lengths, the source of the flow.
+    - record: the recorder, which knows states and queues.
+    - flow: the calls and the values of results.
+    - outcome: the value that the function returns, and the fields that it rebinds.
+    - numbers: its computation on Python numbers and lengths that may differ in a later call.
+    - free: the positions of these numbers among the signature's numbers.
+    - flattened: the ids of Modules of which the function has read all children, not only some
+      fields.
+    - template: in a trace with dynamic lengths, the source of the flow.
     """
 
     record: recorder.Recorder
@@ -234,13 +240,13 @@ class TracedCall(NamedTuple):
     template: FlowTemplate | None = None
 
     def frozen(self) -> TracedCall:
-        """Return the call with places for what depends on open lengths."""
+        """Return the call with placeholders for everything that depends on dynamic lengths."""
         template, home = FlowTemplate.of(self.flow)
         outcome = self.outcome.with_types(frozen, home)
         return self._replace(flow=template.frozen, outcome=outcome, template=template)
 
     def places(self) -> set[int]:
-        """Return the places in the frozen types of results, and of numbers that it returns."""
+        """Return the formula indices in the frozen types of results and in returned numbers."""
         return self._places_of_types() | self.outcome.numbers
 
     def _places_of_types(self) -> set[int]:
@@ -248,8 +254,9 @@ class TracedCall(NamedTuple):
         return places([x.type for x in outcome.results] + [x.type for x in outcome.outputs])
 
     def at(self, values: Sequence[Any], flow: Flow | None = None) -> TracedCall:
-        """Return the call for these values of all formulas. Without a flow it has the frozen one,
-        from which only homes may be read."""
+        """Return the call for these values of all formulas.
+
+        Without a flow, the result contains the frozen flow, from which only homes may be read."""
         assert self.template is not None
         return self._replace(
             flow=flow or self.flow,
@@ -267,7 +274,7 @@ class TracedCall(NamedTuple):
 
 
 def code_for_type(x: object) -> str | None:
-    """Return the code for a type given as text, such as "f32[2,4]"; None for anything else."""
+    """Return the code for a type given as text, such as "f32[2,4]"; otherwise None."""
     with suppress(DTypeError, ShapeError):
         type = TensorType.parse(x) if isinstance(x, str) else None
         return None if type is None else f'ml.TensorType("{type.dtype.name}", {type.shape})'
@@ -280,12 +287,13 @@ def trace_once(
     kwargs: Any,
     lengths: Callable[[Signature], Sequence[OpenLength]] = lambda _: (),
 ) -> tuple[TracedCall, Signature]:
-    """Trace a call with these lengths open, where other arguments may be types in place of tensors.
+    """Trace a call with these lengths dynamic; types may replace tensors as arguments.
+
     Raises what `capture` raises, and `CaptureError` for a type given as text."""
     for _, x in flatten((args, kwargs), None, ends=_at(str))[0]:
         code = code_for_type(x)
         if code is not None:
-            raise CaptureError(f"for the type {x!r} write {code}")
+            raise CaptureError(f"expected a TensorType, got the text {x!r}; write {code}")
     signatures, arena = Signatures(fn), current_arena()
     while True:
         signature, _ = signatures.of(arena.vm, args, kwargs)
@@ -304,9 +312,11 @@ def trace(
     free: Sequence[int],
     lengths: Sequence[OpenLength] = (),
 ) -> TracedCall:
-    """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
-    of the signature's numbers that are `free` are recorded too. With open `lengths` the call has a
-    template in place of its flow."""
+    """Call the function while a recorder is active, and return the traced call.
+
+    Fields that the function rebinds get their old values back. The signature's numbers that are
+    `free` are also recorded. With dynamic `lengths` the traced call has a template instead of a
+    flow."""
     snapshot = NamespaceSnapshot(signature.guards)
     sizes = [each.size_in(signature) for each in lengths]
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm, sizes)
@@ -367,13 +377,13 @@ def trace(
         )
         if lengths:
             if record.outside.queues:
-                raise CaptureError("an element of a queue is taken ahead of a launch")
+                raise CaptureError("an element of a queue is taken before the launch")
             call = call.frozen()
         else:
             numbers.see_kept()
         del results, outcome
         _refuse_escaped(record, snapshot)
-    if lengths:  # the types of the trace are dropped first: they hold its numbers
+    if lengths:  # drop the types of the trace first: they refer to its numbers
         record.drop_flow()
         numbers.types.clear()
         numbers.see_kept()
@@ -381,7 +391,7 @@ def trace(
 
 
 class _Results:
-    """Tensors that a traced function returns, and those that it binds to fields."""
+    """Tensors that a traced function returns, and tensors that it assigns to fields."""
 
     def __init__(
         self, record: recorder.Recorder, signature: Signature, inputs: Sequence[Any]
@@ -397,8 +407,10 @@ class _Results:
         self._outside = signature.guards.reached()
 
     def tree_of(self, tree: Any) -> Any:
-        """Return what the function returned with leaves in it. Containers that it created are part
-        of the tree. Other objects that it created become templates."""
+        """Return the value that the function returned, with leaves in it.
+
+        Containers that it created are part of the tree. Other objects that it created become
+        templates."""
 
         def ends(part: Any) -> bool | None:
             is_inner = isinstance(part, (dict, list, tuple)) and id(part) not in self._outside
@@ -419,7 +431,9 @@ class _Results:
         return self._template(part) if is_mutable(part) else settled(part, set())
 
     def _template(self, part: Any) -> ObjectTemplate:
-        """Return the template of an object. Raises `CaptureError` for one that has no copies."""
+        """Return the template of an object.
+
+        Raises `CaptureError` if it cannot be copied."""
         numbers: set[int] = set()
 
         def leaf(x: Any) -> Any:
@@ -435,15 +449,17 @@ class _Results:
             return ObjectTemplate(copy.deepcopy(part, LeafMemo(leaf, outside)), numbers)
         except CaptureError:
             raise
-        except Exception as error:  # of the object's own code
+        except Exception as error:  # an error of the object's own code
             raise CaptureError(
-                f"a captured function returns a {type(part).__name__} that it creates, of which no "
-                f"call can get a copy ({brief(str(error))}); return what it holds, or create it "
+                f"a captured function returns a {type(part).__name__} that it creates, but later "
+                f"calls cannot copy it ({brief(str(error))}); return its contents, or create it "
                 f"outside"
             ) from error
 
     def leaf(self, x: Tensor, field: Field | None = None) -> ResultLeaf:
-        """Return the leaf for a tensor. Raises `CaptureError` for one that no launch can make."""
+        """Return the leaf for a tensor.
+
+        Raises `CaptureError` if no launch can create the tensor."""
         if id(x) not in self._leaves:
             self._leaves[id(x)] = ResultLeaf(len(self.results)), x
             self.results.append(self._result(x))
@@ -456,7 +472,7 @@ class _Results:
 
     def _result(self, x: Tensor) -> Result:
         if x.handle == STALE:
-            raise CaptureError(f"a captured function returns a tensor that has ended: {x.stale()}")
+            raise CaptureError(f"a captured function returns a tensor that was freed: {x.stale()}")
         value = self._record.value_of(x)
         self.values.append(value)
         home = value.home
@@ -464,8 +480,8 @@ class _Results:
             home.role == "element" or home in self._record.outside.queue_homes
         ):
             raise CaptureError(
-                f"a captured function returns a {x.type} that lies in a queue's slot; "
-                f"return copy(x)"
+                f"a captured function returns a {x.type} in the slot of a queue, which will be "
+                f"reused; return ml.copy(x)"
             )
         if home is None or home.role == "scratch":
             home = value.home = home or Home("output", 0, x.root.type)
@@ -490,41 +506,45 @@ def _paths_of(named: dict[Any, Any]) -> dict[int, tuple[Any, ...]]:
 
 
 def _refuse_escaped(record: recorder.Recorder, snapshot: NamespaceSnapshot) -> None:
-    """Raise `CaptureError` if a tensor of the trace, or a placeholder, is alive anywhere but in
-    the result: later calls would put no other there. Names that keep one are restored."""
-    for _ in range(2):  # once a gradient's tape is collected, its tensors are garbage, too
+    """Raise `CaptureError` if a tensor of the trace, or a placeholder, outlives the call.
+
+    Only the result may contain it, because later calls would not update any other reference. Names
+    that refer to such a tensor are restored."""
+    # collecting a gradient's tape turns its tensors into garbage, which the second round collects
+    for _ in range(2):
         if record.escaped_tensors():
             collect()
     escaped = record.escaped_tensors()
     if not escaped:
         return
-    x, where = snapshot.find(escaped) or (escaped[0], "some other place")
+    x, where = snapshot.find(escaped) or (escaped[0], "an unknown object")
     line = record.line_of(x)
     if x.arena not in (record.arena, record.arguments):
         where = f"arena {x.arena.name!r}"
-    what = f"{line}: a {x.type} made inside" if line else f"a {x.type} given to"
+    what = f"{line}: a {x.type} created in" if line else f"a {x.type} passed to"
     raise CaptureError(
-        f"{what} a captured function is kept in {where}, where later calls would put no other; "
-        f"return it, and keep it outside, or rebind a Module's field that holds a {x.type}"
+        f"{what} a captured function was stored in {where}; later calls would not update it. "
+        f"Return it instead, or assign it to a Module field that contains a {x.type}"
     )
 
 
 def _require_unchanged(before: Sequence[Any], after: Sequence[Any]) -> None:
-    """Raise `CaptureError` if the function has changed a list or dict in its arguments: it got
-    copies of them, and later calls would change none."""
+    """Raise `CaptureError` if the function has changed a list or dict in its arguments.
+
+    The function got copies of them, and later calls would not change any."""
     (args, kwargs), (args_now, kwargs_now) = before, after
     old = {**dict(enumerate(args)), **kwargs}
     new = {**dict(enumerate(args_now)), **kwargs_now}
     for name, argument in old.items():
         if not _is_same_tree(argument, new[name]):
             raise CaptureError(
-                f"a captured function changes argument {name!r}, a {type(argument).__name__}, "
-                f"which no later call would do; return a new one instead"
+                f"a captured function changes argument {name!r}, a {type(argument).__name__}; "
+                f"later calls would not repeat this. Return a new {type(argument).__name__} instead"
             )
 
 
 def _is_same_tree(before: Any, after: Any) -> bool:
-    """Return whether two trees have the same leaves at the same places."""
+    """Return whether two trees have the same structure and identical leaves."""
     if type(before) is not type(after) or not isinstance(before, (dict, list, tuple)):
         return before is after
     if isinstance(before, dict):
@@ -535,12 +555,12 @@ def _is_same_tree(before: Any, after: Any) -> bool:
 
 def _refuse_deferred(result: object) -> NoReturn:
     raise CaptureError(
-        f"a captured function returns a {type(result).__name__}, which runs after the call, and "
-        f"for one call alone; return a list or tuple"
+        f"a captured function returns a {type(result).__name__}, which would run after the call; "
+        f"return a list or tuple"
     )
 
 
 def _at(kind: type) -> Callable[[Any], bool | None]:
-    """Return the function of parts of a tree that ends it at those of a class."""
+    """Return a tree-part function that stops at objects of a class."""
     inner = (dict, list, tuple)
     return lambda part: isinstance(part, kind) or (None if isinstance(part, inner) else False)

@@ -1,1 +1,1 @@
-"""Control flow: what it means eagerly, and the blocks that a recording makes of it."""
+"""Control flow: its eager semantics, and the blocks that a recording makes from it."""

@@ -1,12 +1,16 @@
-"""Blocks: the shared machinery for recording branches, loops and functions.
+"""Blocks: shared code for recording branches, loops and functions.
 
-In: Python functions of tensors. Each is called once for each block, with placeholders for its
-    state, and its launches are recorded into the block.
-Out: blocks of a `Flow`, and a `Segment` for each block that a gradient goes through.
-Invariant: after a block, the tape has no node of it. The segment owns those nodes, and the control
-    flow as a whole leaves one node on the tape (`autodiff.joint.add_node`).
-Backward pass: the segment's nodes, walked backwards inside a block of the same kind of control
-    flow. Residuals are ordinary results of the forward block, so gradients nest to any order.
+In: Python functions of tensors. Each is called once per block, with placeholders for its state, and
+its launches are recorded into the block. Out: blocks of a `Flow`, and a `Segment` for each block
+through which a gradient flows.
+
+Invariant: after a block, the tape contains no node of it. The segment owns these nodes, and the
+control flow as a whole adds one node to the tape (`autodiff.joint.add_node`).
+
+Backward pass: it processes the nodes of the segment in reverse order, inside a block of the same
+kind of control flow. Residuals are ordinary results of the forward block, so gradients can be
+nested to any order.
+
 Callers: `branches`, `loops`, `functions`; `transform.batch` uses cells and retries.
 """
 
@@ -48,11 +52,11 @@ _ADD: Final = one_op("add")
 
 
 class UnknownResults(Exception):
-    """The results of a recursive function are needed before they are known."""
+    """Raised when the results of a recursive function are needed before they are known."""
 
 
 class RetryBlocks(Exception):
-    """Blocks must be recorded again with facts that the first recording has found."""
+    """Raised to record blocks again, with facts that the first recording has found."""
 
 
 def is_recorded() -> bool:
@@ -68,9 +72,9 @@ def recorder() -> Recorder:
 
 
 def abstract_eval(fn: Callable[[], Tree]) -> Tree:
-    """Record `fn` without running it; return its result, invalidated tensors of the right types.
+    """Record `fn` without running it; return its result as invalidated tensors of the right types.
 
-    No tensor, field of a Module or random key changes.
+    Tensors, fields of Modules and random keys do not change.
     """
     while True:
         try:
@@ -82,9 +86,9 @@ def abstract_eval(fn: Callable[[], Tree]) -> Tree:
 
 @contextmanager
 def _recorded_apart() -> Iterator[tuple[Recorder, list[Any]]]:
-    """Record the block without running it, and restore what it changes.
+    """Record the block without running it, and restore everything that it changes.
 
-    Yield the recorder, and the Nodes to which the block assigns fields."""
+    Yield the recorder, and the Nodes whose fields the block assigns."""
     with (
         recording_of(current_arena().vm) as record,
         record.tapes_kept(),
@@ -98,23 +102,23 @@ def _recorded_apart() -> Iterator[tuple[Recorder, list[Any]]]:
 def has_effects(fn: Callable[[], object]) -> bool:
     """Return whether a function updates tensors from outside or assigns fields.
 
-    It is recorded without running it. The answer is True if it cannot be recorded."""
+    The function is recorded without running it. Return True if it cannot be recorded."""
     try:
         with _recorded_apart() as (record, assigned):
             fn()
             homes = [use.value.home for call in record.calls for use in call.outs]
             return bool(assigned) or any(home and home.role in VISIBLE for home in homes)
-    except Exception:  # the function may raise anything, also what it raises only in a recording
+    except Exception:  # any error of the function, including errors that occur only in a recording
         return True
 
 
 def retry_blocks(
     record_blocks: Callable[P, R], reason: type[Exception] = RetryBlocks
 ) -> Callable[P, R]:
-    """Decorate a function that records blocks: repeat it while it raises that exception.
+    """Decorate a function that records blocks: call it again while it raises the exception.
 
-    It also repeats where a block updates a tensor that must move to other memory first. Arguments
-    that a recording has changed, such as `carried`, keep the change in the next one.
+    It is also called again if a block updates a tensor that must first move to other memory.
+    Changes that a recording makes to arguments such as `carried` are kept for the next recording.
     """
 
     @wraps(record_blocks)
@@ -146,8 +150,9 @@ def retry_blocks(
 def carrying(carried: Tensors) -> Iterator[Block]:
     """Record a block with these outer tensors as additional state.
 
-    If the block updates another outer tensor that a gradient goes through, that one is added to
-    `carried`, and `RetryBlocks` is raised. Afterwards tapes know the tensors as before.
+    If the block updates another outer tensor through which a gradient flows, this tensor is added
+    to `carried`, and `RetryBlocks` is raised. Afterwards the tape entries of the tensors are
+    restored.
     """
     record = recorder()
     try:
@@ -161,9 +166,9 @@ def carrying(carried: Tensors) -> Iterator[Block]:
 
 
 def block_outputs(carried: Sequence[Tensor], outputs: Tensors) -> Tensors:
-    """Return the outputs of a block as tensors other than those that it carries.
+    """Return the outputs of a block as tensors that are distinct from its carried tensors.
 
-    A block may return a tensor that it carries, whose tape entry is restored after the block.
+    A block may return a carried tensor, whose tape entry is restored after the block.
     """
     return aliases(outputs) if carried else outputs
 
@@ -178,11 +183,11 @@ def assign_carried(carried: Tensors, values: Tensors) -> None:
 
 
 class Segment:
-    """Tape segment: the nodes that a block has recorded, taken off the tape.
+    """Tape segment: the nodes that a block has recorded, removed from the tape.
 
-    `closures`: nodes before the block that receive cotangents, with their types.
-    `inside`: tensors of the block that the nodes need, except those `available` otherwise.
-    `outside`: tensors from before the block that the nodes need.
+    `closures`: nodes before the block that receive cotangents, with their types. `inside`: tensors
+    of the block that the nodes need, except those in `available`. `outside`: tensors from before
+    the block that the nodes need.
     """
 
     def __init__(
@@ -216,10 +221,10 @@ class Segment:
         self._keys.update((id(x), id(x.root)) for x in self._saved)
 
     def _from_outside(self, x: Tensor) -> Tensor:
-        """Return the tensor, or for a view made in the block, another view of the same bytes.
+        """Return the tensor; for a view created in the block, return a new view of the same bytes.
 
-        The node of such a view is off the tape. The other view has the node before the block that
-        the cotangent of x goes to.
+        The node of the original view was removed from the tape. The new view refers to the node
+        before the block that receives the cotangent of x.
         """
         node, type = x.node if x.tape is self.tape else -1, x.type
         while node >= self.start:
@@ -237,7 +242,7 @@ class Segment:
         return other
 
     def key(self, x: Tensor) -> int:
-        """Return the identity of the memory that x had in the block; x may have moved since."""
+        """Return the identity of the memory of x during the block; x may have moved since."""
         return self._keys.get(id(x), id(x.root))
 
     def needs(self, x: Tensor) -> bool:
@@ -245,7 +250,7 @@ class Segment:
         return any(y.root is x.root for y in self._saved)
 
     def is_constant(self, operands: Sequence[Tensor]) -> bool:
-        """Return whether no gradient goes through the segment or to these operands."""
+        """Return whether no gradient flows through the segment or to these operands."""
         return not self.closures and not any(x.tape is self.tape for x in operands)
 
     @property
@@ -254,7 +259,7 @@ class Segment:
         return any(node is not None and has_effect(node) for node in self.nodes)
 
     def reached(self, ends: Sequence[int]) -> set[int]:
-        """Return the numbers of the nodes that receive cotangents if these nodes do."""
+        """Return the indices of the nodes that receive cotangents if the nodes `ends` do."""
         numbers = set(ends)
         for number, node in reversed([*enumerate(self.nodes, self.start)]):
             if node is not None and (number in numbers or has_effect(node)):
@@ -264,10 +269,10 @@ class Segment:
     def walk(
         self, pending: CotangentAccumulator, inside: dict[int, Tensor], outside: Sequence[Tensor]
     ) -> None:
-        """Walk the nodes backwards.
+        """Run the backward pass over the nodes.
 
-        `inside` maps keys of the block's tensors to their current values, `outside` lists those of
-        the segment's outer tensors.
+        `inside` maps the keys of the block's tensors to their current values. `outside` lists the
+        current values of the segment's outer tensors.
         """
         outside_now = dict(zip(self._outside_ids, outside, strict=True))
 
@@ -279,10 +284,9 @@ class Segment:
 
 
 class Cell:
-    """Cotangent accumulator in fixed memory, which several functions share.
+    """Cotangent accumulator in fixed memory that several functions share.
 
-    x: the sum so far.
-    cotangent: in a gradient of the gradient, the cotangent of the final sum.
+    x: the sum so far. cotangent: in a gradient of the gradient, the cotangent of the final sum.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -302,18 +306,18 @@ class Cell:
         return self
 
     def _vjp(self, _: object, saved: Saved, sums: Sums) -> Sums:
-        """Return the cotangent of an added part: that of the final sum."""
+        """Return the cotangent of an added part, which is the cotangent of the final sum."""
         [before], g = sums, self.cotangent
         return [before if g is None else g if before is None else plus(before, g)]
 
 
 def new_cell(record: Recorder, x: Tensor) -> Cell:
-    """Return a cell with the value of x."""
+    """Return a cell with the initial value x."""
     return Cell(record.as_cell(new_variable(record, x)))
 
 
 def as_shared_cell(record: Recorder, x: Tensor) -> Tensor:
-    """Copy x to memory that called functions can reach."""
+    """Copy x to memory that called functions can access."""
     if not record.scopes.frames:
         return x
     return _with_entry(record.as_cell(new_variable(record, x)), x)
@@ -322,7 +326,7 @@ def as_shared_cell(record: Recorder, x: Tensor) -> Tensor:
 def split_cells(
     closures: dict[int, TensorType], sums: Sequence[Any]
 ) -> tuple[dict[int, Cell], dict[int, Tensor | None]]:
-    """Split sums cotangents, by node number, into cells and others."""
+    """Split sums of cotangents, by node number, into cells and other sums."""
     by_number = dict(zip(closures, sums, strict=True))
     cells = {number: h for number, h in by_number.items() if isinstance(h, Cell)}
     return cells, {number: h for number, h in by_number.items() if number not in cells}
@@ -339,13 +343,13 @@ def new_variable(record: Recorder, x: Tensor) -> Tensor:
 
 
 def write(variables: Tensors, xs: Tensors) -> None:
-    """Copy the values of xs into the variables."""
+    """Copy the values xs into the variables."""
     for variable, x in zip(variables, xs, strict=True):
         overwrite(variable, COPY, x)
 
 
 def release(record: Recorder, variables: Tensors) -> Tensors:
-    """Return tensors for the final contents of the variables."""
+    """Return tensors with the final contents of the variables."""
     return [record.released(x) for x in variables]
 
 
@@ -355,7 +359,7 @@ def reshape_view(x: Tensor, type: TensorType) -> Tensor:
 
 
 def aliases(xs: Tensors) -> Tensors:
-    """Return other tensors over the same bytes, with the same tape nodes.
+    """Return new tensors for the same bytes, with the same tape nodes.
 
     An update of an alias moves the alias, not x.
     """
@@ -370,17 +374,17 @@ def _with_entry(y: Tensor, x: Tensor) -> Tensor:
 
 
 def watch_tracked(tape: Tape, xs: Tensors, are_tracked: Iterable[bool]) -> Tensors:
-    """Watch the tensors that are tracked."""
+    """Watch those tensors on the tape that are tracked."""
     return [tape.watch(x) if tracked else x for x, tracked in zip(xs, are_tracked, strict=True)]
 
 
 def tracked_results(tape: Tape, results: Tensors, outputs: Tensors) -> list[Tensor | None]:
-    """Return each result, or None where the block's output is not tracked."""
+    """Return each result, or None if the block's output is not tracked."""
     return [y if x.tape is tape else None for y, x in zip(results, outputs, strict=True)]
 
 
 def split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:
-    """Split items into lists of the given lengths, and a list of the rest."""
+    """Split items into lists of the given lengths, followed by a list of the rest."""
     rest = iter(items)
     for length in lengths:
         yield list(islice(rest, length))

@@ -1,7 +1,7 @@
 """Branches: `cond` and `switch`.
 
-Eagerly the condition is read, and Python takes one branch. In a captured function both are
-recorded, each as a block, and the program takes one.
+Eagerly the condition is read, and Python runs one branch. In a captured function both branches are
+recorded as blocks, and the program runs one of them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from mlvm.step.flow import Block
 def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) -> Any:
     """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
-    In a captured function both are recorded, and have results of the same structure and types.
+    In a captured function both branches are recorded; their results must have the same structure
+    and types.
 
-    The operands and results: trees of tensors of any shapes. Raises `ShapeError` for a `pred` of
-    more elements than one, `DTypeError` for a branch that is no function: `where` chooses between
-    tensors.
+    The operands and results: trees of tensors of any shapes. Raises `ShapeError` for a `pred` with
+    more than one element, and `DTypeError` for a branch that is not a function: `where` selects
+    between tensors.
 
         >>> ml.cond(ml.asarray(True), ml.negative, ml.abs, ml.asarray([1.0, -2.0]))
         Tensor([-1.,  2.], f32[2])
@@ -64,12 +65,13 @@ def cond(pred: Tensor | bool, true_fun: Body, false_fun: Body, *operands: Tree) 
 
 @hinted
 def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> Any:
-    """Return `branches[index](*operands)`; an index out of range takes the nearest branch.
+    """Return `branches[index](*operands)`; an index out of range selects the nearest branch.
 
-    In a captured function all are recorded, as by `cond`.
+    In a captured function all branches are recorded, as in `cond`.
 
-    The index: i[]. Raises `ArgumentError` without branches, `DTypeError` for an index that is no
-    integer, a branch that is no function, and branches that stand beside each other.
+    The index: i[]. Raises `ArgumentError` without branches, and `DTypeError` for an index that is
+    not an integer, for a branch that is not a function, and for branches that are not passed as one
+    list.
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])
@@ -98,7 +100,7 @@ def _bind(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list
         if not callable(each):
             raise DTypeError(
                 f"{name}: expected a function as branch, got {described(each)}; "
-                "ml.where chooses between tensors"
+                "use ml.where to select between tensors"
             )
     trees = [as_tree(each) for each in operands]
 
@@ -122,7 +124,7 @@ def _switch(index: Tensor, first: int, thunks: Sequence[Callable[[], Any]]) -> A
 
 
 def _cond(pred: Tensor, thunks: Sequence[Callable[[], Any]]) -> Any:
-    """Record two branches of a captured function."""
+    """Record the two branches of a condition in a captured function."""
     if pred.size != 1:
         raise ShapeError("expected a condition of one element").at("cond", (pred.type,))
     results: list[Tree] = []
@@ -153,7 +155,7 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
         with blocks.carrying(carried) as block:
             try:
                 outputs = blocks.block_outputs(carried, [*branch(), *carried])
-            except blocks.UnknownResults as error:  # the other tells what the function makes
+            except blocks.UnknownResults as error:  # the other branch determines the results
                 unknown_results = error
                 if tape is not None:
                     del tape.nodes[start:]
@@ -193,7 +195,7 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
 
 
 class _Branch(NamedTuple):
-    """Vjp of one branch: its tape segment, outputs, and variables that hold its residuals."""
+    """Vjp of one branch: its tape segment, outputs, and the variables with its residuals."""
 
     segment: blocks.Segment
     outputs: Tensors
@@ -203,7 +205,8 @@ class _Branch(NamedTuple):
 def _vjp(vjps: list[_Branch], closures: Closures, gs: Cotangents, saved: Saved, sums: Sums) -> Sums:
     """Return the cotangents of the tensors that the branches use from outside.
 
-    They continue the sums `sums` before. One that a branch does not reach has none there.
+    They continue the partial sums `sums`. A tensor that a branch does not use gets no cotangent
+    there.
     """
     [pred], rest = blocks.split(saved, 1)
     output_gs, residual_gs = blocks.split(gs, len(vjps[0].outputs))
@@ -240,15 +243,16 @@ def either(
 ) -> list[Any]:
     """Record two branches whose results are cotangents of these types, which may be absent.
 
-    A result that is absent in one branch, or is conditional there, is `Conditional`; one that is
-    `Begun` in a branch is `Begun`. A condition that a branch computes is another result of the
-    branches, for which the recording begins again. The number of a record is 0 where it is absent.
+    A result that is absent or conditional in one branch becomes `Conditional`. A result that is
+    `Begun` in a branch becomes `Begun`. If a branch computes a condition, that condition becomes an
+    additional result of the branches, and the recording starts again. The number of an absent
+    record is 0.
     """
     record = blocks.recorder()
     shapes: dict[int, Shape] = {}
     unclean: set[int] = set()
     begun: dict[int, Begun] = {}
-    conditions: dict[int, list[Any]] = {}  # by the number of the branch; None: always
+    conditions: dict[int, list[Any]] = {}  # by the index of the branch; None: always present
 
     def recorded(number: int, side: Callable[[], Sequence[Any]]) -> Tensors:
         parts = side()
@@ -290,8 +294,10 @@ def either(
 
 
 def _selecting(pred: Tensor) -> Callable[[Any, Any], Any]:
-    """Return a function of two conditions, each a bool[] or known: the first where the predicate
-    holds, else the second."""
+    """Return a function that selects one of two conditions, depending on `pred`.
+
+    It returns the first condition where `pred` is true, else the second. Each condition is a bool[]
+    tensor or a Python bool."""
     pair = cache(partial(complements, pred))
     results: dict[tuple[int, int], Any] = {}
 
@@ -312,14 +318,14 @@ def _selecting(pred: Tensor) -> Callable[[Any, Any], Any]:
 
 
 def complements(pred: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether a condition holds, and whether it does not, each a bool[]."""
+    """Return `pred` and its negation, each as a bool[]."""
     with context(tape=None):
         holds = reshape(as_condition(pred), ())
         return holds, op.logical_not(holds)
 
 
 def present(g: Any, shape: Shape = ()) -> Tensor:
-    """Return the condition under which a cotangent is present; for a shape, of each row."""
+    """Return the condition under which a cotangent is present; with a shape, one per row."""
     with context(tape=None):
         if not isinstance(g, Conditional) or isinstance(g, Begun):
             return full(shape, isinstance(g, Tensor), dtype=bool_)
@@ -330,8 +336,8 @@ def present(g: Any, shape: Shape = ()) -> Tensor:
 
 
 def _added(total: Any, part: Any) -> Any:
-    """Add two cotangents of which one or both are conditional (see `Conditional`)."""
-    if not isinstance(total, (Tensor, Conditional)):  # a cell
+    """Add two cotangents, at least one of which is conditional (see `Conditional`)."""
+    if not isinstance(total, (Tensor, Conditional)):  # it is a cell
         either(part.present, [lambda: [total + part.x][:0], list], [])
         return total
     part = dense(part)
@@ -352,7 +358,7 @@ def _added(total: Any, part: Any) -> Any:
 
 
 def _sum_of_present(x: Tensor, y: Tensor, one: Tensor | None, other: Tensor | None) -> Tensor:
-    """Return x + y, or one of them where the condition of the other does not hold."""
+    """Return x + y, or only one of them if the condition of the other does not hold."""
     scalars = not any(each is not None and each.shape for each in (one, other))
     with context(tape=None) if scalars else nullcontext():
         value = x + y
@@ -366,9 +372,9 @@ def _sum_of_present(x: Tensor, y: Tensor, one: Tensor | None, other: Tensor | No
 
 
 def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Select x where the condition is true, else y: a `cond` for a scalar, a `where` for rows.
+    """Select x where the condition is true, else y: by `cond` for a scalar, by `where` for rows.
 
-    With a `cond` the other one has no cotangent; with a `where` it has one of zeros.
+    With `cond` the other operand gets no cotangent; with `where` it gets zeros.
     """
     if pred.shape:
         return op.where(reshape(pred, pred.shape + (1,) * (x.ndim - pred.ndim)), x, y)
@@ -380,7 +386,7 @@ def _chosen(pred: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
-    """Add the tape node of a result whose cotangent is that of each part, under its condition."""
+    """Add the tape node of a selection: each part gets the cotangent under its condition."""
     tape = taping()
     operands = [x for x, _ in parts]
     if tape is None or not any(x.tape is tape for x in operands):
@@ -397,7 +403,7 @@ def _add_selection(out: Tensor, *parts: tuple[Tensor, Tensor | None]) -> None:
 
 
 def _where_present(g: Any, condition: Tensor | None) -> Any:
-    """Return a cotangent that is present only where the condition holds, too."""
+    """Return a cotangent that is present only where its own condition and this one hold."""
     if g is None or condition is None:
         return g
     if not isinstance(g, Conditional):

@@ -20,12 +20,12 @@ from mlvm.machines.checks import CHECK
 def check(condition: Tensor | bool | np.bool_, message: str) -> None:
     """Raise `CheckFailed` with the message where a condition is False: bool[...], or a bool.
 
-    In a captured function, and in branches and loops there, the program checks in each call: it
-    raises with the line as a note. What the function updates after the check is as it was before
-    the call then; what it has updated before stays updated. A gradient goes by a check.
+    In a captured function, including its branches and loops, the program performs the check in each
+    call. The error contains the user's line as a note. Updates after the failed check do not
+    happen; updates before it remain. Gradients are not affected by a check.
 
-    Raises `DTypeError` for a condition that is no bool, `ArgumentError` for a message that is no
-    string.
+    Raises `DTypeError` for a condition that is not a bool, and `ArgumentError` for a message that
+    is not a string.
 
         >>> x = ml.asarray([1.0, 2.0])
         >>> ml.check(x > 0.0, "x is positive")

@@ -1,4 +1,4 @@
-"""Checkpoints: functions that are recomputed in the backward pass instead of saving activations.
+"""Checkpointing: recompute functions in the backward pass instead of saving activations.
 
 Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174.
 """
@@ -34,7 +34,7 @@ from mlvm.eager.tree import replace
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Ends: TypeAlias = list[int | None]  # nodes where a backward pass ends
+Ends: TypeAlias = list[int | None]  # nodes at which a backward pass ends
 Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors with their nodes
 
 
@@ -43,12 +43,17 @@ Reached: TypeAlias = Sequence[tuple[Tensor, int | None]]  # captured tensors wit
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     """Recompute `fn` in the backward pass instead of saving its activations.
 
-    Only the arguments and the result of the first run are saved.
+    The first run saves only its arguments and its result.
 
-    Tensors in dicts, lists and tuples among its arguments are kept; it may use others, such as
-    weights, which must not be updated in place until the gradient is taken. Random keys are drawn
-    once. Whatever else the function does, it does twice. A gradient through a tensor that it has
-    made and not returned raises `GradientError`. Raises `ArgumentError` if `fn` is not a function.
+    Arguments:
+
+    - `fn`: a function of any arguments. The tensors in dicts, lists and tuples among its arguments
+      are saved. It may also use other tensors, such as weights; these must not be updated in place
+      before the gradient is taken.
+
+    `fn` runs twice, so any other side effect happens twice. Random keys are drawn only once. A
+    gradient through a tensor that `fn` has created but not returned raises `GradientError`. Raises
+    `ArgumentError` if `fn` is not a function.
 
         >>> ml.grad(lambda x: ml.sum(ml.checkpoint(ml.tanh)(x)))(ml.zeros(2))
         Tensor([1., 1.], f32[2])
@@ -88,11 +93,11 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _refuse(*_: object) -> NoReturn:
-    raise GradientError("a tensor of a checkpointed function is used outside of it; return it")
+    raise GradientError("cannot use a tensor of a checkpointed function outside of it; return it")
 
 
 _LEFT: Final[Node] = MultiOutputVjp((), _refuse), (), ()
-"""Placeholder for a node that has been taken off the tape."""
+"""Placeholder for a node that was removed from the tape."""
 
 
 def _run(
@@ -103,14 +108,14 @@ def _run(
     Returns the result, and for each alias its tape node, or None if it is not tracked.
     """
     operands_now = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
-    origins = [x.node if x.tape is tape else None for x in operands_now]  # which it may update
+    origins = [x.node if x.tape is tape else None for x in operands_now]  # before `fn` updates them
     rest = iter(operands_now)
     args, kwargs = replace(lambda _: next(rest), arguments)
     return as_tree(fn(*args, **kwargs)), origins
 
 
 def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | None]:
-    """Return the tape's nodes from `start` on, with None at the backward pass's ends."""
+    """Return the tape's nodes from index `start` on, with None where the backward pass ends."""
     nodes = tape.nodes[start:]
     for origin in origins:
         if origin is not None:
@@ -119,9 +124,9 @@ def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | 
 
 
 def _live(nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]) -> list[Node | None]:
-    """Drop nodes that no cotangent from the results reaches.
+    """Remove nodes that receive no cotangent from the results.
 
-    A dropped node passes on no cotangent, not even a zero. The nodes begin with the number `start`.
+    A removed node passes on no cotangent, not even zeros. The first node has the number `start`.
     """
     live, live_numbers = list(nodes), {y.node for y in results}
     for number in reversed(range(len(live))):
@@ -134,7 +139,7 @@ def _live(nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]) -
 
 
 def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:
-    """Return the root tensors and those of their views that are tracked."""
+    """Return the tracked tensors among the roots and their views."""
     views = [x for root in roots for x in root.views() if isinstance(x, Tensor)]
     return [*roots, *[x for x in views if x.tape is tape and x.node < start]]
 
@@ -162,7 +167,7 @@ def _substituting(reached: Reached, now: Sequence[Tensor], tape: Tape) -> Iterat
 
 
 def _exchange(tape: Tape, start: int, reached: Reached, now: Sequence[Tensor]) -> None:
-    """Replace captured tensors by their substitutes among the values that new nodes have saved."""
+    """Replace captured tensors by their substitutes in the saved values of new nodes."""
     others = {id(x): y for (x, _), y in zip(reached, now, strict=True) if x.base is None}
 
     def other(x: Tensor) -> Tensor:
@@ -191,14 +196,15 @@ def _vjp(
     saved: Saved,
     sums: Sums,
 ) -> Sums:
-    """Run the function again and walk backwards through its nodes.
+    """Run the function again, and run the backward pass over its nodes.
 
-    Its nodes began with the number `first` in the first run. Returns the cotangents of the
-    operands, then those sums for the closures.
+    In the first run its nodes started at the number `first`. Returns the cotangents of the
+    operands, then the sums for the closures.
     """
     saved = lifted(tuple(saved))
     length = len(tape.nodes)
-    # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
+    # Nodes of an enclosing function may have been removed from the tape. The new nodes get
+    # different numbers.
     tape.nodes += [None] * (first - length)
     start = len(tape.nodes)
     end = noperands + len(reached)
@@ -212,7 +218,7 @@ def _vjp(
         result, origins = rerun(saved[:noperands], tape)
         _exchange(tape, start, reached, saved[noperands:end])
     nodes = _from(tape, start, [*origins, *ends.values()])
-    if current().tape is not tape:  # or these are part of what an outer gradient is taken of
+    if current().tape is not tape:  # otherwise they are needed for an outer gradient
         del tape.nodes[length:]
     pending = CotangentAccumulator()
     destinations = [ends.get(n, n) for n in closures]

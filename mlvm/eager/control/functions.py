@@ -1,11 +1,14 @@
 """Recursive functions: `function`.
 
-Eagerly such a function is the Python function. In a captured function it is recorded once, as a
-    procedure with its own frame, so it may call itself.
-In: a function, its operands, and a key that identifies a recursive call.
-Out: a `Procedure` of the flow, and a call of it.
-Backward pass: another procedure. Residuals of a call are saved in a record (`control.records`),
-    whose number is a hidden result of the call.
+Eagerly such a function is the Python function itself. In a captured function it is recorded once,
+as a procedure with its own frame, so it may call itself.
+
+In: a function, its operands, and a key that identifies a recursive call. Out: a `Procedure` of the
+flow, and a call of it.
+
+Backward pass: another procedure. The residuals of a call are saved in a record (`control.records`),
+whose number is a hidden result of the call.
+
 Callers: `Function.__call__`, and `transform` for functions in traces.
 """
 
@@ -40,7 +43,7 @@ _Run: TypeAlias = Callable[[Tensors], Tree]
 
 
 class Function(Generic[P, R]):
-    """Recursive function of trees of tensors, made by `function`."""
+    """Recursive function of trees of tensors, created by `function`."""
 
     __name__: str
 
@@ -71,18 +74,17 @@ class Function(Generic[P, R]):
 
 @hinted
 def function(fn: Callable[P, R]) -> Function[P, R]:
-    """Keep `fn` as a function of the captured program, with its own frame, so that it may call
-    itself.
+    """Record `fn` as a subroutine of the captured program, so that it may call itself.
 
-    The depth of recursion may depend on values; a `cond` must end it. Eagerly the result is `fn`
-    itself.
+    The depth of the recursion may depend on values; a `cond` must end the recursion. Eagerly the
+    result is `fn` itself.
 
-    Tensors in dicts, lists and tuples among its arguments are the parameters; numbers and arrays
-    become tensors. Modules and other arguments are what they are. It may use tensors from outside,
-    such as weights, but not update them in place, nor draw from the global random keys: in a
-    captured function that raises `CaptureError`. While it is recorded it is called twice if it
-    calls itself: once to find the types of its results. Raises `ArgumentError` if `fn` is not a
-    function.
+    Its parameters are the tensors in dicts, lists and tuples among its arguments; numbers and
+    arrays are converted to tensors. Modules and other arguments are passed unchanged. `fn` may use
+    tensors from outside, such as weights. In a captured function it must not update them in place
+    or draw from the global random keys; either raises `CaptureError`. If `fn` calls itself, it is
+    called twice while it is recorded: the first call determines the types of its results. Raises
+    `ArgumentError` if `fn` is not a function.
 
         >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
         >>> half(ml.asarray(5.0))
@@ -98,7 +100,10 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
 
 
 def _signature(tree: Any) -> Any:
-    """Return a cache key: equal for equal structure and types, strings, and identical objects."""
+    """Return a cache key for a tree.
+
+    Keys are equal if the structure, the types of tensors and the strings are equal and all other
+    objects are identical."""
     if isinstance(tree, Tensor):
         return tree.type
     if isinstance(tree, dict):
@@ -122,7 +127,7 @@ class Recorded(NamedTuple):
 def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Tensors]) -> Recorded:
     """Record a function of tensors of these types, and all functions that it calls.
 
-    Like those, it may read tensors from outside.
+    All of them may read tensors from outside.
     """
     record, opened = blocks.recorder(), _Open(object(), name)
     before = len(record.scopes.callees)
@@ -140,12 +145,12 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
 class _Open:
     """Function whose recording is in progress.
 
-    key: identifies recursive calls.
-    tree: the result, whose types are `results`, once these are known.
-    is_guess: True if it calls itself before its results are known.
-    is_back: True for a backward pass.
-    takes_record: True for a backward pass that also takes the number of a record of cotangents.
-    vjp: its backward pass; with one, the function also returns the number of a record.
+    - key: identifies recursive calls.
+    - tree: the result; its types are `results`, once they are known.
+    - is_guess: True if the function calls itself before its results are known.
+    - is_back: True for a backward pass.
+    - takes_record: True for a backward pass that also needs the number of a record of cotangents.
+    - vjp: its backward pass; with one, the function also returns the number of a record.
     """
 
     key: object
@@ -165,9 +170,9 @@ class _Open:
 class _FunctionVjp(NamedTuple):
     """Vjp of a function.
 
-    `residuals`: tensors that each call saves in a record.
-    `used`: numbers of the residuals that have cotangents in a gradient of the gradient.
-    `open_backward`: the backward pass while its recording is in progress.
+    `residuals`: tensors that each call saves in a record. `used`: the indices of the residuals that
+    have cotangents in a gradient of the gradient. `open_backward`: the backward pass while its
+    recording is in progress.
     """
 
     segment: blocks.Segment
@@ -183,28 +188,28 @@ class _FunctionVjp(NamedTuple):
 
 
 _MOST_OPEN: Final = 16
-"""Limit on open functions of one name, each called by the one before."""
+"""Maximum number of nested recordings of functions with the same name."""
 
 
 def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
-    """Call `run(args)` as a function of the program.
+    """Call `run(args)` as a subroutine of the program.
 
-    A key of an open function means a recursive call. Raises `CaptureError` for recursion without a
-    base case, or with a new key each time.
+    If the key belongs to a function whose recording is in progress, the call is recursive. Raises
+    `CaptureError` for recursion without a base case, or with a new key in each call.
     """
     tape = taping()
     if any(x.tape is not None and x.tape is tape and not x.dtype.is_inexact for x in args):
         raise GradientError(
-            f"a gradient through a direction of a gradient of {name} is not supported in a "
-            f"captured function; a direction of the gradient of its gradient is"
+            f"reverse mode over forward mode over reverse mode of {name} is not supported in a "
+            f"captured function; use forward mode over two gradients"
         )
     key = key, tape is None, autocast_dtype(), default_float()
     callee = next((each for each in current().functions if each.key == key), None)
     if callee is None:
         if sum(each.name == name for each in current().functions) > _MOST_OPEN:
             raise CaptureError(
-                f"{name} calls itself each time with arguments of other types, or with other "
-                f"objects among them, such as a new Module"
+                f"{name} calls itself with different argument types, or different objects such as "
+                f"a new Module, in each call"
             )
         opened = _Open(key, name)
         outputs = _call_new(opened, args, run, [], [])
@@ -220,7 +225,7 @@ def _call_new(
 ) -> Tensors:
     """Record a function, and call it; return its outputs and the totals of the cells that it owns.
 
-    A backward pass adds to the `cells` of closures, which continue the sums `sums` before.
+    A backward pass adds to the `cells` of closures, which continue the partial sums `sums`.
     """
     record, tape = blocks.recorder(), taping()
     outputs, vjp = _record_and_call(opened, args, run), opened.vjp
@@ -259,8 +264,8 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
 def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
     """Record a function, and call it.
 
-    A function that calls itself before its results are known takes the result types of another
-    branch, and is recorded a second time.
+    If the function calls itself before its results are known, the result types of another branch
+    are used, and the function is recorded a second time.
     """
     record, tape, around = blocks.recorder(), taping(), current().functions
     before = len(record.scopes.callees)
@@ -276,8 +281,8 @@ def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
                 del tape.nodes[start:]
             if opened.is_guess and not any(each.is_guess for each in around):
                 raise CaptureError(
-                    f"{opened.name} calls itself in any case: its result types are known by "
-                    f"a branch of a cond, or a loop of zero iterations, in which it does not"
+                    f"{opened.name} calls itself unconditionally, so its result types are "
+                    f"unknown; end the recursion in a branch of ml.cond"
                 ) from None
             raise
         if not opened.is_guess:
@@ -325,8 +330,9 @@ def _vjp(
     saved: Saved,
     sums: Sums,
 ) -> Sums:
-    """Return the cotangents of the arguments, of earlier contents of its `own` cells, and of
-    closures.
+    """Return the cotangents of the arguments, of the cells' earlier contents, and of the closures.
+
+    `own` lists the cells that the function owns.
     """
     record, segment = blocks.recorder(), vjp.segment
     number, *outside = saved
@@ -386,9 +392,7 @@ def _recursive_vjp(callee: _Open, args: Tensors, gs: Cotangents, saved: Saved, s
     """Return the cotangents of the arguments of a recursive call."""
     vjp = callee.vjp
     if vjp is None or not vjp.open_backward:
-        raise GradientError(
-            f"{callee.name} takes a gradient of itself; capture does not support it"
-        )
+        raise GradientError(f"{callee.name} differentiates itself, which capture does not support")
     [backward] = vjp.open_backward
     results = _call_again(backward, _vjp_operands(vjp, backward, gs, saved[0]))
     parts: list[Tensor | None] = [None] * len(args)
@@ -400,8 +404,8 @@ def _recursive_vjp(callee: _Open, args: Tensors, gs: Cotangents, saved: Saved, s
 def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Tensor) -> Tensors:
     """Return the operands of a backward pass.
 
-    These are the cotangents of tracked outputs, the number of the record, and where needed the
-    number of its cotangents.
+    These are the cotangents of the tracked outputs, the number of the record and, if needed, the
+    number of the record of cotangents.
     """
     operands = [or_zeros(gs[k], y.type) for k, y in vjp.tracked(vjp.outputs)]
     record_g = [or_zeros(gs[len(vjp.outputs)], number.type)] if backward.takes_record else []

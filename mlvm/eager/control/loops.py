@@ -1,13 +1,16 @@
 """Loops: `while_loop`, `fori_loop`, `scan` and `map`.
 
-Eagerly they are Python loops over eager calls. In a captured function, test and body are recorded
-    once, each as a block.
-In: a body, the initial state, and `xs` whose rows the iterations read.
-Out: a `while` of the flow, the final state, and results stacked along a new first axis.
-Backward pass: a loop in reverse order (`_vjp`). Residuals lie in stacks, one row an iteration,
-    where the trip count is bounded. Otherwise they lie in records, each with the number of the one
-    before.
-Invariant: a part of the state without a cotangent gets none, not zeros (`_activity`).
+Eagerly they are Python loops over eager calls. In a captured function, the condition and the body
+are recorded once, each as a block.
+
+In: a body, the initial state, and `xs`, whose rows the iterations read. Out: a `while` of the flow,
+the final state, and results stacked along a new first axis.
+
+Backward pass: a loop in reverse order (`_vjp`). If the trip count is bounded, residuals are stored
+in stacks with one row per iteration. Otherwise they are stored in records, each with the number of
+the previous record.
+
+Invariant: a part of the state without a cotangent gets no cotangent, not zeros (`_activity`).
 """
 
 from __future__ import annotations
@@ -74,14 +77,18 @@ _SET_ROW: Final = one_op("dynamic_update", axis=0)
 def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bool = False) -> Tree:
     """Apply `body_fun` while `cond_fun(state)` is true; return the final state.
 
-    Under a gradient, each iteration saves the residuals of the body. With `checkpoint` it saves
-    only the state, and the backward pass runs the body again.
+    Arguments:
 
-    The state: a tree of tensors of any shapes; structure and types stay fixed. A Python number in
-    it has the dtype that the body gives it, if that is wider; eagerly, the first iteration is then
-    computed again.
-    Raises `ShapeError` or `DTypeError` where the body changes a type, or the structure, and for a
-    condition of more elements than one.
+    - `cond_fun`: maps the state to a condition with one element.
+    - `body_fun`: maps the state to the next state.
+    - `init_val`: the initial state: a tree of tensors of any shapes. Structure and types stay
+      fixed. A Python number in it gets the dtype that the body assigns, if that is wider; eagerly,
+      the first iteration is then computed again.
+    - `checkpoint`: under a gradient, save only the state of each iteration, and run the body again
+      in the backward pass. Default: False, which saves the residuals of the body.
+
+    Raises `ShapeError` or `DTypeError` if the body changes a type or the structure, and for a
+    condition with more than one element.
 
         >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
         Tensor(243., f32[])
@@ -125,9 +132,9 @@ def fori_loop(
     *,
     checkpoint: bool = False,
 ) -> Tree:
-    """Apply `state = body_fun(i, state)` for i of `lower` .. `upper - 1`; return the final state.
+    """Apply `state = body_fun(i, state)` for i in `lower` .. `upper - 1`; return the final state.
 
-    The state begins as `init_val`; `i` is an i64[]. For `checkpoint` and for Python numbers in the
+    The initial state is `init_val`; `i` is an i64[]. For `checkpoint` and for Python numbers in the
     state see `while_loop`.
 
     Raises `DTypeError` for bounds that are not integers, and what `while_loop` raises.
@@ -187,17 +194,24 @@ def scan(
 
     Returns the final state, and all y, stacked along a new first axis.
 
-    `xs` is a tree of tensors with the same number of rows; x is the tree of one row of each.
-    Without `xs`, x is None, and `length` is the trip count. Beside `xs`, an int `length` must be
-    the number of rows. A tensor `length` is the number of rows to visit, from the first, and may be
-    known at run time only. Rows of the result that no iteration computes are zeros. With zero
-    iterations, `f` is traced for the types of its results. With `reverse` the last row comes first.
-    For `checkpoint` and for Python numbers in the state see `while_loop`.
+    Arguments:
 
-    The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that
-    differ in number, or from `length`, and `OperandValueError` for an invalid `length`. Raises
-    `CaptureError` with zero iterations for an `f` that cannot be traced, and what `while_loop`
-    raises.
+    - `f`: maps the state and one row to the next state and one row of the result.
+    - `init`: the initial state: a tree of tensors of any shapes. For Python numbers in it see
+      `while_loop`.
+    - `xs`: a tree of tensors with the same number of rows: [n, ...] -> [n, ...]. x is the tree of
+      one row of each tensor. Without `xs`, x is None.
+    - `length`: the number of iterations. It is required without `xs`; with `xs`, an int must equal
+      the number of rows. A tensor is the number of rows to visit, starting from the first; its
+      value may be known only at run time. Rows of the result that no iteration computes are zeros.
+    - `reverse`: visit the last row first. Default: False.
+    - `checkpoint`: recompute the body in the backward pass, see `while_loop`. Default: False.
+
+    With zero iterations, `f` is traced to determine the types of its results.
+
+    Raises `ShapeError` if the numbers of rows differ from each other or from `length`, and
+    `OperandValueError` for an invalid `length`. Raises `CaptureError` with zero iterations if `f`
+    cannot be traced, and what `while_loop` raises.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
@@ -224,7 +238,7 @@ def scan(
             raise OperandValueError(
                 f"scan: expected a length of 0 to {total}, the number of rows, got {trip_count}"
             )
-    rows = aliased(rows)  # whose gradient is added up by itself, as it is in a captured function
+    rows = aliased(rows)  # so that their gradients are summed separately, as in a captured function
     loop = _EagerLoop(numbers)
     ys: list[Tree] = []
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
@@ -260,7 +274,7 @@ def scan(
 
 @hinted
 def map(f: Body, xs: Tree) -> Tree:
-    """Apply `f` to each row of `xs`; stack the results. It is a `scan` without a state.
+    """Apply `f` to each row of `xs`, and stack the results: a `scan` without a state.
 
     The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
 
@@ -282,7 +296,8 @@ def counted_loop(
     """Run `trip_count` iterations of a body; return the final state and stacks of `total` rows."""
     if blocks.is_recorded():
         stacked, continued = total is not None, len(xs)
-        xs = tensors(aliased(xs))  # whose gradient is added up by itself, as it is outside of one
+        # so that their gradients are summed separately, as outside a captured function
+        xs = tensors(aliased(xs))
         return _scan(
             body, init, xs, trip_count, total, reverse=reverse, stacked=stacked, continued=continued
         )
@@ -301,15 +316,15 @@ def counted_loop(
 
 
 class _Widened(Exception):
-    """A number of the state has become wider: the loop must be recorded again."""
+    """Raised when a number of the state has become wider, to record the loop again."""
 
 
 class _WeakNumbers:
-    """Python numbers of the state that a loop begins with.
+    """Python numbers in the initial state of a loop.
 
-    Each has the dtype that the body gives it, if its own kind promotes to that, like a weak type of
-    JAX: `0.0` becomes f64 where the body adds f64. If a number becomes wider, a captured loop is
-    recorded again, and an eager one computes its first iteration again, unless the body has
+    Each gets the dtype that the body assigns, if its own kind promotes to that dtype, like a weak
+    type of JAX: `0.0` becomes f64 if the body adds f64. If a number becomes wider, a captured loop
+    is recorded again. An eager loop computes its first iteration again, unless the body has
     effects.
 
     state: the state, with the numbers as tensors.
@@ -331,7 +346,7 @@ class _WeakNumbers:
         self._widenings = len(values)
 
     def recorded(self, record: Callable[[Tree], R]) -> R:
-        """Return what `record` returns for the state of a captured loop."""
+        """Return the result of `record` for the state of a captured loop."""
         return blocks.retry_blocks(lambda: record(self.widened()), _Widened)()
 
     def after(self, result: Any) -> Tree:
@@ -341,12 +356,12 @@ class _WeakNumbers:
         return next_state(self.state, result)
 
     def widen(self, result: Any) -> bool:
-        """Note the dtypes that the body gives the numbers. Return whether one is another."""
-        if not self._widenings:  # one number may depend on another, so each may change
+        """Record the dtypes that the body assigns to the numbers; return whether one changed."""
+        if not self._widenings:  # one number may depend on another, so any may change
             return False
         try:
             after = as_like(self.state, as_tree(result), "a body", lambda *_: True)
-        except MlvmError:  # for another structure, which `next_state` refuses
+        except MlvmError:  # the structure differs, which `next_state` rejects
             return False
         xs, ys = tensors(self.state), tensors(after)
         wider = {i: ys[i].dtype for i in self._values if self._is_wider(i, xs[i], ys[i])}
@@ -355,12 +370,12 @@ class _WeakNumbers:
         return bool(wider)
 
     def _is_wider(self, i: int, x: Tensor, y: Tensor) -> bool:
-        """Return whether number i, now x, becomes y, whose dtype a Python number has beside it."""
+        """Return whether number i, now x, becomes y by the promotion rules of Python numbers."""
         is_other = y.ndim == 0 and y.dtype is not x.dtype
         return is_other and dtype_beside(type(self._values[i]), y.dtype) is y.dtype
 
     def widened(self) -> Tree:
-        """Return the state, with numbers in the dtypes that `widen` has noted, as new tensors."""
+        """Return the state as new tensors, with numbers in the dtypes that `widen` has recorded."""
         leaves = tensors(self.state)
         for i, dtype in self._dtypes.items():
             leaves[i] = full((), self._values[i], dtype=dtype)
@@ -371,7 +386,7 @@ class _WeakNumbers:
 class _EagerLoop:
     """State of a loop that runs eagerly.
 
-    state: the state after the last iteration; no other object has its tensors.
+    state: the state after the last iteration; no other object refers to its tensors.
     """
 
     def __init__(self, numbers: _WeakNumbers) -> None:
@@ -381,7 +396,7 @@ class _EagerLoop:
     def iterate(
         self, body: Callable[[Tree], Any], state_of: Callable[[Any], Any] = lambda result: result
     ) -> Any:
-        """Run an iteration; return what the body returns."""
+        """Run an iteration; return the result of the body."""
         self._before = _isolate_state(self.state, self._before)
         result = body(self._before)
         numbers, self._numbers = self._numbers, None
@@ -404,25 +419,25 @@ def next_state(before: Tree, after: Any) -> Tree:
 
 
 def _isolate_state(state: Tree, previous: Tree) -> Tree:
-    """Return the state for an iteration, with aliases for tensors that others may own.
+    """Return the state for an iteration, with aliases for tensors that other objects may own.
 
-    Tensors that the previous iteration did not get, such as weights, may belong to others: an
-    update must change the state alone. Under a gradient all are aliased, so that cotangents are
-    summed as in a captured function.
+    Tensors that the previous iteration did not receive, such as weights, may belong to other
+    objects: an update must change only the state. Under a gradient all tensors are aliased, so that
+    cotangents are summed as in a captured function.
     """
     own = {id(x) for x in tensors(previous)} if taping() is None else set[int]()
 
     def part(x: Tensor) -> Tensor:
         if id(x) not in own:
             return alias_of(x)
-        own.remove(id(x))  # it may be there twice
+        own.remove(id(x))  # the state may contain it twice
         return x
 
     return replace(part, state)
 
 
 def _call_with_row(f: Body, x: Tree, state: Tree) -> tuple[Any, Tree]:
-    """Return the next state and the row of the results that the body of a scan returns."""
+    """Call the body of a scan with one row; return the next state and the row of the results."""
     result = f(state, x)
     if not isinstance(result, tuple) or len(result) != 2:
         raise DTypeError(f"scan: expected a pair (state, y) from the body, got {brief(result)}")
@@ -430,7 +445,7 @@ def _call_with_row(f: Body, x: Tree, state: Tree) -> tuple[Any, Tree]:
 
 
 def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
-    """Return the number of rows to stack; None if it is known at run time only."""
+    """Return the number of rows to stack; None if it is only known at run time."""
     lengths = {path: x.shape[:1] for path, x in named_leaves(xs, buffers=True)}
     if not lengths and length is None:
         raise ShapeError("scan: expected xs or length, got neither")
@@ -453,7 +468,9 @@ def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
 
 def _require_no_rows(y: Tree) -> None:
     if any(named_leaves(y)):
-        raise ShapeError("scan: cannot stack results without xs for a length known at run time")
+        raise ShapeError(
+            "scan: cannot stack results without xs if the length is a tensor; pass an int as length"
+        )
 
 
 def _condition(value: Any) -> Tensor:
@@ -476,7 +493,7 @@ def _recorded_scan(
     total: int | None,
     reverse: bool,
 ) -> tuple[Tree, Tree]:
-    """Record a scan of a captured function."""
+    """Record a `scan` in a captured function."""
     ys: list[Tree] = []
 
     def iterate(_: Tensor, flat: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
@@ -497,7 +514,7 @@ def _recorded_scan(
 
 
 def _at_most(trip_count: Tensor, total: int) -> Tensor:
-    """Return the number of rows to visit, which a program looks up: beyond `total` it raises."""
+    """Return the number of rows to visit, checked at run time: a value above `total` raises."""
     with rewording(_reword):
         return op.take(arange(total + 1), op.maximum(trip_count, 0), axis=0)
 
@@ -520,13 +537,13 @@ def _scan(
     continued: int = 0,
     residual_rows: Container[int] = (),
 ) -> tuple[Tensors, Tensors]:
-    """Record a loop with a trip count, through the rows of `xs`.
+    """Record a loop with a trip count over the rows of `xs`.
 
-    Results have `total` rows, a bound on the trip count, if that is known. Later updates of `xs`
-    and `trip_count` by the body have no effect. For the first `continued` of `xs`, the backward
-    pass adds to cotangents row by row, as eager iterations do. For the others it adds the total.
-    Those of `residual_rows` are residuals of another loop, or their cotangents: each row has a
-    separate cotangent, or none.
+    Results have `total` rows, an upper bound of the trip count, if it is known. If the body updates
+    `xs` or `trip_count` later, the loop does not change. For the first `continued` of `xs`, the
+    backward pass adds to cotangents row by row, as eager iterations do. For the rest it adds the
+    total. The `xs` in `residual_rows` are residuals of another loop, or their cotangents: each row
+    has a separate cotangent, or none.
     """
     xs = blocks.aliases(xs)
     trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
@@ -542,12 +559,13 @@ def _scan(
 
 
 class _Loop(NamedTuple):
-    """Loop, numbered from `first` on, that runs while `more`.
+    """Loop that runs while `more`, with iterations numbered from `first`.
 
-    trip_count: number of iterations; None: the loop counts them
-    total: bound on the trip count, the number of rows of results; None: there is none
-    stacked: whether the body has rows
-    continued, residual_rows: see `_scan`
+    - trip_count: the number of iterations; None: the loop counts them.
+    - total: an upper bound of the trip count, which is the number of rows of results; None:
+      unknown.
+    - stacked: whether the body returns rows.
+    - continued, residual_rows: see `_scan`.
     """
 
     more: Callable[[Tensor, Tensors], Tensor]
@@ -567,8 +585,8 @@ def _record(
 ) -> tuple[Tensors, Tensors]:
     """Record the loop.
 
-    `tracked` marks the parts of the state that are tracked in any iteration, as far as known; a
-    later recording adds to it. `carried` is additional state (see `blocks.carrying`).
+    `tracked` marks the parts of the state that are known to be tracked in any iteration; a repeated
+    recording adds to it. `carried` is additional state (see `blocks.carrying`).
     """
     record, tape, trip_count, total = blocks.recorder(), taping(), loop.trip_count, loop.total
     nown, init = len(init), [*init, *carried]
@@ -585,8 +603,8 @@ def _record(
         test.result = record.use(loop.more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
-    residuals: Tensors = []  # saved by each iteration
-    stacks: Tensors = []  # that hold them, if the trip count is bounded
+    residuals: Tensors = []  # saved in each iteration
+    stacks: Tensors = []  # contain the residuals if the trip count is bounded
     with blocks.carrying(carried) as block:
         with context(tape=None):
             now = untracked(i)
@@ -596,7 +614,7 @@ def _record(
             params = blocks.watch_tracked(tape, params, tracked)
             rows = blocks.watch_tracked(tape, rows, [x.tape is tape for x in xs])
             if total is not None:
-                residuals = [*params]  # unused ones are dropped in the end
+                residuals = [*params]  # unused residuals are removed at the end
                 stacks = [_new_stack(record, x, i, total) for x in residuals]
         own_params = blocks.aliases(params)
         blocks.assign_carried(carried, own_params[nown:])
@@ -604,7 +622,7 @@ def _record(
             after, ys = loop.body(now, own_params[:nown], blocks.aliases(rows))
             after = blocks.block_outputs(carried, [*after, *carried])
             ys = blocks.block_outputs(carried, ys)
-        except blocks.UnknownResults:  # zero iterations give the result types
+        except blocks.UnknownResults:  # determine the result types from zero iterations
             if loop.stacked:
                 raise
             is_known = False
@@ -644,7 +662,7 @@ def _record(
     if tape is not None and segment is not None:
         count = record.released(i) if trip_count is None else trip_count
         number = [] if last is None else [record.released(last)]
-        ncontinued = 0 if isinstance(count, Tensor) else loop.continued  # one iteration a row
+        ncontinued = 0 if isinstance(count, Tensor) else loop.continued  # one iteration per row
         vjp = _LoopVjp(loop, segment, params, rows, i, after, ys, residuals, set(), count)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
@@ -664,9 +682,10 @@ def _record(
 class _LoopVjp(NamedTuple):
     """Vjp of a loop.
 
-    residuals: tensors of the body that each iteration saves, in stacks of `total` rows. Where
-        `total` is None they lie in a record, behind the number of the record before.
-    used: numbers of the residuals that have cotangents in a gradient of the gradient.
+    residuals: tensors of the body that each iteration saves, in stacks of `total` rows. If `total`
+    is None they are stored in a record, after the number of the previous record.
+
+    used: indices of the residuals that have cotangents in a gradient of the gradient.
     """
 
     loop: _Loop
@@ -684,8 +703,7 @@ class _LoopVjp(NamedTuple):
 def _vjp(vjp: _LoopVjp, cotangents: Cotangents, saved: Saved, sums: Sums) -> Sums:
     """Return the cotangents of the initial state, of xs, and of the closures.
 
-    `sums` has the sums so far of the closures, then of the `xs` that are continued (see
-    `_scan`).
+    `sums` are the partial sums of the closures, then of the `xs` that are continued (see `_scan`).
     """
     return _backward(set(), vjp, cotangents, saved, sums)
 
@@ -696,9 +714,9 @@ def _backward(
 ) -> Sums:
     """Record the backward pass.
 
-    `partly` has the positions, among the active parts of the state and the closures, of those that
-    have a cotangent in some iterations only. Each has a condition beside it, as part of the state.
-    A later recording adds to it.
+    `partly` contains indices into the active parts of the state and the closures, for those that
+    have a cotangent only in some iterations. Each of these gets a condition as an additional part
+    of the state. A repeated recording adds to `partly`.
     """
     loop, segment, trip_count = vjp.loop, vjp.segment, vjp.trip_count
     sums, so_far = blocks.split(sums, len(segment.closures))
@@ -746,12 +764,13 @@ def _backward(
     partly |= {k for k, h in enumerate(initial_sums[: len(active)]) if h is None and is_exact}
     outer = {k: h for k, h in enumerate(initial_sums) if isinstance(h, Begun)}
     still_begun = set[int]()
-    partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}  # no record number
+    # not the number of a record
+    partly &= {k for k, type in enumerate(sum_types) if type.dtype.is_inexact}
     partly.difference_update(outer)
     conditional = sorted(partly)
 
     def is_scalar(g: Any) -> bool:
-        """Return whether a cotangent has one condition for all of it."""
+        """Return whether a cotangent has a single condition for all of its elements."""
         return isinstance(g, Conditional) and not g.present.shape
 
     init = [
@@ -846,7 +865,7 @@ def _backward(
         raise blocks.RetryBlocks
     of_rows, rows_present = blocks.split(of_xs, len(tracked))
     totals: list[Any] = [*finals[: len(initial_sums)]]
-    if isinstance(trip_count, Tensor):  # it may be zero, and then there are no cotangents
+    if isinstance(trip_count, Tensor):  # with zero iterations there are no cotangents
         with context(tape=None):
             has_run = op.greater(trip_count, 0)
         of_rows = [
@@ -874,17 +893,17 @@ def _backward(
 def _activity(
     vjp: _LoopVjp, active: list[int], ys: Tensors
 ) -> tuple[list[int], set[int], set[int], set[int] | None]:
-    """Return where cotangents are in backward iterations, which begin with those of the parts
-    `active` and of `ys`.
+    """Return which parts have cotangents in which iterations of the backward loop.
 
-    Returns the parts of the state whose new values have a cotangent in some iteration, and those of
-    them that have none in another one; the nodes that cotangents reach in some iteration, and those
-    that they reach in the first one. The last is None if all iterations reach the same nodes: then
-    zeros for an absent part change no value.
+    The backward loop starts with cotangents of the parts `active` and of `ys`. Returns four sets:
+    the parts of the state whose new values have a cotangent in some iteration, the subset of them
+    without a cotangent in some other iteration, the nodes that receive cotangents in some
+    iteration, and the nodes that receive cotangents in the first iteration. The last is None if all
+    iterations reach the same nodes: then zeros for an absent part do not change any value.
 
-    A part without a cotangent in an iteration has none, as eagerly: a rule might turn zeros into
-    nan. The number of a record has a cotangent in each iteration, which pushes a record of
-    cotangents.
+    A part without a cotangent in an iteration gets none, as in eager mode, because a rule might
+    turn zeros into nan. The number of a record has a cotangent in each iteration, which pushes a
+    record of cotangents.
     """
     tape = vjp.segment.tape
 
@@ -920,12 +939,12 @@ def _assign(variables: Tensors, values: Tensors) -> None:
 
 
 def _new_stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tensor:
-    """Return a variable of `total` rows into which an iteration writes that row.
+    """Return a variable with `total` rows, into which each iteration writes one row.
 
     Raises `ShapeError` if `total` is None.
     """
     if total is None:
-        raise ShapeError("cannot stack results of a loop whose length is known at run time only")
+        raise ShapeError("cannot stack results of a loop whose length is only known at run time")
     with context(tape=None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:

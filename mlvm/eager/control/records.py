@@ -1,8 +1,8 @@
-"""Records of residuals, as values that gradients go through.
+"""Records of residuals, as values through which gradients flow.
 
 The forward pass pushes a record; the backward pass pulls it. The vjp of a push is a pull, and the
 vjp of a pull is a push. The cotangent of a record's number is the number of a record of cotangents.
-So gradients of any order work.
+Gradients of any order therefore work.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ def pull(
     used: set[int] | None = None,
     stack: object = None,
 ) -> Tensors:
-    """Return the tensors of a record; for a vector of numbers, row i of each from record i.
+    """Return the tensors of a record; for a vector of numbers, row i of each is from record i.
 
-    `are_tracked`: which tensors were tracked when they were pushed.
-    `used`: collects the positions of tensors that had a cotangent.
-    `stack`: the stack of the recorder that pushed the record, by default the current one's.
+    - are_tracked: which tensors were tracked when they were pushed.
+    - used: a set to which the indices of tensors with a cotangent are added.
+    - stack: the stack of the recorder that pushed the record. Default: that of the current
+      recorder.
     """
     record, tape = recorder(), taping()
     outside = None
@@ -103,8 +104,9 @@ def pull(
 
 
 def summed(number: Tensor, other: Tensor, add: Callable[[int, int], int]) -> Tensor:
-    """Return the numbers of the sums of records, including the records that they name. Eagerly,
-    `add` returns that of the sum of two."""
+    """Return the numbers of the sums of records, including nested records.
+
+    Eagerly, `add` returns the number of the sum of two records."""
     if is_recorded():
         return recorder().summed(number, other)
     add = cache(add)
@@ -114,7 +116,7 @@ def summed(number: Tensor, other: Tensor, add: Callable[[int, int], int]) -> Ten
 
 
 def numbers(x: Tensor) -> list[int]:
-    """Return the values of integers."""
+    """Return the elements of an integer tensor as Python ints."""
     return [int(number) for number in x.numpy().reshape(-1)]
 
 

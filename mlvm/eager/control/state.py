@@ -53,11 +53,11 @@ def as_like(
     """Return the tree `after` in the order of `before`.
 
     Raises `DTypeError` or `ShapeError` if structure or types differ. `what` is the first part of
-    the message: "a body makes another state than it is given".
+    the message.
     """
 
     def differ(path: str, was: Tree, now: Tree) -> NoReturn:
-        raise DTypeError(f"{what}: {_listed(path, now)}, not {_listed(path, was)}")
+        raise DTypeError(f"{what}: expected {_listed(path, was)}, got {_listed(path, now)}")
 
     leaves_before, structure = flatten(before, buffers=True)
     leaves_after = partners(structure, after, lambda x, y: type(x) is type(y), differ, buffers=True)
@@ -67,12 +67,12 @@ def as_like(
         if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
-            raise refused(f"{what}: {y.type}{where}, not {x.type}{_of_autocast(x, y)}")
+            raise refused(f"{what}: expected {x.type}{where}, got {y.type}{_of_autocast(x, y)}")
     return unflatten(structure, leaves_after)
 
 
 def _of_autocast(was: Tensor, now: Tensor) -> str:
-    """Return a hint for an error where `autocast` has changed a dtype."""
+    """Return a hint for an error in which `autocast` has changed a dtype."""
     half = autocast_dtype()
     if was.dtype is now.dtype or half not in (was.dtype, now.dtype):
         return ""
@@ -82,7 +82,7 @@ def _of_autocast(was: Tensor, now: Tensor) -> str:
 
 
 def _listed(path: str, tree: Tree) -> str:
-    """Describe a tree: its kind and its tensors."""
+    """Describe a tree by its kind and its tensors."""
     if isinstance(tree, Tensor):
         return str(tree.type)
     named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]
@@ -91,7 +91,7 @@ def _listed(path: str, tree: Tree) -> str:
 
 
 def aliased(tree: Tree) -> Tree:
-    """Replace tensors by aliases, so that an update does not change the caller's."""
+    """Replace tensors by aliases, so that an update does not change the caller's tensors."""
     return replace(alias_of, tree)
 
 
@@ -110,18 +110,20 @@ def require_integer(name: str, value: Any) -> None:
 
 
 def integer(name: str, value: Any) -> int:
-    """Return the value as an int, reading a tensor. Raises `DTypeError` for other values."""
+    """Return the value as an int; a tensor is read.
+
+    Raises `DTypeError` for other values."""
     require_integer(name, value)
     return operator.index(value)
 
 
 def as_condition(value: Tensor) -> Tensor:
-    """Convert to bool: elements of any dtype are true where they are not zero."""
+    """Convert to bool: nonzero elements of any dtype are true."""
     return value if value.dtype is bool_ else astype(value, bool_)
 
 
 def as_index(value: Tensor | int) -> Tensor:
-    """Return the integer as an i64[]."""
+    """Return an integer as an i64[]."""
     if isinstance(value, Tensor):
         return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
     return constant(value if is_free(value) else operator.index(value), i64)

@@ -1,1 +1,1 @@
-"""Tensors in files."""
+"""Reading and writing of tensors in files."""

@@ -44,14 +44,14 @@ _OTHERS: Final = {
     ".mlvm": ", and Captured.save a planned step",
     **dict.fromkeys((".pt", ".pth", ".npy", ".npz", ".h5", ".keras", ".pkl"), ""),
 }
-"""Endings of names that promise another format, and what writes it."""
+"""File extensions of other formats, and the functions that write them."""
 
 _PLAIN: Final = "mlvm.plain"
-"""The name of the text in which a file has its plain values by path, as JSON."""
+"""Metadata key under which a file stores its plain values by path, as JSON."""
 
 
 class Loaded(dict[str, Tensor]):
-    """Tensors by name; the `plain` values of their file by name, and its texts, `metadata`."""
+    """Loaded tensors by name, with the `plain` values and the `metadata` of their file."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], plain: Mapping[str, Any]
@@ -69,39 +69,45 @@ def save(
     *,
     where: Where | None = None,
 ) -> None:
-    """Write tensors by name to a file in the safetensors format, which PyTorch, JAX and others read
-    too; of a Module its `state()`, parameters and buffers by path. Arrays are saved as well.
+    """Write tensors by name to a file in the safetensors format, which PyTorch and JAX also read.
+
+    For a Module, its `state()` is written: parameters and buffers by path. Arrays are also saved.
 
     model = nn.Linear(2, 3)
     save("model.safetensors", model, {"trained on": "digits"})
     load("model.safetensors").keys()         # kernel, bias
     load("model.safetensors", into=model)    # the values are the model's again
 
-    A dict may have all state of a training, which then resumes exactly: Modules, optimizers, loss
-    scales, pipelines, and other objects with `state()` and `load_state`; tensors and arrays;
-    numbers, texts and None, and lists and dicts of these. `ml.random` stands for the global keys of
-    the current VM and of all VMs of the dict's tensors. Hyperparameters of optimizers are saved,
-    too, except schedules.
+    A dict may contain the whole state of a training, which can then be resumed exactly: Modules,
+    optimizers, loss scales, pipelines, and other objects with `state()` and `load_state`; tensors
+    and arrays; numbers, strings and None, and lists and dicts of these. `ml.random` represents the
+    global keys of the current VM and of all VMs of the dict's tensors. Hyperparameters of
+    optimizers are also saved, except schedules.
 
     training = {"model": model, "optimizer": optimizer, "batches": pipeline, "epoch": 7}
     save("training.safetensors", training)
     load("training.safetensors", into=training)["epoch"]
 
-    `where` selects the part to save: a pattern of the paths, in which `*` matches "/" too, or a
-    function of path and tensor, as in `Module.freeze`.
+    Arguments:
 
-    `metadata` is texts by name. The new file replaces one of that name only when it is complete,
-    keeps its mode, and follows links. One tensor at a time is copied out of its VM. A numpy array
-    in a field of a Module is not part of its state, and a UserWarning names it: make it a
-    `nn.buffer(asarray(x))`. Nor is a Module in an object that is not a tree, such as a dataclass or
-    a deque, which `NoEffectWarning` names.
+    - `file`: the path. The new file replaces an existing file only when it is complete, keeps its
+      mode, and follows links.
+    - `tensors`: a Module, or a dict of the objects above.
+    - `metadata`: a dict from str to str. Default: none.
+    - `where`: selects the part to save: a pattern for the paths, in which `*` also matches "/", or
+      a function of path and tensor, as in `Module.freeze`. Default: everything.
+
+    Tensors are copied from their VM one at a time. A numpy array in a field of a Module is not a
+    part of its state; a UserWarning names it: make it a `nn.buffer(asarray(x))`. Neither is a
+    Module in an object that is not a tree, such as a dataclass or a deque; a `NoEffectWarning`
+    names it.
 
     Raises `OSError` if the file cannot be written, or the name is that of a folder, a pipe or a
-    device; `WeightsError` if a tensor is c128, which the format lacks, or a name is not text;
-    `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two parts
-    have one name; `ArgumentError` if the name promises another format, such as "x.onnx", or
-    `where` matches nothing; `StaleTensor` if a tensor has ended. No file is left then.
-    https://github.com/huggingface/safetensors
+    device; `WeightsError` if a tensor is c128, which the format does not support, or a name is not
+    a str; `DTypeError` if a part is none of the above, such as a masked array; `PathError` if two
+    parts have the same name; `ArgumentError` if the file name has the extension of another format,
+    such as "x.onnx", or `where` selects nothing; `StaleTensor` if a tensor was freed. In these
+    cases no file is left. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> sorted(ml.load("layer.safetensors"))
@@ -122,7 +128,7 @@ def save(
         raise ArgumentError(f"{path} would be read as {path.suffix[1:]}; {problem}").at("save", ())
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(
-            f"save takes a Module, or tensors by name such as {{'x': x}}, not {brief(tensors)}"
+            f"save: expected a Module or a dict of tensors such as {{'x': x}}, got {brief(tensors)}"
         )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise ArgumentError(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
@@ -131,7 +137,7 @@ def save(
     if isinstance(tensors, Mapping):
         for name in tensors:
             if not isinstance(name, str):
-                raise WeightsError(f"{path} is not written: nothing can have the name {name!r}")
+                raise WeightsError(f"cannot write {path}: {name!r} is not a valid name")
         tensors = dict(tensors)
     try:
         parts = Structure(tensors)
@@ -179,28 +185,37 @@ def load(
     keep_halves: bool = False,
     where: Where | None = None,
 ) -> Any:
-    """Load the tensors of a safetensors file by name into the current arena; `metadata` of the
-    result has the texts of the file. For a GGUF file, `plain` has its metadata, and few-bit blocks
-    stay quantised: `x` has the elements, and `x.scale` the scales for `quantized_matmul`. With a
-    Module as `into`, they are written over its parameters and buffers, by the paths of its
-    `state()`, and the Module is returned. A dict that `save` takes is restored likewise; its
-    numbers, texts and arrays are replaced.
+    """Load the tensors of a safetensors or GGUF file by name into the current arena.
+
+    `metadata` of the result contains the metadata of the file. For a GGUF file, `plain` contains
+    its metadata, and low-bit blocks stay quantized: `x` contains the elements, and `x.scale` the
+    scales for `quantized_matmul`.
 
     tensors = load("model.safetensors")
     tensors["kernel"], tensors.metadata
     model = load("model.safetensors", into=nn.Linear(2, 3))
 
-    `rename` maps each name in the file to the name of the tensor, or to None to skip it:
-    `rename=lambda name: name.removeprefix("encoder.")`. `where` selects tensors, as in `save`; the
-    file may have others, too. F16 and BF16 are read as f32, which has all of their values, unless
-    `keep_halves`; a parameter of that dtype takes them unchanged. The file is mapped into memory,
-    so that tensors need no extra room. Truncating it meanwhile ends this process (SIGBUS). In an
-    arena of a `DryVM`, tensors are types alone.
+    Arguments:
+
+    - `file`: the path.
+    - `into`: a Module to whose parameters and buffers the tensors are written, by the paths of its
+      `state()`; the Module is returned. A dict in the form that `save` accepts is restored
+      likewise; its numbers, strings and arrays are replaced. Default: None, which returns new
+      tensors.
+    - `rename`: maps each name in the file to the name of the tensor, or to None to skip it:
+      `rename=lambda name: name.removeprefix("encoder.")`.
+    - `keep_halves`: keep F16 and BF16, which are otherwise converted to f32 without loss. A
+      parameter of the same dtype always receives them unchanged. Default: False.
+    - `where`: selects tensors, as in `save`; the file may contain additional tensors.
+
+    The file is mapped into memory, so that loading needs no additional memory. Truncating it
+    meanwhile terminates this process (SIGBUS). In an arena of a `DryVM`, tensors have only types.
 
     Raises `OSError` if the file cannot be read; `WeightsError` if it has another format or is
     damaged, or a tensor's dtype is unknown and `rename` does not skip it; `PathError` if two
-    tensors have one name. With `into` nothing is written unless all fits: `PathError` if names are
-    missing or unknown; `DTypeError` or `ShapeError` if a type differs. Each error names the file.
+    tensors have the same name. With `into` nothing is written unless everything fits: `PathError`
+    if names are missing or unknown; `DTypeError` or `ShapeError` if a type differs. Each error
+    contains the name of the file.
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
@@ -212,10 +227,10 @@ def load(
         ml.load("layer", into=ml.nn.Linear(2, 4))  # ShapeError
         ml.load("damaged")  # WeightsError
     """
-    refuse_captured("a file is loaded", "; load it outside")
+    refuse_captured("load a file", ". Load it outside")
     path = _path(file, "load")
     if into is not None and not isinstance(into, dict) and loader_of(into) is None:
-        raise DTypeError(f"load writes into a Module, or a dict, not into {brief(into)}")
+        raise DTypeError(f"load: expected a Module or a dict as into=, got {brief(into)}")
     if rename is not None and not callable(rename):
         text = f"rename is called with each name in the file, and {brief(rename)} is no function"
         raise ArgumentError(text).at("load", ())
@@ -261,7 +276,7 @@ def _parsed(text: str) -> Values:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise WeightsError("its plain values are no JSON by path")
+        raise WeightsError("expected JSON by path as its plain values")
     return values
 
 
@@ -273,9 +288,9 @@ def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
         if name is None:
             continue
         if not isinstance(name, str):
-            raise PathError(f"rename makes {brief(name)} of {own!r}, not a name or None")
+            raise PathError(f"rename: expected a name or None for {own!r}, got {brief(name)}")
         if name in renamed:
-            raise PathError(f"{own!r} and {renamed[name]!r} would both be {name!r}")
+            raise PathError(f"rename: {own!r} and {renamed[name]!r} would both become {name!r}")
         renamed[name] = own
     return renamed
 

@@ -1,9 +1,8 @@
-"""GGUF files: metadata, and tensors in few-bit blocks, memory-mapped
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""GGUF files: metadata, and tensors in low-bit blocks, memory-mapped.
 
-A tensor in blocks becomes two: its name has the elements, of few bits or bytes, and name + `.scale`
-has a scale for each group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is
-rounded.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A tensor in blocks becomes two tensors:
+its name refers to the elements, in a low-bit or 8-bit dtype, and name + `.scale` to one scale per
+group, or pairs of scale and offset, as for `quantized_matmul`. Nothing is rounded.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ MAGIC: Final = b"GGUF"
 SCALE: Final = ".scale"
 _VERSIONS: Final = (2, 3)
 _NUMBERS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""The formats of metadata's numbers, by their codes."""
+"""The formats of numbers in the metadata, by their codes."""
 _TEXT, _LIST = 8, 9
-_DEEPEST: Final = 8  # lists in lists
+_DEEPEST: Final = 8  # maximum depth of nested lists
 _ALIGNMENT: Final = "general.alignment"
 
 
 class Format(NamedTuple):
-    """Block format: elements and bytes of a block, dtype of the elements, and how to unpack
-    blocks."""
+    """Block format: elements and bytes per block, element dtype, and the unpacking function."""
 
     name: str
     elements: int
@@ -52,12 +50,12 @@ def _half(blocks: Array, at: int) -> Array:
 
 
 def _nibbles(x: Array) -> Array:
-    """Unpack nibbles [n, m] -> [n, 2 m]: of 16 or 32 bytes the low ones, then the high ones."""
+    """Unpack nibbles [n, m] -> [n, 2 m]: for 16 or 32 bytes the low nibbles, then the high ones."""
     return np.concatenate([x & 15, x >> 4], axis=-1)
 
 
 def _bits(x: Array, count: int, width: int = 1) -> Array:
-    """Unpack bits [n, m] -> [n, count, m], the lowest ones first."""
+    """Unpack bits [n, m] -> [n, count, m], the lowest bits first."""
     shifts = np.arange(0, count * width, width, dtype=np.uint8)[:, np.newaxis]
     return np.asarray(x[:, np.newaxis] >> shifts & (1 << width) - 1)
 
@@ -123,7 +121,7 @@ _IQ4: Final = np.array(
 )
 """Values of the sixteen codes of IQ4_NL and IQ4_XS."""
 _E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""Twice what the codes of MXFP4 stand for; its -0 is 0."""
+"""Twice the values of the codes of MXFP4; its -0 is 0."""
 
 
 def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
@@ -143,7 +141,7 @@ def _mxfp4(blocks: Array) -> tuple[Array, Array]:
 _FORMATS: Final = {
     0: Format("F32", 1, 4, f32),
     1: Format("F16", 1, 2, f16),
-    2: Format("Q4_0", 32, 18, i4, lambda x: (_nibbles(x[:, 2:]) ^ 8, _half(x, 0))),  # less 8
+    2: Format("Q4_0", 32, 18, i4, lambda x: (_nibbles(x[:, 2:]) ^ 8, _half(x, 0))),  # minus 8
     3: Format("Q4_1", 32, 20, u4, lambda x: (_nibbles(x[:, 4:]), _with_least(x))),
     6: Format("Q5_0", 32, 22, i8, _q5_0),
     7: Format("Q5_1", 32, 24, u8, lambda x: (_nibbles(x[:, 8:]) | _fifth(x, 4), _with_least(x))),
@@ -161,8 +159,9 @@ _FORMATS: Final = {
 
 
 class Entry(NamedTuple):
-    """A tensor's format, its type, and where its bytes begin in the file. A tensor in another
-    format, of which `format` is the number, can be skipped, but not read."""
+    """A tensor's format, its type, and where its bytes begin in the file.
+
+    A tensor in another format, of which `format` is the number, can be skipped, but not read."""
 
     format: Format | int
     type: TensorType
@@ -173,10 +172,10 @@ class Entry(NamedTuple):
 class GgufFile:
     """The tensors of a file by name, in its order, and its metadata by name, `plain`.
 
-    The file is mapped into memory: nothing but the header is read before a tensor is asked for.
+    The file is mapped into memory: only the header is read before a tensor is requested.
 
-    Raises `OSError` for a file that cannot be read; `WeightsError`, whose text does not name the
-    file, for one that is no such file, is damaged, or is one part of several.
+    Raises `OSError` if the file cannot be read; `WeightsError`, without the name of the file, if it
+    is not a GGUF file, is damaged, or is one part of several.
     """
 
     def __init__(self, file: Path) -> None:
@@ -187,37 +186,41 @@ class GgufFile:
         self._at, self._size = 4, size
         version = self._number("I")
         if version not in _VERSIONS:
-            raise WeightsError(f"it is GGUF of version {version}; 2 and 3 are read, little-endian")
+            raise WeightsError(
+                f"expected GGUF version 2 or 3, little-endian, got version {version}"
+            )
         tensors, values = self._number("Q"), self._number("Q")
         self.plain: Final[dict[str, Any]] = {}
         for _ in range(self._count(values, 13)):
             name = self._text()
             if name in self.plain:
-                raise WeightsError(f"its metadata has {name} twice")
+                raise WeightsError(f"the metadata contains {name} twice")
             self.plain[name] = self._value(self._number("I"))
         parts = self.plain.get("split.count", 1)
         if parts != 1:
             number = self.plain.get("split.no", 0)
             raise WeightsError(
-                f"it is part {number + 1 if type(number) is int else number} of {parts}; write one "
-                "file with `llama-gguf-split --merge FIRST_PART MERGED.gguf`"
+                f"it is part {number + 1 if type(number) is int else number} of {parts}; merge the "
+                "parts with `llama-gguf-split --merge FIRST_PART MERGED.gguf`"
             )
         entries = [self._entry() for _ in range(self._count(tensors, 24))]
         alignment = self.plain.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-            raise WeightsError(f"its alignment is {alignment!r}")
+            raise WeightsError(f"invalid alignment {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self._stored: Final[dict[str, Entry]] = {}
         self.entries: Final[dict[str, TensorType]] = {}
         for name, entry in entries:
             entry = entry._replace(start=start + entry.start, stop=start + entry.stop)
             if entry.stop > size:
-                raise WeightsError(f"{name} ends at byte {entry.stop}, and the file at {size}")
+                raise WeightsError(
+                    f"the file is truncated: it has {size} bytes, {name} ends at {entry.stop}"
+                )
             form = entry.format
             own = [name, name + SCALE] if isinstance(form, Format) and form.unpack else [name]
             for each in own:
                 if each in self.entries:
-                    raise WeightsError(f"it has {each} twice")
+                    raise WeightsError(f"it contains {each} twice")
                 self.entries[each] = entry.type
             self._stored[name] = entry
 
@@ -225,6 +228,7 @@ class GgufFile:
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
         """Read a tensor, or its scales; f16 and bf16 are converted to f32 unless `keep_halves`.
+
         Raises `WeightsError` if its format is not supported."""
         entry = self._stored.get(name)
         is_scale = entry is None
@@ -233,7 +237,7 @@ class GgufFile:
         form, type = entry.format, entry.type
         if isinstance(form, int):
             formats = ", ".join(each.name for each in _FORMATS.values())
-            raise WeightsError(f"{name} is of format {form}; those that are read are {formats}")
+            raise WeightsError(f"{name} has format {form}; supported formats are {formats}")
         data = np.frombuffer(self._content[entry.start : entry.stop], np.uint8)
         if form.unpack is None:
             array = data.view(form.dtype.numpy).reshape(type.shape)
@@ -256,7 +260,7 @@ class GgufFile:
     def _entry(self) -> tuple[str, Entry]:
         name, ndim = self._text(), self._number("I")
         if ndim > 4:
-            raise WeightsError(f"{name} has {ndim} axes; there are at most 4")
+            raise WeightsError(f"{name}: expected at most 4 axes, got {ndim}")
         shape = [self._number("Q") for _ in range(ndim)][::-1]
         code, start = self._number("I"), self._number("Q")
         form = _FORMATS.get(code)
@@ -264,9 +268,11 @@ class GgufFile:
         if form is None:
             return name, Entry(code, self._type(name, u8, shape), start, start)
         if size * form.nbytes > form.elements * self._size or start > self._size:
-            raise WeightsError(f"{name} does not lie in the file: {form.name} of shape {shape}")
+            raise WeightsError(f"{name} exceeds the file: {form.name} of shape {shape}")
         if form.unpack and (not shape or shape[-1] % form.elements):
-            raise WeightsError(f"{name}: rows are blocks of {form.elements}, its shape is {shape}")
+            raise WeightsError(
+                f"{name}: expected rows of {form.elements}-element blocks, got {shape}"
+            )
         type = self._type(name, form.dtype, shape)
         return name, Entry(form, type, start, start + size // form.elements * form.nbytes)
 
@@ -278,7 +284,7 @@ class GgufFile:
 
     def _take(self, nbytes: int) -> memoryview:
         if nbytes > self._size - self._at:
-            raise WeightsError(f"its {self._size} bytes end within the header")
+            raise WeightsError(f"the file is truncated: its {self._size} bytes end in the header")
         self._at += nbytes
         return self._content[self._at - nbytes : self._at]
 
@@ -286,9 +292,9 @@ class GgufFile:
         return struct.unpack("<" + form, self._take(struct.calcsize("<" + form)))[0]
 
     def _count(self, count: int, least: int) -> int:
-        """Read the count of items of at least `size` bytes, and check it against the bytes left."""
+        """Read the count of items of at least `size` bytes; check it against the bytes left."""
         if count * least > self._size - self._at:
-            raise WeightsError(f"its header announces {count} items, and the file ends before")
+            raise WeightsError(f"the file is truncated: the header announces {count} items")
         return count
 
     def _text(self) -> str:
@@ -300,7 +306,9 @@ class GgufFile:
         if code == _TEXT:
             return self._text()
         if code != _LIST or depth == _DEEPEST:
-            raise WeightsError(f"its metadata has a value of kind {code}, {depth} lists deep")
+            raise WeightsError(
+                f"invalid metadata: a value of kind {code}, nested {depth} lists deep"
+            )
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             dtype = np.dtype("<" + _NUMBERS[kind])

@@ -1,8 +1,9 @@
 """Safetensors files: written atomically, read by memory map.
 
-A file has the length of its header as a little-endian u64. The header is JSON in UTF-8, with each
-tensor's dtype, shape and place, and texts under `__metadata__`. Then come the bytes of the tensors,
-row-major and little-endian, without gaps (https://github.com/huggingface/safetensors).
+A file starts with the length of its header as a little-endian u64. The header is JSON in UTF-8,
+with each tensor's dtype, shape and offsets, and metadata under `__metadata__`. The bytes of the
+tensors follow, row-major and little-endian, without gaps
+(https://github.com/huggingface/safetensors).
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ def _require_no_other(head: bytes) -> None:
     if head.startswith((b"\x93NUMPY", b"PK\3\4")):
         raise WeightsError(_OF_NUMPY)
     if head.startswith(b"MLVM"):
-        raise WeightsError("it is a saved step, or a program: python -m mlvm run FILE")
+        raise WeightsError("it is a saved step or a program: use python -m mlvm run FILE")
     if head.startswith(b"\x89HDF"):
-        raise WeightsError("it is HDF5: use ml.asarray of what Keras or h5py reads of it")
+        raise WeightsError("it is HDF5: read it with Keras or h5py, and convert with ml.asarray")
     if head[:1] == b"\x08" and head[1:2] < b"\x20":  # the version of its format
         raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 
 class Entry(NamedTuple):
-    """A tensor's dtype as the file has it, its shape, and where its bytes begin and end."""
+    """A tensor's dtype as stored in the file, its shape, and the start and end of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,13 +66,13 @@ class Entry(NamedTuple):
 
 
 class WeightsFile:
-    """The tensors of a file by name, in the order of its header, and its texts.
+    """The tensors of a file by name, in the order of its header, and its metadata.
 
-    The file is mapped into memory: nothing but the header is read before a tensor is asked for. It
-    stays as it is while it is read; `write` puts another file in its place.
+    The file is mapped into memory: only the header is read before a tensor is requested. The mapped
+    file does not change while it is read; `write` replaces the file.
 
-    Raises `OSError` for a file that cannot be read, or is none; `WeightsError`, whose text does not
-    name the file, for one that is no such file, or is damaged.
+    Raises `OSError` if it cannot be read, or is not a file; `WeightsError`, without the name of the
+    file, if it is not a safetensors file, or is damaged.
     """
 
     def __init__(self, file: Path) -> None:
@@ -83,35 +84,36 @@ class WeightsFile:
         _require_no_other(content[:4096])
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
-            raise WeightsError(f"its {size} bytes end within the header")
+            raise WeightsError(f"the file is truncated: its {size} bytes end in the header")
         if start > _MOST_HEADER:
-            raise WeightsError(f"its header has more than {_MOST_HEADER} bytes")
+            raise WeightsError(f"expected a header of at most {_MOST_HEADER} bytes")
         header = _parsed(content[8:start])
         metadata = header.pop(METADATA, None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
-            raise WeightsError("its header is no object with texts as metadata")
+            raise WeightsError("expected a JSON object with str metadata as header")
         self.data: Final = memoryview(content)[start:]
         self.metadata: Final[dict[str, str]] = metadata
         self.entries: Final = {name: _entry(name, entry) for name, entry in header.items()}
         _require_no_gaps(self.entries, len(self.data))
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
-        """Return a tensor as a read-only array over the bytes of the file; f16 and bf16 are
-        converted to f32 unless `keep_halves`. Raises `WeightsError` if the dtype is unknown, or a
-        bool is neither False nor True."""
+        """Return a tensor as a read-only array over the bytes of the file.
+
+        f16 and bf16 are converted to f32 unless `keep_halves`. Raises `WeightsError` if the dtype
+        is unknown, or a bool is neither False nor True."""
         entry = self.entries[name]
         dtype = self._dtype(name)
         stored = dtype.numpy.newbyteorder("<")
         array: Array = np.ndarray(entry.shape, stored, self.data, entry.start)
         if entry.dtype == "BOOL" and (array.view(np.uint8) > 1).any():
-            raise WeightsError(f"{name} has a bool that is neither 0 nor 1")
+            raise WeightsError(f"{name} contains a bool that is neither 0 nor 1")
         return widened(array) if dtype.is_half and not keep_halves else array
 
     def _dtype(self, name: str) -> DType:
         dtype = self.entries[name].dtype
         if dtype not in _DTYPES:
             supported = ", ".join(_DTYPES)
-            raise WeightsError(f"{name} is {dtype}, which no tensor can be; there are {supported}")
+            raise WeightsError(f"{name}: expected one of the dtypes {supported}, got {dtype}")
         return _DTYPES[dtype]
 
 
@@ -121,19 +123,19 @@ def write(
     read: Callable[[str], Array],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write tensors of these types, which are read one by one, and texts.
+    """Write tensors of these types, which are read one by one, and metadata.
 
-    The write is atomic: readers find the old file or the new one. The new one keeps the mode of the
-    old one, and links are followed. Only a killed process leaves a temporary file, `.mlvm-` and 16
-    digits, in the same folder.
+    The write is atomic: readers find either the old file or the new one. The new file keeps the
+    mode of the old one, and links are followed. Only a killed process leaves a temporary file,
+    `.mlvm-` and 16 digits, in the same folder.
 
     Raises `OSError` if it fails, or the target is not a regular file; `WeightsError` if the format
-    lacks a dtype, or names or texts are not text.
+    does not support a dtype, or names or metadata are not str.
     """
     header: dict[str, Any] = {METADATA: {**metadata}} if metadata else {}
     for name, text in metadata.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise WeightsError(f"metadata is texts by name, not {name!r}: {text!r}")
+            raise WeightsError(f"metadata: expected str by str, got {name!r}: {text!r}")
     end, ordered = 0, order(types)
     for name in ordered:
         start, end = end, end + types[name].nbytes
@@ -142,10 +144,10 @@ def write(
     try:
         head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise WeightsError(f"a name or text is no UTF-8: {error.object!r:.100}") from None
+        raise WeightsError(f"a name or text is not UTF-8: {error.object!r:.100}") from None
     head += b" " * (-len(head) % _ALIGNMENT)
     if len(head) + 8 > _MOST_HEADER:
-        raise WeightsError(f"a header of {len(head)} bytes is more than the format allows")
+        raise WeightsError(f"a header of {len(head)} bytes exceeds the limit of the format")
     with replacing(file) as stream:
         stream.write(len(head).to_bytes(8, "little") + head)
         for name in ordered:
@@ -153,13 +155,16 @@ def write(
 
 
 def order(types: Mapping[str, TensorType]) -> list[str]:
-    """Return the names in the order of the file, as the format's library has it: the largest
-    elements first, so that all are aligned. Raises `WeightsError` as `write` does."""
+    """Return the names in the order of the file: the largest elements first, so all are aligned.
+
+    This is the order of the format's library. Raises `WeightsError` as `write` does."""
     return sorted(types, key=lambda name: (-_place(name, types[name]), name))
 
 
 def type_of(array: Array) -> TensorType:
-    """Return the type of an array in either byte order. Raises `DTypeError` if no tensor has it."""
+    """Return the type of an array in either byte order.
+
+    Raises `DTypeError` if no tensor type fits."""
     return TensorType(array.dtype.newbyteorder("="), array.shape)
 
 
@@ -170,13 +175,14 @@ def packed(array: Array) -> memoryview:
 
 
 def _place(name: str, type: TensorType) -> int:
-    """Return the position of a dtype in the format's list. Raises `WeightsError` if it is not
-    there, or the name is not that of a tensor."""
+    """Return the position of a dtype in the format's list.
+
+    Raises `WeightsError` if it is not supported, or the name is not a valid tensor name."""
     if not isinstance(name, str) or name == METADATA:
-        raise WeightsError(f"no tensor can have the name {name!r}")
+        raise WeightsError(f"{name!r} is not a valid name of a tensor")
     if type.dtype not in _NAMES:
         raise WeightsError(
-            f"{name}: the format has no {type.dtype.name}; there are "
+            f"{name}: the format does not support {type.dtype.name}; supported are "
             f"{', '.join([each.name for each in _NAMES])}"
         )
     return [*_DTYPES].index(_NAMES[type.dtype])
@@ -191,9 +197,9 @@ def _parsed(head: bytes) -> dict[str, Any]:
     except WeightsError:
         raise
     except (ValueError, RecursionError):
-        raise WeightsError("its header is no JSON") from None
+        raise WeightsError("the header is not JSON") from None
     if not isinstance(header, dict):
-        raise WeightsError("its header is no object with texts as metadata")
+        raise WeightsError("expected a JSON object with str metadata as header")
     return header
 
 
@@ -201,7 +207,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightsError(f"its header has {twice} twice")
+        raise WeightsError(f"the header contains {twice} twice")
     return unique
 
 
@@ -210,11 +216,11 @@ def _entry(name: str, entry: Any) -> Entry:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         start, stop = entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise WeightsError(f"{name} has no dtype, shape and place") from None
+        raise WeightsError(f"{name}: expected dtype, shape and offsets") from None
     if not isinstance(dtype, str):
-        raise WeightsError(f"{name} has no dtype, shape and place")
+        raise WeightsError(f"{name}: expected dtype, shape and offsets")
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
-        raise WeightsError(f"{name} has a shape or place that are no numbers")
+        raise WeightsError(f"{name}: expected integers as shape and offsets")
     file_dtype = _DTYPES.get(dtype)
     try:  # as what it would be read: the widest has the fewest elements
         size = TensorType(
@@ -223,7 +229,7 @@ def _entry(name: str, entry: Any) -> Entry:
     except ShapeError as error:
         raise WeightsError(f"{name}: {error}") from None
     if file_dtype and stop - start != size * file_dtype.itemsize:
-        raise WeightsError(f"{name} has {stop - start} bytes for {dtype} of shape {shape}")
+        raise WeightsError(f"{name}: {stop - start} bytes do not fit {dtype} of shape {shape}")
     return Entry(dtype, shape, start, stop)
 
 
@@ -232,9 +238,9 @@ def _require_no_gaps(entries: Mapping[str, Entry], size: int) -> None:
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         if entry.start != end or entry.stop < end:
             raise WeightsError(
-                f"{name} has bytes {entry.start} to {entry.stop} of the data, and what comes "
-                f"before it ends at {end}"
+                f"{name}: expected an offset of {end} after the previous tensor, got bytes "
+                f"{entry.start} to {entry.stop}"
             )
         end = entry.stop
     if size != end:
-        raise WeightsError(f"it has {size} bytes of data, not {end}")
+        raise WeightsError(f"expected {end} bytes of data, got {size}")

@@ -1,5 +1,6 @@
-"""Structure of checkpoints: models, optimizers, pipelines and the like as tensors and plain values
-by path, and back."""
+"""Structure of checkpoints: conversion of training state to tensors and plain values, and back.
+
+Models, optimizers, pipelines and similar objects become tensors and plain values by path."""
 
 from __future__ import annotations
 
@@ -43,13 +44,14 @@ _SCHEDULES: Final = "schedules"
 
 
 class Structure:
-    """Tree of a checkpoint: `tensors`, and arrays, by path, and `plain` values: numbers, texts,
-    None, and lists and dicts of these. Objects with `state()` and `load_state`, `restore` or
-    `set_state` are represented by their state. Optimizers have their numeric hyperparameters, too,
-    and the state of their schedules. `ml.random` has the keys of each VM with a tensor of the tree,
-    in order, and of the current VM.
+    """Tree of a checkpoint: `tensors` and arrays by path, and `plain` values.
 
-    Raises `DTypeError` if a part is none of these; `PathError` if two have one path.
+    Plain values are numbers, strings, None, and lists and dicts of these. Objects with `state()`
+    and `load_state`, `restore` or `set_state` are represented by their state. Optimizers include
+    their numeric hyperparameters, and the state of their schedules. `ml.random` represents the keys
+    of each VM with a tensor of the tree, in order, and of the current VM.
+
+    Raises `DTypeError` if a part is none of these; `PathError` if two parts have the same path.
     """
 
     def __init__(self, tree: Any, path: str = "") -> None:
@@ -75,12 +77,12 @@ class Structure:
                 self._add(self.plain, {path: x})
             else:
                 raise DTypeError(
-                    f"{path or 'it'} must be a tensor, an array, a number, a text, None, or an "
-                    f"object with state() and load_state(), not {brief(x)}"
+                    f"expected a tensor, an array, a number, a str, None, or an object with "
+                    f"state() and load_state() as {path or 'value'}, got {brief(x)}"
                 )
 
     def _vms(self) -> list[VMProtocol]:
-        """Return the VMs with tensors of the tree, and the current one."""
+        """Return the VMs with tensors of the tree, and the current VM."""
         arenas = [x.arena for x in self.tensors.values() if isinstance(x, Tensor)]
         vms: list[VMProtocol] = []
         for arena in (*arenas, current_arena()):
@@ -95,7 +97,9 @@ class Structure:
         values.update(more)
 
     def selected(self, where: Where | None) -> tuple[Values, Values]:
-        """Select tensors and plain values by `where`. Raises `ArgumentError` if none matches."""
+        """Select tensors and plain values by `where`.
+
+        Raises `ArgumentError` if nothing matches."""
         if where is None:
             return self.tensors, self.plain
         tensors, plain = (
@@ -107,12 +111,14 @@ class Structure:
         return tensors, plain
 
     def take(self, arrays: Mapping[str, Array], plain: Values, where: Where | None) -> Any:
-        """Write these over the tree, and return it: with a `where` those that are meant, of which
-        there may be more. Lists and dicts are changed in place; a tuple is another one.
+        """Write these values to the tree, and return it; `where` selects a part of them.
+
+        With `where`, additional values are allowed. Lists and dicts are changed in place; a tuple
+        is replaced.
 
         Everything is checked before the first write. Raises `PathError` for paths that are missing
         or unknown, `DTypeError` and `ShapeError` for tensors of other types, `StaleTensor`, and
-        what an object raises that takes its state back.
+        what an object raises when its state is restored.
         """
         tensors, values = self.selected(where)
         if where is not None:
@@ -142,8 +148,9 @@ class Structure:
         return _refilled(self.tree, self._with(*now))
 
     def _load_objects(self, tensors: Values, plain: Values, paths: Set[str]) -> None:
-        """Load the selected objects. Those without tensors come first: if one refuses its state,
-        nothing has changed."""
+        """Load the selected objects.
+
+        Objects without tensors come first: if one rejects its state, nothing has changed."""
         objects = [
             (x, inner)
             for x, inner in self.objects.values()
@@ -165,6 +172,7 @@ class Structure:
         self, tensors: Values, plain: Values, *, in_place: bool = True, views: bool = False
     ) -> Any:
         """Return a tree like this one with these values, with copies of arrays unless `views`.
+
         Tensors that are written `in_place`, and objects, are shared."""
         leaves = []
         for path, x in self._leaves:
@@ -189,14 +197,14 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
 
 
 def _is_keys(part: Any) -> bool:
-    """Test for `ml.random`, whose state is that of VMs."""
+    """Return whether the part is `ml.random`, whose state is that of VMs."""
     return loader_of(part) is set_state
 
 
 def _array(path: str, x: Any) -> Array:
     """Convert an array of any library to numpy, once."""
     if isinstance(x, np.ma.MaskedArray):
-        raise DTypeError(f"{path} is a masked array, and a file has no masks")
+        raise DTypeError(f"{path} is a masked array; a file cannot store masks")
     try:
         return array_of(x)
     except DTypeError as error:
@@ -204,7 +212,7 @@ def _array(path: str, x: Any) -> Array:
 
 
 def _optimizer_of(x: Any) -> Optimizer | None:
-    """Return an optimizer, also one inside of a wrapper such as `MultiSteps`."""
+    """Return an optimizer, or the optimizer inside a wrapper such as `MultiSteps`."""
     inner = x.optimizer if isinstance(x, MultiSteps) else x
     return inner if isinstance(inner, Optimizer) else None
 
@@ -252,17 +260,17 @@ def _own(holder: Any, optimizer: Optimizer) -> Values:
 
 
 def _options_of(holder: Any, optimizer: Optimizer) -> Values:
-    """Return the hyperparameters of the optimizer itself, or those of one of its groups."""
+    """Return the hyperparameters of the optimizer itself, or of one of its groups."""
     return {name: x for name, x in vars(holder).items() if name in optimizer._options}
 
 
 def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
-    """Assign numbers to what are numbers: a schedule stays, and says the rate by the updates."""
+    """Assign numbers to numeric hyperparameters; a schedule stays, and determines the rate."""
     holders = [optimizer, *optimizer.groups]
     names = {name for each in numbers for name in each if name not in optimizer._options}
     if len(numbers) != len(holders) or names:
         what = f"no {', '.join(sorted(names))}" if names else f"{len(holders) - 1} groups"
-        raise PathError(f"{optimizer!r} has {what}, and the file's has {len(numbers) - 1} groups")
+        raise PathError(f"{optimizer!r} has {what}, but the file has {len(numbers) - 1} groups")
     for holder, values in zip(holders, numbers, strict=True):
         for name in _own(holder, optimizer).keys() & values.keys():
             x = values[name]

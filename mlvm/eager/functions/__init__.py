@@ -1,1 +1,1 @@
-"""The functions of the Array API standard, and JAX's where it is silent."""
+"""Functions of the Array API standard, and functions of JAX that are not in the standard."""

@@ -1,4 +1,4 @@
-"""Activations that are composed of ops, by JAX's names, and by PyTorch's where JAX has none."""
+"""Activations composed of ops, with the names of JAX, or of PyTorch if JAX has no such function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 def _activation(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Declare an activation: a public function that is rounded once in half precision."""
+    """Declare an activation: a public function that rounds only once in half precision."""
     return public(through_f32(fn))
 
 
@@ -39,8 +39,9 @@ def silu(x: Tensor, /) -> Tensor:
 
 @_activation
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
-    """Compute x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve
-    Neural Network Acoustic Models, 2013).
+    """Compute x where x > 0, else negative_slope x.
+
+    Maas et al., Rectifier Nonlinearities Improve Neural Network Acoustic Models, 2013.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` if an operand is complex.
@@ -73,8 +74,10 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 
 @_activation
 def softplus(x: Tensor, /) -> Tensor:
-    """Compute log(1 + exp(x)) as `logaddexp(x, 0)`, which does not overflow (Dugas et al.,
-    Incorporating Second-Order Functional Knowledge, 2001). All its derivatives are right at 0.
+    """Compute log(1 + exp(x)) as `logaddexp(x, 0)`, which does not overflow.
+
+    All its derivatives are correct at 0 (Dugas et al., Incorporating Second-Order Functional
+    Knowledge, 2001).
 
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
     `DTypeError` if an operand is bool or complex.
@@ -88,8 +91,9 @@ def softplus(x: Tensor, /) -> Tensor:
 
 @_activation
 def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
-    """Compute x where x > 0, else alpha (exp(x / alpha) - 1): an `elu` whose slope is smooth for
-    every alpha (Barron, arXiv 1704.07483).
+    """Compute x where x > 0, else alpha (exp(x / alpha) - 1).
+
+    It is an `elu` whose slope is continuous for every alpha (Barron, arXiv 1704.07483).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -101,8 +105,10 @@ def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 
 @_activation
 def selu(x: Tensor, /) -> Tensor:
-    """Compute 1.0507 elu(x, 1.6733), whose constants keep mean 0 and variance 1 from layer to layer
-    (Klambauer et al., arXiv 1706.02515).
+    """Compute 1.0507 elu(x, 1.6733).
+
+    The constants preserve mean 0 and variance 1 from layer to layer (Klambauer et al., arXiv
+    1706.02515).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -126,8 +132,9 @@ def mish(x: Tensor, /) -> Tensor:
 
 @_activation
 def glu(x: Tensor, /, axis: int = -1) -> Tensor:
-    """Compute a sigmoid(b), with a and b the halves of x along `axis` (Dauphin et al., arXiv
-    1612.08083).
+    """Compute a sigmoid(b), where a and b are the two halves of x along `axis`.
+
+    Dauphin et al., arXiv 1612.08083.
 
     x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
     such axis; `DTypeError` if x is not of floats.
@@ -141,8 +148,10 @@ def glu(x: Tensor, /, axis: int = -1) -> Tensor:
 
 @_activation
 def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
-    """Compute x where x > 0, else slope x, with a learned slope: one, or one for each channel, the
-    last axis (He et al., arXiv 1502.01852).
+    """Compute x where x > 0, else slope x, with a learned slope.
+
+    The slope is a scalar, or a vector with one element per channel (last axis). He et al., arXiv
+    1502.01852.
 
     x: f[..., C], slope: f[] or f[C] -> f[..., C]. Raises `ShapeError` if the shapes do not fit;
     `DTypeError` if x is not of floats.
@@ -151,7 +160,7 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
         Tensor([[-0.25, -0.5 ]], f32[1,2])
     """
     if _floats(slope).shape not in ((), _floats(x).shape[-1:]):
-        raise ShapeError("expected one slope, or one for each channel, the last axis of x")
+        raise ShapeError("expected a slope of shape [] or [channels], the last axis of x")
     positive = op.greater(x, 0.0)
     return where(positive, x, slope * where(positive, 0.0, x))
 
@@ -226,7 +235,7 @@ def soft_sign(x: Tensor, /) -> Tensor:
         Tensor([-0.5 ,  0.75], f32[2])
     """
     most = float(finfo(_floats(x).dtype).max)
-    x = op.clip(x, -most, most)  # the limits at infinities are 1 and -1
+    x = op.clip(x, -most, most)  # the limits at infinity are 1 and -1
     return x / (1.0 + op.abs(x))
 
 
@@ -244,7 +253,7 @@ def tanhshrink(x: Tensor, /) -> Tensor:
 
 @_activation
 def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
-    """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal map of limit |x|.
+    """Move x towards 0 by `limit`, to 0 if |x| <= limit: the proximal operator of limit |x|.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -256,7 +265,7 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
 @_activation
 def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
-    """Zero x where |x| <= limit.
+    """Replace x by 0 where |x| <= limit.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -267,6 +276,8 @@ def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
 
 def _floats(x: Tensor) -> Tensor:
-    """Return x. Raises `DTypeError` unless x is of floats."""
+    """Return x.
+
+    Raises `DTypeError` unless the dtype of x is a float."""
     require("float", type_of(x))
     return x

@@ -1,4 +1,4 @@
-"""Checks of arguments: tensors, ints, axes, counts."""
+"""Argument checks for tensors, ints, axes and counts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
 Ints: TypeAlias = int | Sequence[int]
-"""One int, or several: a length or a shape, an axis or axes."""
+"""One int, or several ints: a length or a shape, an axis or several axes."""
 
 
 class Span(NamedTuple):
-    """Positions along an axis, as a range has them: open lengths stay what they are."""
+    """Positions along an axis, like a range whose bounds may be dynamic lengths."""
 
     start: int
     length: int
@@ -36,8 +36,9 @@ def span(start: int, stop: int | None = None, step: int = 1) -> Span:
 
 
 def sliced(item: slice, length: int) -> Span:
-    """Return the positions of an axis that a slice selects. Raises `TypeError` and `ValueError` as
-    Python does."""
+    """Return the positions of an axis that a slice selects.
+
+    Raises `TypeError` and `ValueError` like Python."""
     if not (has_open_lengths() and any(map(is_open, (length, item.start, item.stop)))):
         places = range(length)[item]
         return Span(places.start, len(places), places.step)
@@ -59,21 +60,26 @@ def sliced(item: slice, length: int) -> Span:
 
 
 def type_of(x: Tensor) -> TensorType:
-    """Return the type of a tensor. Raises `DTypeError` if it is anything else."""
+    """Return the type of a tensor.
+
+    Raises `DTypeError` for any other object."""
     if not isinstance(x, Tensor):
         raise DTypeError(f"expected a tensor, got {kind_of(x)}; make one with asarray")
     return x.type
 
 
 def inferred(call: OneOp, x: Tensor) -> TensorType:
-    """Return the type of `call` on x. Raises an `OpError` where it is refused."""
+    """Return the result type of `call` on x.
+
+    Raises an `OpError` if the call is invalid."""
     types = (type_of(x),)
     return cast(TensorType, call.types.get(types) or call.infer(types))
 
 
 def integer(value: int, name: str) -> int:
-    """Return the value as an int. Raises `ArgumentError` if it is anything else, or has more
-    than 64 bits."""
+    """Return the value as an int.
+
+    Raises `ArgumentError` if it is not an int, or has more than 64 bits."""
     try:
         if is_open(value) or -(2**63) <= (value := operator.index(value)) < 2**63:
             return value
@@ -83,8 +89,9 @@ def integer(value: int, name: str) -> int:
 
 
 def integers(value: Ints, name: str) -> tuple[int, ...]:
-    """Return an int, or a sequence of ints, as a tuple. Raises `ArgumentError` if it is anything
-    else or an int has more than 64 bits. The error names the value."""
+    """Return an int, or a sequence of ints, as a tuple.
+
+    Raises `ArgumentError` with the value if it is neither, or if an int has more than 64 bits."""
     try:
         several = value if isinstance(value, (tuple, list)) else (value,)
         has_lengths = has_open_lengths()
@@ -98,7 +105,7 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
 
 
 def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
-    """Normalise axes of a tensor like x with `new` more dimensions: ints counted from the front."""
+    """Normalise axes for a tensor with `new` more dimensions than x, counted from the front."""
     axes = axis if axis is None else integers(axis, name)
     return normalize_axes(axes, type_of(x).ndim + new)
 
@@ -114,16 +121,16 @@ def counts_of(value: Ints, name: str) -> tuple[int, ...]:
 def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
     """Return a pair of ints >= `least`, such as (vertical, horizontal); a single int is repeated.
 
-    Raises `ArgumentError` if there are others. The error names the value.
+    Raises `ArgumentError` with the value if it is not such a pair.
     """
     first, second = each_of(value, 2, name, least=least)
     return first, second
 
 
 def each_of(value: Ints, count: int, name: str, *, least: int = 1) -> tuple[int, ...]:
-    """Return `count` ints >= `least`, one for each axis; a single int is repeated.
+    """Return `count` ints >= `least`, one per axis; a single int is repeated.
 
-    Raises `ArgumentError` if there are others. The error names the value.
+    Raises `ArgumentError` with the value if it does not consist of such ints.
     """
     ints = integers(value, name)
     if len(ints) not in (1, count) or min(ints) < least:

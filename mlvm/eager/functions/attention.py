@@ -1,4 +1,4 @@
-"""Attention and encodings of positions (Vaswani et al., arXiv 1706.03762)."""
+"""Attention and position encodings (Vaswani et al., arXiv 1706.03762)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
-    """Compute softmax(query key^T scale) value, in the last two axes (arXiv 1706.03762, equation
-    1): f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E]. The scale is 1 / sqrt(D) unless
-    given. Of the axes before, the last are heads: H heads of queries may share G heads of keys and
-    values if G divides H (grouped-query attention, Ainslie et al., arXiv 2305.13245). Query head i
-    then attends to key head i // (H / G).
+    """Compute softmax(query key^T scale) value, in the last two axes.
 
-    `mask`, a bool tensor that broadcasts to [..., T, S], is True where a query may see a key. With
-    `is_causal`, query i sees keys 0 .. i only. A query that may see no key gets zeros. Each weight
-    of the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
+    f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E] (arXiv 1706.03762, equation 1). The
+    default scale is 1 / sqrt(D). The axis before T and S is the head axis. H query heads may share
+    G key and value heads if G divides H (grouped-query attention, Ainslie et al., arXiv
+    2305.13245); query head i then attends to key head i // (H / G).
+
+    `mask`, a bool tensor that broadcasts to [..., T, S], is True where a query may attend to a key.
+    With `is_causal`, query i attends only to keys 0 .. i. The result for a query that may not
+    attend to any key is zero. With `dropout`, each softmax weight is dropped at this rate, with
+    `dropout_key` or the next global key.
 
     Raises `ShapeError` if the shapes do not fit; `DTypeError` if the mask is not bool, or an
     operand is complex; `ArgumentError` if the rate is not in [0, 1).
@@ -56,10 +58,10 @@ def scaled_dot_product_attention(
         ml.scaled_dot_product_attention(x, x, x, x)  # DTypeError
     """
     if min(type_of(x).ndim for x in (query, key, value)) < 2:
-        raise ShapeError("expected query, key and value of two axes or more")
+        raise ShapeError("expected query, key and value with at least two axes")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            "expected equally many features in query and key, equally many rows in key and value"
+            "query and key must have the same number of features, key and value of rows"
         )
     causal = causal_mask(query.shape[-2], key.shape[-2]) if is_causal else None
     scale = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
@@ -77,8 +79,9 @@ def attended(
     dropout: float,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
-    """Compute `scaled_dot_product_attention` with a causal mask `causal` (None: no such mask), in
-    which each query sees at least one key."""
+    """Compute `scaled_dot_product_attention` with an explicit causal mask, or None for no mask.
+
+    With the causal mask each query attends to at least one key."""
     groups = _groups(query, key, value)
     scores = op.matmul(_merge_heads(query * scale, groups), key, transpose_y=True)
     scores = _split_heads(scores, groups)
@@ -91,13 +94,14 @@ def attended(
         scores = where(visible, scores, float(finfo(scores.dtype).min))
     weights = op.softmax(scores, axis=-1)
     if mask is not None and visible is not None:
-        weights = where(visible, weights, 0.0)  # else a query that sees no key would see all
+        # a query without any visible key would otherwise attend to all keys
+        weights = where(visible, weights, 0.0)
     weights = dropped(weights, dropout, key=dropout_key)
     return _split_heads(op.matmul(_merge_heads(weights, groups), value), groups)
 
 
 def _groups(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Return the number of query heads that share a head of keys and values; 1 if all share one."""
+    """Return the number of query heads that share a key and value head; 1 if all share one."""
     if min(x.ndim for x in (query, key, value)) < 3:
         return 1
     heads, shared = query.shape[-3], key.shape[-3]
@@ -105,15 +109,16 @@ def _groups(query: Tensor, key: Tensor, value: Tensor) -> int:
         return 1
     if heads % shared or value.shape[-3] != shared:
         raise ShapeError(
-            f"{heads} heads of queries share {shared} of keys and {value.shape[-3]} of values; "
-            "these are equally many, and divide those"
+            f"the number of query heads ({heads}) must be a multiple of the number of key heads "
+            f"({shared}), which must equal the number of value heads ({value.shape[-3]})"
         )
     return heads // shared
 
 
 def _merge_heads(x: Tensor, groups: int) -> Tensor:
-    """Merge the rows of query heads that share a key head: [..., H, T, D] -> [..., H / groups,
-    groups T, D]."""
+    """Merge the rows of query heads that share a key head.
+
+    [..., H, T, D] -> [..., H / groups, groups T, D]."""
     if groups == 1:
         return x
     *batch, heads, rows, width = x.shape
@@ -132,8 +137,8 @@ def _require_mask(mask: Any, scores: Tensor) -> None:
     shape, actual = list(scores.shape), mask.type if isinstance(mask, Tensor) else brief(mask)
     if not isinstance(mask, Tensor) or mask.dtype.kind != "bool":
         raise DTypeError(
-            f"attention: expected a mask of bools that broadcasts to {shape}, True where a query "
-            f"may see a key, got {actual}"
+            f"attention: expected a bool mask that broadcasts to {shape}, True where a query "
+            f"attends to a key, got {actual}"
         )
     fits = zip(mask.shape[::-1], scores.shape[::-1], strict=False)
     if mask.ndim > scores.ndim or any(n not in (1, length) for n, length in fits):
@@ -145,8 +150,9 @@ def _require_mask(mask: Any, scores: Tensor) -> None:
 
 
 def causal_mask(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
-    """Return the causal mask of queries at `position` and later: bool[queries, keys], True for keys
-    that do not come after the query."""
+    """Return the causal mask of queries that start at `position`.
+
+    bool[queries, keys]: True for keys that do not come after the query."""
     return arange(keys) <= expand_dims(arange(queries), axis=1) + position
 
 
@@ -157,10 +163,11 @@ def causal_mask(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
 def sinusoidal_encoding(
     positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = None
 ) -> Tensor:
-    """Return sines and cosines of positions (arXiv 1706.03762, section 3.5): i[...] -> f[...,
-    features],
+    """Return sines and cosines of positions: i[...] -> f[..., features].
 
         out[..., 2 i] = sin(p / base^(2 i / features)), out[..., 2 i + 1] = cos(the same)
+
+    See arXiv 1706.03762, section 3.5.
 
     Raises `DTypeError` if the positions are not integers, or `dtype` is not a float;
     `ArgumentError` if the number of features is odd.
@@ -186,12 +193,13 @@ def sinusoidal_encoding(
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
 ) -> Tensor:
-    """Rotate pairs of features by angles that grow with the position (Su et al., arXiv 2104.09864):
-    f[..., T, D] with i[..., T] -> f[..., T, D]. The product of a query and a key then depends on
-    their distance. The positions are 0 .. T - 1 unless given.
+    """Rotate pairs of features by angles that grow with the position: f[..., T, D] -> f[..., T, D].
 
-    Features i and i + D / 2 are rotated as a pair, by position base^(-2 i / D). The paper's pairs
-    are neighbours, which is the same but for the order of the features.
+    The positions, i[..., T], are 0 .. T - 1 by default. After the rotation, the dot product of a
+    query and a key depends on their distance (Su et al., arXiv 2104.09864).
+
+    Features i and i + D / 2 are rotated as a pair, by position base^(-2 i / D). The paper rotates
+    adjacent features; the two differ only in the order of the features.
 
     Raises `ShapeError` if x has fewer than two axes, or the positions do not fit; `DTypeError` if x
     is not of floats, or the positions are not integers; `ArgumentError` if D is odd.
@@ -229,8 +237,9 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _angles(positions: Tensor, features: int, base: float) -> Tensor:
-    """Return position base^(-2 i / features) for i below features / 2: f64[..., features / 2]. In
-    f32, the angles of late positions would be inaccurate."""
+    """Return position base^(-2 i / features) for i below features / 2: f64[..., features / 2].
+
+    In f32, the angles of late positions would be inaccurate."""
     if not type_of(positions).dtype.is_integer:
         raise DTypeError("expected integers as positions")
     if features < 2 or features % 2:

@@ -1,8 +1,9 @@
-"""`einsum`: sums of products of tensors, named by their axes.
+"""`einsum`: sums of products of tensors with labelled axes.
 
-The operands are multiplied two at a time, those first whose product is smallest. An axis that the
-result does not have is summed as soon as nothing else needs it. The rest is a batched matrix
-product: axes that only one operand has are rows or columns, axes that both keep are the batch.
+The operands are multiplied pairwise; the pair with the smallest product is multiplied first. An
+axis that the result does not contain is summed as soon as no other operand needs it. Each
+multiplication is a batched matrix product: axes of only one operand are rows or columns, shared
+axes that are kept are the batch.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from mlvm.eager.tensor.wrapper import public
 @public
 @through_f32
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
-    """Sum products of operands by subscripts such as "ij,jk->ik", as numpy's `einsum` does.
+    """Sum products of operands by subscripts such as "ij,jk->ik", like numpy's `einsum`.
 
-    A letter names an axis of each operand; axes of one letter are of one length, or of length 1.
-    Twice in one operand it takes the diagonal. The letters after "->" are the result's axes, and
-    all others are summed over; without "->" they are those that occur once, in alphabetical order.
-    "..." stands for the axes that are not named, which broadcast. dtypes promote.
+    A letter labels an axis of each operand; axes with the same letter have equal lengths, or length
+    1. A letter that occurs twice in one operand selects the diagonal. The letters after "->" are
+    the axes of the result, and all other axes are summed. Without "->" the result has the letters
+    that occur once, in alphabetical order. "..." represents the axes without letters, which
+    broadcast. dtypes promote.
 
-    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `ArgumentError` if the subscripts are invalid,
-    or for another number of operands; `ShapeError` if the operands do not fit them; `DTypeError` if
+    "ij,jk->ik": [m, k], [k, n] -> [m, n]. Raises `ArgumentError` if the subscripts are invalid, or
+    for a wrong number of operands; `ShapeError` if the operands do not fit them; `DTypeError` if
     bools would be added or multiplied.
 
         >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
@@ -59,12 +61,15 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 # --- the subscripts ------------------------------------------------------------------
 
 Labels = tuple[str, ...]
-"""Names of axes: letters, and for those of an ellipsis "-1", "-2", ... from the last one."""
+"""Labels of axes: letters, and "-1", "-2", ...
+
+for the axes of an ellipsis, counted from the last."""
 
 
 def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...], Labels]:
-    """Parse subscripts: the labels of operands with `ndims` dimensions, and of the result. Raises
-    `ArgumentError`, and `ShapeError` for another number of dimensions."""
+    """Parse subscripts into the labels of operands with `ndims` dimensions, and of the result.
+
+    Raises `ArgumentError`, and `ShapeError` for a wrong number of dimensions."""
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if len(parts) != len(ndims):
@@ -72,7 +77,7 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     dots = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
     for part, ndim, rest in zip(parts, ndims, dots, strict=True):
         if rest < 0 or (rest and "..." not in part):
-            raise ShapeError(f"{part!r} of {subscripts!r} does not fit {ndim} dimensions")
+            raise ShapeError(f"{part!r} of {subscripts!r} does not match {ndim} dimensions")
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
     counted = [label for each in labels for label in each]
     dotted = [sum(label[0] == "-" for label in each) for each in labels]
@@ -83,14 +88,16 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
     out = _labels(result, len(broadcast), subscripts)
     if len({*out}) < len(out) or not {*out} <= {*counted}:
         wrong = next(label for label in out if label not in counted or out.count(label) > 1)
-        raise ArgumentError(f"{subscripts!r}: {wrong!r} is in no operand, or twice in the result")
+        raise ArgumentError(
+            f"{subscripts!r}: {wrong!r} is not in an operand, or twice in the result"
+        )
     if not {*broadcast} <= {*out}:
         raise ArgumentError(f"{subscripts!r}: the result lacks the ... of the operands")
     return labels, out
 
 
 def _labels(part: str, dots: int, subscripts: str) -> Labels:
-    """Return the axis labels of an operand or the result; its ellipsis stands for `dots` axes."""
+    """Return the axis labels of an operand or the result; an ellipsis represents `dots` axes."""
     before, ellipsis, behind = part.partition("...")
     if not {*before, *behind} <= {*string.ascii_letters}:
         raise ArgumentError(
@@ -104,7 +111,9 @@ def _ellipsis(count: int) -> Labels:
 
 
 def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int]:
-    """Return the length of each axis. Raises `ShapeError` if axes of one name do not broadcast."""
+    """Return the length of each axis.
+
+    Raises `ShapeError` if axes with the same label do not broadcast."""
     lengths: dict[str, int] = {}
     for named, shape in zip(labels, shapes, strict=True):
         here: dict[str, int] = {}
@@ -121,19 +130,20 @@ def _lengths(labels: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, int
 
 
 class _Term(NamedTuple):
-    """Number of a value, and the labels of its axes. Axes of length 1 that broadcast are left
-    out."""
+    """Index of a value, and the labels of its axes.
+
+    Axes of length 1 that broadcast are omitted."""
 
     value: int
     labels: Labels
 
 
 Step: TypeAlias = tuple[Callable[..., Tensor], tuple[int, ...]]
-"""Function and the numbers of the values that it takes: the operands are the first."""
+"""Function and the indices of its input values; the operands have the first indices."""
 
 
 class _Contraction:
-    """The `steps` for operands of these shapes. The last one computes the result."""
+    """The `steps` for operands of these shapes; the last step computes the result."""
 
     def __init__(self, subscripts: str, shapes: tuple[Shape, ...]) -> None:
         self.noperands = len(shapes)
@@ -153,7 +163,7 @@ class _Contraction:
         self.add(permute_dims, value, axes=tuple([named.index(label) for label in out]))
 
     def add(self, fn: Callable[..., Tensor], *values: int, **keywords: Any) -> int:
-        """Append a step, and return the number of its value."""
+        """Append a step, and return the index of its value."""
         self.steps.append((partial(fn, **keywords), values))
         return self.noperands + len(self.steps) - 1
 
@@ -164,7 +174,7 @@ class _Contraction:
         return self.add(reshape, value, shape=tuple([self.lengths[label] for label in labels]))
 
     def without_diagonals(self, term: _Term, shape: Shape) -> _Term:
-        """Reduce the term to its diagonals: each label once, and no axes that broadcast."""
+        """Reduce the term to its diagonals: each label occurs once, and no axis broadcasts."""
         x, labels = term
         whole = [label for label, n in zip(labels, shape, strict=True) if n == self.lengths[label]]
         if len(whole) < len(labels):
@@ -179,8 +189,9 @@ class _Contraction:
         return _Term(x, labels)
 
     def cheapest(self, terms: Sequence[_Term], out: Labels) -> tuple[int, int]:
-        """Return the indices of the two terms to multiply next: the first pair with the smallest
-        product."""
+        """Return the indices of the next two terms to multiply: the pair with the smallest product.
+
+        Of several such pairs, return the first."""
 
         def size(pair: tuple[int, int]) -> int:
             others = [term.labels for i, term in enumerate(terms) if i not in pair]
@@ -198,7 +209,7 @@ class _Contraction:
         return _Term(x, tuple(label for label in labels if label in needed))
 
     def grouped(self, term: _Term, *groups: Sequence[str]) -> int:
-        """Make one axis of each group of axes."""
+        """Merge each group of axes into one axis."""
         x, labels = term
         order = tuple([labels.index(label) for group in groups for label in group])
         if order != tuple(range(len(labels))):
@@ -218,8 +229,10 @@ class _Contraction:
         batches = [batch] if batch else []
 
         def matrices(term: _Term, first: Sequence[str], last: Sequence[str]) -> tuple[int, bool]:
-            """Return a matrix [first, last] for each index of the batch, or its transpose if the
-            term is laid out so, and whether it is transposed."""
+            """Return the matrices of a term, one per batch index, and whether they are transposed.
+
+            The matrices are [first, last]; they are transposed if the term is stored as [last,
+            first]."""
             turned = (*batch, *last, *first) == term.labels and bool(first and last)
             groups = (last, first) if turned else (first, last)
             return self.grouped(term, *batches, *groups), turned

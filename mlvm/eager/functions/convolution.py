@@ -1,6 +1,7 @@
-"""Convolutions and their transposes. Sequences are [batch, length, channels], images NHWC, volumes
-[batch, depth, height, width, channels]; a kernel is a window of matrices, channels in by channels
-out.
+"""Convolutions and transposed convolutions.
+
+Shapes: sequences [batch, length, channels], images NHWC, volumes [batch, depth, height, width,
+channels]. The last two axes of a kernel are input and output channels.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 _NARROW: Final = 16
-"""Largest number of channels a group for which a flipped kernel is faster."""
+"""Maximum number of channels per group for which a flipped kernel is faster."""
 
 
 @public
@@ -41,13 +42,13 @@ def conv2d(
     dilation: Window = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve NHWC images with an HWIO kernel (cross-correlation, the kernel is not flipped): f[N,
-    H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O].
+    """Convolve NHWC images with an HWIO kernel (cross-correlation: the kernel is not flipped).
 
-    `padding` is "VALID", "SAME" or ((top, bottom), (left, right)); it counts as zeros. Neighbouring
-    elements of the kernel are `dilation` pixels apart in the image (Yu and Koltun, arXiv
-    1511.07122). The channels are split into `groups`: each group of results depends only on its
-    group of x. With as many groups as channels the convolution is depthwise (Chollet, arXiv
+    f[N, H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O]. `padding` is "VALID", "SAME" or
+    ((top, bottom), (left, right)); padded elements are zeros. Adjacent kernel elements are
+    `dilation` pixels apart in the image (Yu and Koltun, arXiv 1511.07122). The channels are split
+    into `groups`: each group of output channels depends only on the same group of input channels.
+    If `groups` equals the number of channels, the convolution is depthwise (Chollet, arXiv
     1610.02357).
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
@@ -73,8 +74,10 @@ def conv1d(
     dilation: int = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve sequences with a kernel (cross-correlation): f[N, L, I] with f[K, I / groups, O] ->
-    f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
+    """Convolve sequences with a kernel (cross-correlation: the kernel is not flipped).
+
+    f[N, L, I] with f[K, I / groups, O] -> f[N, OL, O]. `padding` is "VALID", "SAME" or (before,
+    after). The other options are those of `conv2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
     padded sequence; `ArgumentError` if the stride, padding, dilation or groups are invalid;
@@ -101,9 +104,11 @@ def conv3d(
     dilation: Volume = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve volumes with a kernel (cross-correlation): f[N, D, H, W, I] with f[KD, KH, KW, I /
-    groups, O] -> f[N, OD, OH, OW, O]. `padding` is "VALID", "SAME" or ((front, back), (top,
-    bottom), (left, right)); otherwise as `conv2d`.
+    """Convolve volumes with a kernel (cross-correlation: the kernel is not flipped).
+
+    f[N, D, H, W, I] with f[KD, KH, KW, I / groups, O] -> f[N, OD, OH, OW, O]. `padding` is "VALID",
+    "SAME" or ((front, back), (top, bottom), (left, right)). The other options are those of
+    `conv2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel, or the kernel is larger than the
     padded volume; `ArgumentError` if the stride, padding, dilation or groups are invalid;
@@ -129,16 +134,17 @@ def conv_transpose2d(
     dilation: Window = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Apply the transpose of `conv2d` as a linear map, as in PyTorch and TensorFlow (Dumoulin and
-    Visin, arXiv 1603.07285, section 4). Each element of x adds the kernel, times itself, to a
-    window of the result.
+    """Apply the transpose of `conv2d` as a linear map, as in PyTorch and TensorFlow.
 
-    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel is that of the
+    Each element of x, multiplied by the kernel, is added to a window of the result (Dumoulin and
+    Visin, arXiv 1603.07285, section 4).
+
+    f[N, H, W, I] with f[KH, KW, O / groups, I] -> f[N, OH, OW, O]. The kernel is that of a
     convolution from O to I channels.
 
-    `padding` is that of the convolution: elements that fall on it are dropped. OH is (H - 1) stride
-    + the span of the kernel, (KH - 1) dilation + 1, less the padding's rows; with "SAME" it is H
-    stride.
+    `padding` is the padding of that convolution: elements in the padding are dropped. OH is (H - 1)
+    stride + the span of the kernel, (KH - 1) dilation + 1, minus the rows of padding; with "SAME"
+    it is H stride.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
     `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
@@ -165,8 +171,10 @@ def conv_transpose1d(
     dilation: int = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Apply the transpose of `conv1d` as a linear map: f[N, L, I] with f[K, O / groups, I] -> f[N,
-    OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv_transpose2d`.
+    """Apply the transpose of `conv1d` as a linear map.
+
+    f[N, L, I] with f[K, O / groups, I] -> f[N, OL, O]. `padding` is "VALID", "SAME" or (before,
+    after). The other options are those of `conv_transpose2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
     `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
@@ -192,8 +200,10 @@ def conv_transpose3d(
     dilation: Volume = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Apply the transpose of `conv3d` as a linear map: f[N, D, H, W, I] with f[KD, KH, KW, O /
-    groups, I] -> f[N, OD, OH, OW, O]; otherwise as `conv_transpose2d`.
+    """Apply the transpose of `conv3d` as a linear map.
+
+    f[N, D, H, W, I] with f[KD, KH, KW, O / groups, I] -> f[N, OD, OH, OW, O]. The options are those
+    of `conv_transpose2d`.
 
     Raises `ShapeError` if the channels do not fit the kernel or the result would be empty;
     `ArgumentError` if the stride, padding, dilation or groups are invalid; `DTypeError` if an
@@ -220,7 +230,7 @@ def _geometry(
 def _require_kernel(kernel: Tensor, axes: int) -> None:
     if type_of(kernel).ndim != axes + 2:
         raise ShapeError(
-            f"expected a kernel of {axes + 2} axes, those of a window and two of channels, got "
+            f"expected a kernel of {axes + 2} axes, [*window, channels, channels], got "
             f"{kernel.ndim}"
         )
     if 0 in kernel.shape[:axes]:
@@ -230,14 +240,15 @@ def _require_kernel(kernel: Tensor, axes: int) -> None:
 def _conv(
     x: Tensor, kernel: Tensor, stride: Shape, sides: tuple[Pair, ...], dilation: Shape, groups: int
 ) -> Tensor:
-    """Launch the op on images or volumes, with arguments for each axis."""
+    """Launch the op on images or volumes, with one argument per axis."""
     _require_groups(groups)
     x, kernel = in_half((x, kernel))
     *window, inputs, outputs = kernel.shape
     alone = (*window,) == stride and groups == 1 and not any(map(any, sides))
     alone = alone and (max(stride) == 1 or (len(window) == 2 and max(dilation) == 1))
     if alone and x.dtype is kernel.dtype is bf16 and _has_places(x, kernel):
-        # windows without a common pixel are rows: a product of bf16 has kernels of its own
+        # non-overlapping windows are rows of a matrix; matrix products of bf16 have their own
+        # kernels
         if max(stride) > 1:
             x = _rows(x, *stride)
         return op.matmul(x, reshape(kernel, (math.prod(window) * inputs, outputs)))
@@ -245,7 +256,7 @@ def _conv(
 
 
 def _rows(x: Tensor, tall: int, wide: int) -> Tensor:
-    """Reshape adjacent windows to rows; a remainder smaller than a window is cut off."""
+    """Reshape adjacent windows to rows; a remainder smaller than a window is dropped."""
     n, height, width, channels = x.shape
     down, across = height // tall, width // wide
     if (down * tall, across * wide) != (height, width):
@@ -255,7 +266,7 @@ def _rows(x: Tensor, tall: int, wide: int) -> Tensor:
 
 
 def _has_places(x: Tensor, kernel: Tensor) -> bool:
-    """Return whether the kernel has the channels of x and is not larger than x."""
+    """Return whether the channels of x match the kernel and the kernel fits into x."""
     places = zip(x.shape[1:-1], kernel.shape[:-2], strict=True)
     return x.shape[-1] == kernel.shape[-2] and all(n >= length for n, length in places)
 
@@ -276,8 +287,8 @@ def _transposed(
     if inputs != x.shape[-1] or inputs % groups:
         parts, each = (f" in {groups} groups", f" / {groups}") if groups > 1 else ("", "")
         raise ShapeError(
-            f"a kernel for {x.shape[-1]} channels{parts} is [*window, channels out{each}, "
-            f"{x.shape[-1]}], not {list(kernel.shape)}"
+            f"expected a kernel [*window, channels out{each}, {x.shape[-1]}] for "
+            f"{x.shape[-1]} channels{parts}, got {list(kernel.shape)}"
         )
     steps = each_of(stride, axes, "stride")
     size = tuple(n * step for n, step in zip(places, steps, strict=True))
@@ -288,7 +299,7 @@ def _transposed(
             for n, step, length, side in zip(places, steps, span, geometry.padding, strict=True)
         )
     if min(size) < 1:
-        raise ShapeError(f"a padding of {padding} leaves nothing of the result")
+        raise ShapeError(f"the result would be empty with a padding of {padding}")
     shape = (x.shape[0], *size, outputs * groups)
     if axes > 1:
         return transpose(x, kernel, shape, *geometry, groups)
@@ -306,8 +317,10 @@ def transpose(
     dilation: Shape,
     groups: int,
 ) -> Tensor:
-    """Apply the transpose of a convolution of images of that shape. With a stride, it adds up whole
-    windows, unless it is depthwise: no zeros between the places are read."""
+    """Apply the transpose of a convolution of images with that shape.
+
+    With a stride, it adds whole windows, unless it is depthwise, so that no zeros between the
+    positions are read."""
     *window, each, channels = kernel.shape
     places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
     span = span_of(tuple(window), dilation)
@@ -319,7 +332,8 @@ def transpose(
     windows = _spread(x, kernel, groups)
     if len(window) == 2:
         return op.unpatches(windows, shape=shape, **places)
-    # the layers of a volume are images, whose depths are channels until these are put together
+    # each depth of a volume is processed as an image; its windows' depths are channels until the
+    # sum
     (n, depth, *image, _), (_, *size, channels) = x.shape, shape
     windows = reshape(windows, (n * depth, *image, *window, channels))
     windows = permute_dims(windows, (0, 1, 2, 4, 5, 3, 6))
@@ -357,7 +371,7 @@ def _turned(
 
 
 def _spread(x: Tensor, kernel: Tensor, groups: int) -> Tensor:
-    """Multiply each element of x by the kernel: f[N, *places, *window, O]."""
+    """Multiply each element of x by the kernel: f[N, *positions, *window, O]."""
     *window, outputs, inputs = kernel.shape
     count, rows = math.prod(window), math.prod(x.shape[:-1])
     if groups == 1:

@@ -1,8 +1,8 @@
-"""Tensors from Python: values copied in, and tensors made from a description.
+"""Creation of tensors: from Python values, or from a shape and a fill value.
 
 Signatures are those of the Python Array API standard (2025.12). The default dtypes are i64, bool,
-and the float that `set_default_dtype` sets, f32 at first. Every dtype may be a `DType`, its name,
-or what numpy understands.
+and the float dtype that `set_default_dtype` sets (initially f32). A dtype may be given as a
+`DType`, its name, or any object that numpy accepts as a dtype.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from mlvm.eager.tensor.wrapper import public
 from mlvm.machines.native.extension import EXTENSION
 
 Device: TypeAlias = VMProtocol | None
-"""VM of a result; None is the current VM, or that of the operand."""
+"""VM of a result; None means the current VM, or the VM of the operand."""
 
 # --- where ---------------------------------------------------------------------------
 
 
 def placed(device: Device) -> AbstractContextManager[object]:
-    """Allocate results on that VM inside the block, in the arena that `arena_on` names; None
-    changes nothing. Raises `ArgumentError` if it is not a VM."""
+    """Allocate results on that VM inside the block, in the arena that `arena_on` returns.
+
+    None changes nothing. Raises `ArgumentError` if the device is not a VM."""
     if device is None:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
@@ -62,8 +63,10 @@ def placed(device: Device) -> AbstractContextManager[object]:
 
 
 def reused(x: Tensor, device: VMProtocol) -> Tensor:
-    """Return a new tensor with the value of x: over the same bytes, or a copy through this machine
-    if x is on another VM. Raises `GradientError` if a gradient would flow through the copy."""
+    """Return a new tensor with the value of x, if possible over the same bytes.
+
+    If x is on another VM, it is copied through this machine. Raises `GradientError` if a gradient
+    would flow through the copy."""
     if x.arena.vm.is_same(device):
         return alias_of(x)
     if is_tracked(x):
@@ -82,15 +85,17 @@ def asarray(
 ) -> Tensor:
     """Convert `obj` to a tensor, in the current arena or on the VM `device`.
 
-    A Tensor of that dtype and VM gives a new Tensor over the same bytes, unless `copy` is True.
-    Everything else is copied, or refused if `copy` is False. Python numbers and nested lists of
-    them become bool, i64, f32 or c64; after `set_default_dtype(float64)` f64 or c128. Tensors in
-    nested lists are joined, and their dtypes promote; so do those of numpy's scalars and arrays in
-    lists. Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype,
-    also the bfloat16 of ml_dtypes and PyTorch. A PyTorch tensor that requires a gradient gives its
-    value. With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be
-    values of it: 1.0 is one of i64, and 1.5 is not. The name "i8" is refused: it means 8 bits
-    here and 8 bytes in numpy.
+    - A Tensor with that dtype and VM results in a new Tensor over the same bytes, unless `copy` is
+      True. Everything else is copied, or rejected if `copy` is False.
+    - Python numbers and nested lists of them become bool, i64, f32 or c64; after
+      `set_default_dtype(float64)` f64 or c128. Tensors in nested lists are joined, and their dtypes
+      promote, as do the dtypes of numpy scalars and arrays in lists.
+    - Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype,
+      including the bfloat16 of ml_dtypes and PyTorch. For a PyTorch tensor that requires a
+      gradient, only the value is used.
+    - With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be
+      representable: 1.0 is valid for i64, and 1.5 is not. The name "i8" is rejected: it means 8
+      bits here and 8 bytes in numpy.
 
     Raises `DTypeError` if the values or the dtype are not supported, and for a masked array;
     `OperandValueError` if an int is out of range; `ShapeError` if rows have different lengths, or
@@ -116,8 +121,8 @@ def asarray(
             return _of_tensor(obj, target, device, copy)
         if copy is False:
             raise CopyRefused(
-                f"asarray: the values of a {kind_of(obj)} are copied into a VM, which copy=False "
-                f"forbids"
+                f"asarray: the values of a {kind_of(obj)} must be copied into a VM; leave out "
+                f"copy=False"
             )
         return tensor_of(obj, target)
 
@@ -128,7 +133,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
     if copy is False and not (elsewhere is None and same_dtype):
         target = elsewhere.name if elsewhere and same_dtype else dtype and dtype.name
-        raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
+        raise CopyRefused(f"asarray: {x.type} as {target} needs a copy; leave out copy=False")
     if elsewhere is not None:
         x = reused(x, elsewhere)
     if dtype is not None and not same_dtype:
@@ -139,7 +144,7 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
 
 
 def _converted(x: Tensor, dtype: DType) -> Tensor:
-    """Convert as `astype` does; the ops `pack` and `unpack` convert storage dtypes."""
+    """Convert x as `astype` does; the ops `pack` and `unpack` convert storage dtypes."""
     if x.dtype.is_storage:
         x = op.unpack(x)
     elif dtype.is_storage and x.dtype.is_half:
@@ -158,7 +163,7 @@ def full(
 ) -> Tensor:
     """Return a tensor of that shape filled with `fill_value`, a number or a scalar tensor.
 
-    The result: [*shape], f32, i64 or bool as the number is unless a dtype is named. Raises
+    The result: [*shape]. Without a dtype, it is f32, i64 or bool, depending on the number. Raises
     `ShapeError` if a length is negative, or `fill_value` is a tensor but not a scalar; `DTypeError`
     if the value is of a higher kind than the dtype, such as 1.5 for integers; `OperandValueError`
     if an int is out of its range.
@@ -176,7 +181,7 @@ def full(
 
 
 def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Device) -> Tensor:
-    """Fill a tensor as `full` does, under the name of the public caller."""
+    """Fill a tensor as `full` does; errors name the public caller."""
     if device is not None:
         with placed(device):
             return _filled(shape, fill_value, dtype, None)
@@ -187,7 +192,7 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
     if isinstance(fill_value, Tensor):
         return op.full(asarray(fill_value, dtype=target), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
-    kind = scalar_kind(value.__class__)  # of a `Number`, that of the number it stands for
+    kind = scalar_kind(value.__class__)  # for a `Number`, the kind of its value
     if kind is None:
         raise DTypeError(f"expected fill_value as a number or scalar tensor, got {kind_of(value)}")
     target = target or default_of(kind)
@@ -199,7 +204,7 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
 
 
 def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
-    """Fill a few-bit tensor: fill one of a dtype that holds all its numbers, and convert it."""
+    """Fill a tensor of a low-bit dtype: fill one of a wider dtype, and convert it."""
     if type.dtype not in few.FLOATS and isinstance(fill_value, (int, np.integer)):
         low, high = few.limits(type.dtype)
         if not low <= fill_value <= high:
@@ -210,11 +215,11 @@ def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
 
 @public
 def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of zeros, or of False; f32 unless another dtype is named or is the default
-    (`set_default_dtype`).
+    """Return a tensor of zeros, or of False.
 
-    The result: [*shape]. Raises `ShapeError` if a length is negative or the tensor would have too
-    many bytes; `DTypeError` if the dtype is unknown.
+    The result: [*shape], f32 unless a dtype is given or `set_default_dtype` was called. Raises
+    `ShapeError` if a length is negative or the tensor would have too many bytes; `DTypeError` if
+    the dtype is unknown.
 
         >>> ml.zeros((2, 2), dtype=ml.int64)
         Tensor([[0, 0],
@@ -229,11 +234,11 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 @public
 def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return a tensor of ones, or of True; f32 unless another dtype is named or is the default
-    (`set_default_dtype`).
+    """Return a tensor of ones, or of True.
 
-    The result: [*shape]. Raises `ShapeError` if a length is negative or the tensor would have too
-    many bytes; `DTypeError` if the dtype is unknown.
+    The result: [*shape], f32 unless a dtype is given or `set_default_dtype` was called. Raises
+    `ShapeError` if a length is negative or the tensor would have too many bytes; `DTypeError` if
+    the dtype is unknown.
 
         >>> ml.ones((2, 2))
         Tensor([[1., 1.],
@@ -248,7 +253,7 @@ def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
 
 @public
 def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return zeros, as `zeros` does: uninitialised values would differ from run to run.
+    """Return zeros, like `zeros`, because uninitialised values would differ between runs.
 
     The result: [*shape]. Raises what `zeros` raises.
 
@@ -263,7 +268,7 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 
 
 def _described(shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
-    """Return a tensor of zeros or ones of that dtype, the default float for None."""
+    """Return a tensor of zeros or ones with that dtype; None is the default float dtype."""
     target = float_dtype(dtype)
     return _filled(shape, _number(value, target), target, device)
 
@@ -279,10 +284,10 @@ def _number(value: int, dtype: DType) -> Scalar:
 def full_like(
     x: Tensor, /, fill_value: Scalar | Tensor, dtype: object = None, *, device: Device = None
 ) -> Tensor:
-    """Fill a tensor with the shape of x as `full` does, with its dtype and VM unless others are
-    named.
+    """Return a tensor with the shape of x, filled with `fill_value`.
 
-    x: [...], and so is the result. Raises what `full` raises.
+    Dtype and VM are those of x by default. x: [...], and so is the result. Raises what `full`
+    raises.
 
         >>> ml.full_like(ml.zeros(2), 7.0)
         Tensor([7., 7.], f32[2])
@@ -298,7 +303,7 @@ def full_like(
 
 @public
 def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return zeros with the shape of x, and its dtype and VM unless others are named.
+    """Return zeros with the shape of x; dtype and VM are those of x by default.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
@@ -313,7 +318,7 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
 
 @public
 def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return ones with the shape of x, and its dtype and VM unless others are named.
+    """Return ones with the shape of x; dtype and VM are those of x by default.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
@@ -328,7 +333,7 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> T
 
 @public
 def empty_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
-    """Return zeros, as `zeros_like` does.
+    """Return zeros, like `zeros_like`.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown.
 
@@ -356,12 +361,14 @@ def arange(
     *,
     device: Device = None,
 ) -> Tensor:
-    """Return start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ...
-    below that. The dtype is i64 for ints, f32 if there is a float.
+    """Return start, start + step, start + 2 step, ... below `stop`.
 
-    The result: [n]. Raises `ArgumentError` if the step is 0, or the dtype cannot hold the
-    numbers; `DTypeError` if the dtype is bool. The value of a 0-d tensor is read, as by `item`:
-    the length depends on it.
+    With a single number, return 0, 1, 2, ... below that number. The dtype is i64 if all numbers are
+    ints, else f32.
+
+    The result: [n]. Raises `ArgumentError` if the step is 0, or the dtype cannot hold the numbers;
+    `DTypeError` if the dtype is bool. The value of a 0-d tensor is read, as by `item`, because the
+    length depends on it.
 
         >>> ml.arange(3)
         Tensor([0, 1, 2], i64[3])
@@ -386,7 +393,7 @@ def arange(
 
 
 def _as_int(x: Any) -> Any:
-    """Return a whole float as an int, and any other value as it is."""
+    """Return an integral float as an int, and any other value unchanged."""
     return int(x) if isinstance(x, (float, np.floating)) and float(x).is_integer() else x
 
 
@@ -401,12 +408,13 @@ def linspace(
     device: Device = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """Return `num` evenly spaced numbers from `start` up to `stop`, which is left out without
-    `endpoint`. The dtype is f32, or c64 if one of the two is complex, unless another is named. For
-    an integer dtype the numbers are rounded down, as in numpy.
+    """Return `num` evenly spaced numbers from `start` to `stop`.
 
-    One of the two may be a tensor, or both: the dtype is then that of a float operand, and
-    gradients flow to the operands.
+    `stop` is excluded if `endpoint` is False. The default dtype is f32, or c64 if one of the bounds
+    is complex. For an integer dtype the numbers are rounded down, as in numpy.
+
+    Each bound may be a tensor. The default dtype is then that of a float operand, and gradients
+    flow to the operands.
 
     The result: [num], or [num, *shape] of tensors that broadcast to `shape`. Raises
     `ArgumentError` if `num` is negative, the bounds are complex and the dtype is not, or an integer
@@ -455,14 +463,15 @@ def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: object) -> 
         result = default_of(float)
     target = result if dtype is None else DType.of(dtype)
     if result.kind == "complex" and target.kind != "complex":
-        raise ArgumentError(f"expected real bounds for {target.name}; take real or imag")
+        raise ArgumentError(f"expected real bounds for {target.name}; use real or imag")
     if target is bool_ or target.is_storage:
         raise DTypeError(f"expected a float, complex or integer dtype, got {target.name}")
     wide = f64 if result.is_float else DType.named("c128")
     first, last = (op.astype(x, dtype=wide) for x in bounds)
     shares = _spaced(0.0, 1.0, num, endpoint, f64)
     shares = op.reshape(shares, shape=(num, *[1] * max(first.ndim, last.ndim)))
-    numbers = first * (1.0 - shares) + last * shares  # the last share is 1: no bound is rounded
+    # the last share is 1, so neither bound is rounded
+    numbers = first * (1.0 - shares) + last * shares
     return op.astype(op.floor(numbers) if target.is_integer else numbers, dtype=target)
 
 
@@ -476,8 +485,9 @@ def eye(
     dtype: object = None,
     device: Device = None,
 ) -> Tensor:
-    """Return a matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32
-    unless another dtype is named.
+    """Return a matrix with ones on the k-th diagonal and zeros elsewhere.
+
+    The matrix is square unless `n_cols` is given, and f32 unless a dtype is given.
 
     The result: [n_rows, n_cols]. Raises `ShapeError` if a length is negative; `DTypeError` if the
     dtype is unknown.
@@ -494,7 +504,7 @@ def eye(
     columns = n_rows if n_cols is None else integer(n_cols, "n_cols")
     target = float_dtype(dtype)
     if isinstance(k, int):
-        k = max(-n_rows, min(k, columns))  # a diagonal beyond is empty, however far
+        k = max(-n_rows, min(k, columns))  # any diagonal outside the matrix is empty
     with placed(device):
         return op.eye(rows=n_rows, columns=columns, k=k, dtype=target)
 
@@ -507,7 +517,9 @@ newaxis: Final = None
 
 
 def _of_dtype(dtype: DType, values: object) -> Tensor:
-    """Convert values by a dtype: `ml.float32(values)` is `asarray(values, dtype=ml.float32)`."""
+    """Convert values when a dtype is called.
+
+    `ml.float32(values)` is `asarray(values, dtype=ml.float32)`."""
     return asarray(values, dtype=dtype)
 
 

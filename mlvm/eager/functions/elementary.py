@@ -1,4 +1,4 @@
-"""Composite elementwise functions under numpy's names, with derivatives also at special points."""
+"""Composite elementwise functions with numpy's names; derivatives are correct at special points."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _SINC: Final = tuple([(-1) ** k / math.factorial(2 * k + 1) for k in range(12, -
 @public
 @in_f32
 def sinc(x: Tensor, /) -> Tensor:
-    """Compute sin(pi x) / (pi x), and 1 at 0; nan where pi x overflows, as in numpy. Near 0 it is
-    the sum of (-1)^k (pi x)^2k / (2k + 1)!, so that all derivatives are right there.
+    """Compute sin(pi x) / (pi x), and 1 at 0; nan where pi x overflows, as in numpy.
+
+    Near 0 it is the sum of (-1)^k (pi x)^2k / (2k + 1)!, so that all derivatives are correct there.
 
     x: [...], floats or complex numbers, integers as f32, and so is the result. Raises `DTypeError`
     if x is bool.
@@ -48,7 +49,7 @@ def sinc(x: Tensor, /) -> Tensor:
 @public
 @through_f32
 def cbrt(x: Tensor, /) -> Tensor:
-    """Compute the real cube root, also of negative numbers. Its slope at 0 is inf.
+    """Compute the real cube root, also for negative numbers; its slope at 0 is inf.
 
     x: [...], floats, integers as f32, and so is the result. Raises `DTypeError` if x is bool or
     complex.
@@ -74,7 +75,7 @@ def heaviside(x: Operand, y: Operand, /) -> Tensor:
     """Return 0 where x < 0, 1 where x > 0, y where x is 0, and nan where x is nan.
 
     x and y: shapes that broadcast to [...], integers or floats. The result: [...], the dtype that
-    they promote to. Its gradient is that of y. Raises `ShapeError` if the shapes do not fit;
+    they promote to. Only y has a gradient. Raises `ShapeError` if the shapes do not fit;
     `DTypeError` if an operand is bool or complex.
 
         >>> ml.heaviside(ml.asarray([-1.0, 0.0, 2.0]), 0.5)
@@ -117,15 +118,14 @@ def ldexp(x: Tensor, exponent: Tensor | int | list[Any], /) -> Tensor:
     for _ in range(3):
         parts.append(op.clip(rest, low, high))
         rest = rest - parts[-1]
-    for each in reversed(parts):  # the largest is last: only that product is rounded
+    for each in reversed(parts):  # the largest is last, so only that product is rounded
         x = x * op.pow(constant(2.0, x.dtype), astype(each, x.dtype))
     return x
 
 
 @public
 def fmax(x: Operand, y: Operand, /) -> Tensor:
-    """Return the larger of x and y, elementwise, with broadcasting; if one of them is nan, the
-    other one.
+    """Return the larger of x and y, elementwise, with broadcasting; a nan is ignored.
 
     x and y: shapes that broadcast to [...], integers or floats. The result: [...], the dtype that
     they promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is
@@ -142,8 +142,7 @@ def fmax(x: Operand, y: Operand, /) -> Tensor:
 
 @public
 def fmin(x: Operand, y: Operand, /) -> Tensor:
-    """Return the smaller of x and y, elementwise, with broadcasting; if one of them is nan, the
-    other one.
+    """Return the smaller of x and y, elementwise, with broadcasting; a nan is ignored.
 
     x and y: shapes that broadcast to [...], integers or floats. The result: [...], the dtype that
     they promote to. Raises what `fmax` raises.
@@ -158,7 +157,7 @@ def fmin(x: Operand, y: Operand, /) -> Tensor:
 
 
 def _numbers(x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
-    """Return the operands with each nan replaced by the other one."""
+    """Return the operands with each nan replaced by the other operand."""
     first, second = as_operands((x, y))
     require("real", first.type, second.type)
     if not (first.dtype.is_float or second.dtype.is_float):
@@ -197,8 +196,8 @@ def select(
 
     condlist: bool[...], k tensors; choicelist: k operands; all shapes broadcast to [...]. The
     result: [...], the dtype that the choices and `default` promote to. Raises `ArgumentError`
-    unless there are as many conditions as choices, and at least one; `ShapeError` if the shapes do
-    not fit; `DTypeError` if a condition is not bool or the dtypes do not promote.
+    unless the numbers of conditions and choices are equal and at least 1; `ShapeError` if the
+    shapes do not fit; `DTypeError` if a condition is not bool or the dtypes do not promote.
 
         >>> x = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.select([x < 2.0, x > 2.0], [x, 10.0 * x])
@@ -212,7 +211,8 @@ def select(
     conditions, choices = [*condlist], [*choicelist]
     if len(conditions) != len(choices) or not conditions:
         raise ArgumentError(
-            f"expected as many conditions as choices, got {len(conditions)} and {len(choices)}"
+            f"expected equal numbers of conditions and choices, got {len(conditions)} and "
+            f"{len(choices)}"
         )
     *operands, result = as_operands([*choices, default])
     for condition, choice in zip(reversed(conditions), reversed(operands), strict=True):
@@ -222,11 +222,11 @@ def select(
 
 @public
 def complex(x: Operand, y: Operand, /) -> Tensor:
-    """Return x + iy, exactly, also of infinities, nan and -0.
+    """Return x + iy, exactly, also for infinities, nan and -0.
 
-    x and y: shapes that broadcast to [...], floats, integers and halves as f32. The result: [...],
-    c64 or c128. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is complex
-    already.
+    x and y: shapes that broadcast to [...], floats; integers and half precision as f32. The result:
+    [...], c64 or c128. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is
+    complex already.
 
         >>> ml.complex(ml.asarray([1.0]), ml.asarray([ml.inf]))
         Tensor([1.+infj], c64[1])
@@ -250,8 +250,8 @@ def complex(x: Operand, y: Operand, /) -> Tensor:
 def view_as_complex(x: Tensor, /) -> Tensor:
     """Return the complex numbers whose real and imaginary parts are the pairs in the last axis.
 
-    x: f32[..., 2] or f64[..., 2] -> c[...]. Raises `ShapeError` if the last axis has another
-    length; `DTypeError` if x is of another dtype.
+    x: f32[..., 2] or f64[..., 2] -> c[...]. Raises `ShapeError` if the length of the last axis is
+    not 2; `DTypeError` if x has a different dtype.
 
         >>> ml.view_as_complex(ml.asarray([[1.0, 2.0]]))
         Tensor([1.+2.j], c64[1])
@@ -283,8 +283,10 @@ def view_as_real(x: Tensor, /) -> Tensor:
 
 @public
 def view(x: Tensor, dtype: object, /) -> Tensor:
-    """Return a copy of the bytes of x as elements of another dtype. If it has another size, the
-    last axis has another length. Gradients flow between complex numbers and their parts.
+    """Return a copy of the bytes of x as elements of another dtype.
+
+    If the element size differs, the length of the last axis changes. Gradients flow between complex
+    numbers and their parts.
 
     x: [..., n], any dtype but bool -> [..., m] in `dtype`. Raises `ShapeError` if the bytes of the
     last axis are not a whole number of elements; `DTypeError` if the dtype is unknown or bool.
@@ -304,10 +306,10 @@ def view(x: Tensor, dtype: object, /) -> Tensor:
 def put_along_axis(
     x: Tensor, indices: Tensor, values: Operand, axis: int | None, *, inplace: bool = True
 ) -> Tensor:
-    """Write values at positions along `axis` (None: flattened), those that `take_along_axis` reads.
+    """Write values along `axis` at the positions that `take_along_axis` reads; None: flattened.
 
     Like numpy's function, it updates x, which it also returns; with `inplace=False` it returns a
-    new tensor, as JAX's does. If a position occurs several times, the last value stays.
+    new tensor, like JAX's function. If a position occurs several times, the last value is kept.
 
     x: [..., n, ...]; indices: i[..., k, ...], of x's number of axes; values: a shape that
     broadcasts to that of the indices; indices broadcast along the other axes -> the type of x.
@@ -341,15 +343,16 @@ def put_along_axis(
 def scatter(
     x: Tensor, axis: int, indices: Tensor, values: Operand, *, reduce: str | None = None
 ) -> Tensor:
-    """Return x with values at positions along one axis, as `torch.scatter`: x[i][indices[i][j]] =
-    values[i][j] for axis 1. `reduce` combines them with the elements there: "add", "multiply",
-    "max" or "min".
+    """Return x with values written at positions along one axis, like `torch.scatter`.
 
-    x: [..., n, ...]; indices: i[..., k, ...], of x's number of axes, and no longer along the
-    others; values: a number, or at least as long along each axis -> the type of x. Raises
-    `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes do not fit; `AxisRefused` if
-    x has no such axis; `PositionRefused` if an index is out of range; `DTypeError` if the indices
-    are not integers or the values are of another kind than x.
+    x[i][indices[i][j]] = values[i][j] for axis 1. `reduce` combines the values with the old
+    elements: "add", "multiply", "max" or "min".
+
+    x: [..., n, ...]; indices: i[..., k, ...], with the number of axes of x, and not longer than x
+    along the other axes; values: a number, or a tensor at least as long as the indices along each
+    axis -> the type of x. Raises `ArgumentError` if `reduce` is unknown; `ShapeError` if the shapes
+    do not fit; `AxisRefused` if x has no such axis; `PositionRefused` if an index is out of range;
+    `DTypeError` if the indices are not integers or the values are of another kind than x.
 
         >>> ml.scatter(ml.zeros((2, 3)), 1, ml.asarray([[2], [0]]), 7.0)
         Tensor([[0., 0., 7.],
@@ -372,7 +375,7 @@ def scatter(
 
 
 def _scattered(x: Tensor, axis: int | None, indices: Tensor, values: Operand, by: str) -> Tensor:
-    """Combine values with the elements of x along an axis: by all indices of the other axes."""
+    """Combine values with the elements of x along an axis, for all indices of the other axes."""
     if axis is None:
         flat = _scattered(reshape(x, -1), 0, reshape(indices, -1), values, by)
         return reshape(flat, x.shape)
@@ -382,7 +385,7 @@ def _scattered(x: Tensor, axis: int | None, indices: Tensor, values: Operand, by
         raise ShapeError(f"expected indices of {x.ndim} dimensions, got {indices.type}")
     pairs = enumerate(zip(indices.shape, x.shape, strict=True))
     if any(i != along and n > m for i, (n, m) in pairs):
-        raise ShapeError(f"indices {indices.type} are longer than x beside axis {along}")
+        raise ShapeError(f"indices {indices.type} exceed x on an axis other than {along}")
     updates = as_operand(values, x)
     updates = broadcast_to(updates, indices.shape)
     key = [

@@ -21,7 +21,7 @@ from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unst
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
-from mlvm.eager.tensor.default import float_dtype
+from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.positions import numbers_in, rewording
@@ -30,8 +30,10 @@ from mlvm.eager.tensor.wrapper import public
 
 
 def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
-    """Return x + part (y - x), exactly x at 0 and y at 1. If y - x overflows or is infinite, return
-    (1 - part) x + part y, in which a weight of 0 hides an infinity."""
+    """Return x + part (y - x), which is exactly x at 0 and y at 1.
+
+    If y - x overflows or is infinite, return (1 - part) x + part y, in which a weight of 0 removes
+    an infinity."""
     away = y - x
     is_finite = op.isfinite(away)
     away = op.where(is_finite, away, constant(0.0, away.dtype))
@@ -43,8 +45,10 @@ def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
 
 
 def from_parts(real: Tensor, imag: Tensor) -> Tensor:
-    """Return the complex number of a real and an imaginary part, which may be infinite or nan: the
-    product of an infinity and 1j has a real part of nan."""
+    """Return the complex number of a real and an imaginary part, which may be infinite or nan.
+
+    The sum real + 1j imag would be wrong: the product of an infinity and 1j has the real part nan.
+    """
     dtype = result_type(real, c64)
     z = op.astype(real, dtype=dtype) + _finite(imag) * constant(1j, dtype)
     for is_it, value in (
@@ -63,10 +67,11 @@ def _finite(x: Tensor) -> Tensor:
 
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
-    """Convert x to another dtype, on its VM or on `device`. Floats are truncated to integers; those
-    out of range become the nearest integer, and nan becomes 0. Nonzero elements become True in
-    bool. A tensor that has the dtype is not copied, whatever `copy` is: an update of one does not
-    change the other.
+    """Convert x to another dtype, on its VM or on `device`.
+
+    Floats are truncated to integers. Floats out of range become the nearest integer, and nan
+    becomes 0. Nonzero elements become True in bool. A tensor that already has the dtype is never
+    copied, regardless of `copy`: an update of one tensor does not change the other.
 
     x: [...], and so is the result. Raises `DTypeError` if the dtype is unknown, or complex numbers
     would lose their imaginary parts.
@@ -99,11 +104,13 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
 
 @public
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """Limit x to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
+    """Limit x to min <= x <= max, elementwise; None means no limit.
+
+    If min > max, the result is max.
 
     x and limits: shapes that broadcast to [...], integers or floats. The result: [...], the dtype
-    that they promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if the dtypes
-    are others.
+    that they promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand
+    is bool or complex.
 
         >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
         Tensor([0. , 0.5, 1. ], f32[3])
@@ -122,8 +129,9 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 
 @public
 def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
-    """Take the slices of x at `indices` along `axis`; the axes of `indices` replace it. A vector
-    needs no `axis`.
+    """Select the slices of x at `indices` along `axis`; the axes of `indices` replace it.
+
+    A vector needs no `axis`.
 
     x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` if
     an index is out of range; `AxisRefused` if x has no such axis; `ArgumentError` if no axis is
@@ -137,14 +145,19 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
     """
     if axis is None:
         if type_of(x).ndim != 1:
-            raise ArgumentError("expected an axis, unless x has 1 dimension")
+            raise ArgumentError("expected an axis, because x is not a vector")
         axis = 0
-    return op.take(x, as_operand(indices), axis=axis)
+    is_number = isinstance(indices, int) and not isinstance(indices, bool)
+    position = constant(indices, default_of(int)) if is_number else as_operand(indices)
+    return op.take(x, position, axis=axis)
 
 
 @public
 def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
-    """Take elements along an axis: out[i, j, k] = x[i, j, indices[i, j, k]] for the last of 3 axes.
+    """Select elements along an axis; the other axes broadcast.
+
+    For the last of 3 axes: out[i, j, k] = x[i, j, indices[i, j, k]].
+
     The other axes broadcast.
 
     x: [..., n], indices: i[..., k] -> [..., k] along the last axis. Raises `ShapeError` if the
@@ -174,15 +187,16 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
 def dynamic_update(
     x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0, out: Tensor | None = None
 ) -> Tensor:
-    """Replace rows of x from `start` on along `axis` by those of `update`, or one row by an
-    `update` that lacks the axis. A negative `start` counts from the end.
+    """Replace rows of x along `axis`, beginning at `start`, by the rows of `update`.
 
-    In a captured loop the rows are written where they stand, and x is not copied, if nothing else
-    needs it. With x itself as `out` it is updated in place.
+    An `update` without that axis replaces one row. A negative `start` counts from the end.
+
+    In a captured loop the rows are written in place without copying x, if no other code needs it.
+    With x itself as `out` it is updated in place.
 
     x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
     ...]. Raises `ShapeError` if the rows of `update` and x differ in length; `OperandValueError` if
-    the rows lie outside of x; `AxisRefused` if x has no such axis; `DTypeError` if `update` has
+    the rows are out of range; `AxisRefused` if x has no such axis; `DTypeError` if `update` has
     another dtype, or `start` is not an integer.
 
         >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
@@ -202,12 +216,13 @@ def dynamic_update(
 
 @public
 def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Round to the given number of decimals, halves to even; both parts of a complex number. A
-    number that has no more decimals than that is returned as it is, also if 10^decimals times the
-    number overflows.
+    """Round to the given number of decimals, halves to even; both parts of a complex number.
 
-    x: [...], any dtype, or one of floats for other `decimals` than 0. The result: [...], in x's
-    dtype. Raises `DTypeError` if x is bool, or of integers and `decimals` is not 0.
+    A number without further decimals is returned unchanged, even if 10^decimals times the number
+    overflows.
+
+    x: [...], any dtype if `decimals` is 0, otherwise floats or complex numbers. The result: [...],
+    in x's dtype. Raises `DTypeError` if x is bool, or an integer tensor and `decimals` is not 0.
 
         >>> ml.round(ml.asarray([0.126, 2.5]), 2), ml.round(ml.asarray([0.126, 2.5]))
         (Tensor([0.13, 2.5 ], f32[2]), Tensor([0., 2.], f32[2]))
@@ -227,8 +242,10 @@ def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tens
 
 
 def _round(x: Tensor, places: int) -> Tensor:
-    """Round f32 or f64 to decimals. The power of 10 has two factors if the dtype cannot represent
-    it; beyond its least digit, and beyond its largest number, all powers have the same effect."""
+    """Round f32 or f64 to decimals.
+
+    The power of 10 is split into two factors if the dtype cannot represent it. Beyond the smallest
+    digit and beyond the largest number of the dtype, all powers have the same effect."""
     most, least = (308, 330) if x.dtype is f64 else (38, 50)
     power = min(abs(places), least)
     factors = [10.0 ** min(power, most), 10.0 ** max(power - most, 0)]
@@ -286,8 +303,9 @@ def rad2deg(x: Tensor, /) -> Tensor:
 
 @public
 def angle(x: Tensor, /) -> Tensor:
-    """Return the angle of complex numbers in the plane, in radians: `atan2(imag(x), real(x))`; of
-    real numbers 0, or pi where they are negative.
+    """Return the angle of complex numbers in the plane, in radians: `atan2(imag(x), real(x))`.
+
+    For real numbers it is 0, or pi where they are negative.
 
     x: [...], any dtype -> [...], real. Raises `DTypeError` if x is not a tensor, array or list.
 
@@ -301,12 +319,11 @@ def angle(x: Tensor, /) -> Tensor:
 
 @public
 def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = None) -> Tensor:
-    """Encode indices along a new last axis of length `num_classes`: one at the index, zeros
-    elsewhere.
+    """Encode indices along a new last axis of length `num_classes`: 1 at the index, else 0.
 
-    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `PositionRefused` if
-    an index is not in 0 .. num_classes - 1; `ArgumentError` if `num_classes` is negative;
-    `DTypeError` if x is not of integers.
+    x: i[...] -> [..., num_classes] in `dtype`, f32 by default. Raises `PositionRefused` if an index
+    is not in 0 .. num_classes - 1; `ArgumentError` if `num_classes` is negative; `DTypeError` if x
+    does not contain integers.
 
         >>> ml.one_hot(ml.asarray([2, 0]), 3)
         Tensor([[0., 0., 1.],
@@ -321,25 +338,24 @@ def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = None) -> Tensor:
 
 @public
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """Return the positions of the elements that are not zero, in row-major order: an i64 vector for
-    each axis.
+    """Return the positions of the nonzero elements in row-major order, as one i64 vector per axis.
 
-    x: [...] -> i64[k] for each axis, where k elements are not zero. Raises `ShapeError` if x is a
+    x: [...] -> i64[k] for each axis, where k elements are nonzero. Raises `ShapeError` if x is a
     scalar.
 
         >>> ml.nonzero(ml.asarray([0, 3, 0, 4]))
         (Tensor([1, 3], i64[2]),)
     """
     if type_of(x).ndim == 0:
-        raise ShapeError("a scalar has no axes")
+        raise ShapeError("expected at least 1 dimension, got a scalar")
     return unstack(op.nonzero_indices(x), axis=1)
 
 
 @public
 def argwhere(x: Tensor, /) -> Tensor:
-    """Return the positions of the elements that are not zero, in row-major order: a row for each.
+    """Return the positions of the nonzero elements in row-major order, one row per element.
 
-    x: [...] -> i64[k, x.ndim], where k elements are not zero. Raises `DTypeError` if x is not a
+    x: [...] -> i64[k, x.ndim], where k elements are nonzero. Raises `DTypeError` if x is not a
     tensor, array or list.
 
         >>> ml.argwhere(ml.asarray([0, 3, 0, 4]))
@@ -352,9 +368,9 @@ def argwhere(x: Tensor, /) -> Tensor:
 
 @public
 def flatnonzero(x: Tensor, /) -> Tensor:
-    """Return the positions in the flattened x of the elements that are not zero.
+    """Return the positions of the nonzero elements in the flattened x.
 
-    x: [...] -> i64[k], where k elements are not zero. Raises `DTypeError` if x is not a tensor,
+    x: [...] -> i64[k], where k elements are nonzero. Raises `DTypeError` if x is not a tensor,
     array or list.
 
         >>> ml.flatnonzero(ml.asarray([0, 3, 0, 4]))
@@ -366,8 +382,7 @@ def flatnonzero(x: Tensor, /) -> Tensor:
 
 @public
 def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the positions, an index for each axis of a tensor of that shape, of elements that are
-    counted in row-major order, as `argmax(x)` does.
+    """Convert row-major positions, such as those of `argmax(x)`, to one index per axis.
 
     indices: i[...] -> i[...] for each axis. Raises `PositionRefused` if a tensor of that shape has
     no such element; `DTypeError` if the indices are not integers.
@@ -393,7 +408,7 @@ def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...
 
 
 def _outside(shape: Sequence[int], error: PositionRefused) -> None:
-    """Name the elements that have no position, whose number along the first axis is known."""
+    """Name the invalid elements, whose index along the first axis is known."""
     stride = math.prod(shape[1:])
     start = numbers_in(error)[0] * stride
     named = f"element {start}" if stride == 1 else f"an element of {start} to {start + stride - 1}"
@@ -402,7 +417,7 @@ def _outside(shape: Sequence[int], error: PositionRefused) -> None:
 
 @public
 def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Count the elements along `axis` that are not zero: i64. nan is not zero.
+    """Count the nonzero elements along `axis`, as i64; nan counts as nonzero.
 
     x: [...], any dtype -> the shape of x without the axes in `axis` (None: all axes; kept with
     length 1 if `keepdims`), i64. Raises `AxisRefused` if x has no such axis.
@@ -416,7 +431,7 @@ def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) ->
 
 @public
 def positive(x: Tensor, /) -> Tensor:
-    """Return +x: another tensor over the bytes of x.
+    """Return +x: a new tensor over the bytes of x.
 
     x: [...], any dtype but bool, and so is the result. Raises `DTypeError` if an operand is bool.
 
@@ -432,7 +447,7 @@ def positive(x: Tensor, /) -> Tensor:
 
 @public
 def stop_gradient(x: Tensor) -> Tensor:
-    """Return x as a constant for gradients; nothing is copied.
+    """Return x as a constant for gradients, without a copy.
 
     x: [...], any dtype -> [...], in x's dtype. Raises `DTypeError` if x is not a tensor, array or
     list.

@@ -1,9 +1,10 @@
 """Fourier transforms: `ml.fft`, with the names of the Python Array API standard (2025.12).
 
-Real tensors are transformed too where the standard asks for complex ones, as by numpy; integers and
-bools become the default float. f32 and c64 are transformed in that precision. Explicit lengths cut
-the operand or pad it with zeros. `norm` says what divides a transform of n elements: "backward" its
-inverse by n, "forward" itself by n, "ortho" both by sqrt(n).
+Like numpy, these functions also accept real tensors where the standard requires complex ones.
+Integers and bools are converted to the default float dtype. f32 and c64 are transformed in that
+precision. Explicit lengths truncate the operand or pad it with zeros. `norm` selects the scaling of
+a transform of n elements: "backward" divides the inverse by n, "forward" divides the transform by
+n, "ortho" divides both by sqrt(n).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mlvm.eager.tensor.wrapper import names_of, public
 def _real(x: Tensor) -> Tensor:
     x = floating(x)
     if not x.dtype.is_float:
-        raise DTypeError("expected real numbers; fft takes complex ones")
+        raise DTypeError("expected real numbers; use fft for complex numbers")
     return x
 
 
@@ -41,12 +42,12 @@ def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, .
         return along, [x.shape[i] for i in along]
     lengths = integers(s, "s")
     if len(lengths) != len(along):
-        raise ArgumentError(f"expected {len(along)} lengths, one an axis, got {len(lengths)}")
+        raise ArgumentError(f"expected {len(along)} lengths, one per axis, got {len(lengths)}")
     return along, [x.shape[i] if n == -1 else n for n, i in zip(lengths, along, strict=True)]
 
 
 def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Cut x, or pad it with zeros, at the end of these axes to these lengths."""
+    """Truncate x, or pad it with zeros, at the end of these axes to these lengths."""
     shape = list(x.shape)
     for axis, n in zip(axes, lengths, strict=True):
         if n < 1:
@@ -61,13 +62,13 @@ def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
 
 
 def _along(x: Tensor, n: int | None, axis: int) -> tuple[int, int]:
-    """Return an axis, counted from the front, and the length to transform along it."""
+    """Return an axis, counted from the front, and the length of the transform along it."""
     [along] = axes_of(integer(axis, "axis"), x)
     return along, x.shape[along] if n is None else integer(n, "n")
 
 
 def _fitted_along(x: Tensor, n: int | None, axis: int) -> tuple[Tensor, int]:
-    """Cut or pad x along one axis; return it with the axis from the front."""
+    """Truncate or pad x along one axis; return it with the axis counted from the front."""
     along, length = _along(x, n, axis)
     return _fitted(x, [along], [length]), along
 
@@ -116,12 +117,13 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 def fftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """Compute `fft` along several axes (None: all), of lengths `s` (-1: what the axis has):
-    complex.
+    """Compute `fft` along several axes (None: all), as complex numbers.
+
+    `s` contains the lengths; -1 means the length of the axis.
 
     x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
-    twice; `ShapeError` if there is no element along one; `ArgumentError` if `norm` is unknown or
-    the number of lengths is not that of axes.
+    twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is unknown or the numbers of
+    lengths and axes differ.
 
         >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
@@ -138,11 +140,11 @@ def fftn(
 def ifftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """Invert `fftn`: complex.
+    """Invert `fftn`, with complex results.
 
     x: [...], any dtype -> c[...]. Raises `AxisRefused` if x has no such axis or an axis occurs
-    twice; `ShapeError` if there is no element along one; `ArgumentError` if `norm` is unknown or
-    the number of lengths is not that of axes.
+    twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is unknown or the numbers of
+    lengths and axes differ.
 
         >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
@@ -160,8 +162,9 @@ def ifftn(
 
 @public
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
-    conjugates in reverse order.
+    """Return the first n // 2 + 1 elements of the `fft` of n real numbers, which are complex.
+
+    The remaining elements are their conjugates in reverse order.
 
     x: [..., m], any dtype but complex -> c[..., n // 2 + 1], where n is m unless given. Raises
     `AxisRefused` if x has no such axis; `ShapeError` if there is no element along it;
@@ -179,8 +182,10 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 @public
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Invert `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. Imaginary parts of
-    the first element of x, and of the last for an even n, are ignored.
+    """Invert `rfft`: n real elements, by default 2 (m - 1) for m elements of x.
+
+    The imaginary parts of the first element of x and, for an even n, of the last element are
+    ignored.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
     there is no element along it; `ArgumentError` if `norm` is unknown.
@@ -207,13 +212,12 @@ def _irfft(x: Tensor, n: int | None, axis: int, norm: Norm) -> Tensor:
 def rfftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """Compute `rfft` along the last of several axes (None: all), then `fft` along the others:
-    complex.
+    """Compute `rfft` along the last of several axes (None: all), then `fft` along the other axes.
 
     x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
-    axis or an axis occurs twice; `ShapeError` if there is no element along one; `ArgumentError`
-    if `norm` is unknown, there are no axes, or the number of lengths is not that of axes;
-    `DTypeError` if x is complex.
+    axis or an axis occurs twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is
+    unknown, there are no axes, or the numbers of lengths and axes differ; `DTypeError` if x is
+    complex.
 
         >>> ml.fft.rfftn(ml.ones((2, 4))).type
         c64[2,3]
@@ -233,12 +237,11 @@ def rfftn(
 def irfftn(
     x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
-    """Invert `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s` is not
-    given.
+    """Invert `rfftn`: real elements, by default 2 (m - 1) along the last axis for m elements of x.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis or an axis
-    occurs twice; `ShapeError` if there is no element along one; `ArgumentError` if `norm` is
-    unknown, there are no axes, or the number of lengths is not that of axes.
+    occurs twice; `ShapeError` if an axis is empty; `ArgumentError` if `norm` is unknown, there are
+    no axes, or the numbers of lengths and axes differ.
 
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
         f32[2,4]
@@ -259,8 +262,9 @@ def irfftn(
 
 @public
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Transform a Hermitian-symmetric signal given by its first half x: n real elements, 2 (m - 1)
-    for m elements of x unless n is given.
+    """Transform a Hermitian-symmetric signal, given by its first half x, to n real elements.
+
+    The default of n is 2 (m - 1) for m elements of x.
 
     x: [..., m], any dtype -> f[..., n]. Raises `AxisRefused` if x has no such axis; `ShapeError` if
     there is no element along it; `ArgumentError` if `norm` is unknown.
@@ -276,7 +280,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 @public
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Invert `hfft`: n // 2 + 1 complex elements of n real ones.
+    """Invert `hfft`: n // 2 + 1 complex elements from n real elements.
 
     x: [..., n], any dtype but complex -> c[..., n // 2 + 1]. Raises `AxisRefused` if x has no such
     axis; `ShapeError` if there is no element along it; `ArgumentError` if `norm` is unknown;
@@ -303,10 +307,10 @@ def _other_way(norm: Norm) -> Norm:
 
 @public
 def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
-    """Return the frequencies of the elements of `fft` for samples with spacing `d`: 0, 1, ..., then
-    the negative ones up to -1, all over n d.
+    """Return the frequencies of the elements of `fft` for samples with spacing `d`.
 
-    The dtype is f32 unless another float dtype is named.
+    They are 0, 1, ..., then the negative frequencies up to -1, all divided by n d. The default
+    dtype is f32.
 
     The result: f[n]. Raises `ArgumentError` unless n >= 1 and d is not 0; `DTypeError` if
     `dtype` is not a float.
@@ -324,8 +328,9 @@ def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = No
 
 @public
 def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
-    """Return the frequencies of the elements of `rfft` for samples with spacing `d`: 0, 1, ..., n
-    // 2, all over n d. The dtype is f32 unless another float dtype is named.
+    """Return the frequencies of the elements of `rfft` for samples with spacing `d`.
+
+    They are 0, 1, ..., n // 2, all divided by n d. The default dtype is f32.
 
     The result: f[n // 2 + 1]. Raises `ArgumentError` unless n >= 1 and d is not 0; `DTypeError`
     if `dtype` is not a float.
@@ -354,7 +359,7 @@ def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) 
 
 @public
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
-    """Roll x by half of each of these axes (None: of all), so that frequency 0 is in the middle.
+    """Roll x by half of each of these axes (None: all axes), so that frequency 0 is in the middle.
 
     x: [...], any dtype, and so is the result. Raises `AxisRefused` if x has no such axis or an axis
     occurs twice.

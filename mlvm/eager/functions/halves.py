@@ -1,4 +1,4 @@
-"""Composite functions on half precision that compute in f32 and round once, as a single op does."""
+"""Composite functions in half precision: computed in f32 and rounded once, like a single op."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ def _as_it_is(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
-"""`mlvm.eager.control.checkpoint`, bound when that room is imported."""
+"""`mlvm.eager.control.checkpoint`; that package assigns it when it is imported."""
 
 
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that half-precision operands are converted to f32. The f32 result is
-    rounded to their dtype. With wider floats beside them, or under `autocast`, it stays f32: for
-    functions that sum, or contain `exp`.
+    """Wrap a function so that half-precision operands are converted to f32.
+
+    The f32 result is rounded to the operands' dtype. It stays f32 if another operand is a wider
+    float, or under `autocast`. Use this wrapper for functions that sum, or contain `exp`.
 
     The f32 intermediates are recomputed in the backward pass, not saved."""
     return _widening(fn, lambda: autocast_dtype() is None)
 
 
 def through_f32(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function as `in_f32` does, and round under `autocast`, too: for functions that
-    preserve magnitudes."""
+    """Wrap a function like `in_f32`, but also round under `autocast`.
+
+    Use this wrapper for functions that preserve magnitudes."""
     return _widening(fn, lambda: True)
 
 
 def of_products(fn: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that `autocast` casts its operands as those of a matrix product."""
+    """Wrap a function so that `autocast` casts its operands like those of a matrix product."""
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
@@ -70,7 +72,7 @@ def _widening(fn: Callable[P, R], rounds: Callable[[], bool]) -> Callable[P, R]:
         named: Any = {name: wide.get(id(x), x) for name, x in keywords.items()}
         try:
             result = fn(*wide_args, **named)
-        except OpError as error:  # it is of what was given
+        except OpError as error:  # report the original operand types
             own: dict[object, object] = {wide[id(x)].type: x.type for x in tensors}
             if not error.late:
                 error.operands = tuple([own.get(each, each) for each in error.operands])

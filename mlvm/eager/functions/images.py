@@ -1,4 +1,4 @@
-"""Resizing and resampling of images, channels last."""
+"""Resizing and resampling of images in channels-last layout."""
 
 from __future__ import annotations
 
@@ -43,18 +43,24 @@ def interpolate(
     mode: Mode = "nearest",
     align_corners: bool = False,
 ) -> Tensor:
-    """Resize sequences, images or volumes to another `size` or by `scale`, one number for all axes
-    or one for each. It is PyTorch's function of that name, for channels last.
+    """Resize sequences, images or volumes to another `size` or by `scale`.
 
-    For n places in x and k in the result, place i of the result is (i + 1/2) n / k - 1/2 in x. With
-    `align_corners` it is i (n - 1) / (k - 1). There "linear" (also called "bilinear" and
-    "trilinear") weighs two neighbours on each axis, "cubic" ("bicubic") four (Keys, IEEE ASSP 29,
-    1981, with a = -3/4), "nearest-exact" takes the nearest; "nearest" takes the floor of i n / k,
-    and "area" the means of `adaptive_avg_pool`. With a `scale`, n / k is 1 / scale.
+    Both are one number for all axes, or one number per axis. The function corresponds to PyTorch's
+    function of that name, but expects channels last.
 
-    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
-    no places; `ArgumentError` unless exactly one of size and scale is given and valid, if the
-    mode is unknown, or it has no corners to align; `DTypeError` if x is not of floats.
+    For n positions in x and k in the result, position i of the result corresponds to (i + 1/2) n /
+    k - 1/2 in x; with `align_corners` to i (n - 1) / (k - 1). With a `scale`, n / k is 1 / scale.
+    The modes are:
+
+    - "nearest": the element at the floor of i n / k. "nearest-exact": the nearest element.
+    - "linear" (also "bilinear" and "trilinear"): the weighted mean of two neighbours per axis.
+    - "cubic" ("bicubic"): four neighbours per axis (Keys, IEEE ASSP 29, 1981, with a = -3/4).
+    - "area": the means of `adaptive_avg_pool`.
+
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis
+    of length 0; `ArgumentError` unless exactly one of `size` and `scale` is given and valid, if the
+    mode is unknown, or if the mode does not support `align_corners`; `DTypeError` if the dtype of x
+    is not a float.
 
         >>> x = ml.reshape(ml.asarray([1.0, 2.0]), (1, 2, 1))
         >>> ml.interpolate(x, 4, mode="linear")[0, :, 0]
@@ -65,7 +71,7 @@ def interpolate(
     """
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
-        raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
+        raise ShapeError(f"expected x as [N, ..., C] with spatial axes between, got {x.type}")
     if mode not in get_args(Mode):
         raise ArgumentError(f"expected mode as one of {', '.join(get_args(Mode))}, got {mode!r}")
     if align_corners and mode in ("nearest", "nearest-exact", "area"):
@@ -93,20 +99,20 @@ def interpolate(
 
 
 def _floors(n: int, count: int, divisor: float | None) -> Array:
-    """Return the index in x at or before each index in the result."""
+    """Return, for each index in the result, the index in x at or before it."""
     place = np.arange(count)
     places = place * n // count if divisor is None else place // divisor
     return np.minimum(places, n - 1).astype(np.int64)
 
 
 def _nearest(n: int, count: int, ratio: float) -> Array:
-    """Return the index in x of the nearest pixel for each index in the result."""
+    """Return, for each index in the result, the index of the nearest pixel in x."""
     places: Array = np.minimum((np.arange(count) + 0.5) * ratio, n - 1).astype(np.int64)
     return places
 
 
 def _tap_indices(n: int, count: int, ratio: float, mode: Mode, align_corners: bool) -> Array:
-    """Return the indices in x that contribute to each index of the result: [1, count, taps]."""
+    """Return the indices in x that contribute to each index in the result: [1, count, taps]."""
     taps = _taps_of(n, count, ratio, mode, align_corners)
     return np.stack([np.clip(each, 0, n - 1) for each, _ in taps], -1).astype(np.int64)[None]
 
@@ -135,10 +141,10 @@ def _taps_of(
 def _counts(
     places: tuple[int, ...], size: Ints | None, scale: float | Sequence[float] | None
 ) -> tuple[tuple[int, ...], list[float]]:
-    """Return the number of places in the result along each axis, and their distance in x."""
+    """Return the length of the result along each axis, and the step in x between its positions."""
     axes = len(places)
     if (size is None) == (scale is None):
-        raise ArgumentError("expected either a size or a scale")
+        raise ArgumentError("expected exactly one of size and scale")
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
@@ -147,12 +153,12 @@ def _counts(
         raise ArgumentError(f"expected scale as one number > 0, or {axes}, got {brief(scale)}")
     counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))
     if min(counts) < 1:
-        raise ArgumentError(f"a scale of {brief(scale)} leaves nothing of {list(places)}")
+        raise ArgumentError(f"the result would be empty: scale {brief(scale)} for {list(places)}")
     return counts, [1 / each for each in scales]
 
 
 def _taps(first: Any, t: Any, mode: str) -> list[tuple[Any, Any]]:
-    """Return the places to interpolate for a place t behind the `first`, and their weights."""
+    """Return the positions to interpolate at offset t after `first`, and their weights."""
     if mode in _LINEAR:
         return [(first, 1.0 - t), (first + 1.0, t)]
     weights = _far(t + 1.0), _near(t), _near(1.0 - t), _far(2.0 - t)
@@ -160,16 +166,16 @@ def _taps(first: Any, t: Any, mode: str) -> list[tuple[Any, Any]]:
 
 
 def _near(d: Any) -> Any:
-    """Return the cubic weight of a place at a distance up to 1."""
+    """Return the cubic weight of a neighbour at a distance of at most 1."""
     return (1.25 * d - 2.25) * d * d + 1.0
 
 
 def _far(d: Any) -> Any:
-    """Return the cubic weight of a place at a distance of 1 to 2."""
+    """Return the cubic weight of a neighbour at a distance from 1 to 2."""
     return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
 
 
-# --- images read elsewhere -----------------------------------------------------------------
+# --- sampling at arbitrary positions -------------------------------------------------------
 
 
 @public
@@ -183,18 +189,21 @@ def grid_sample(
     padding: Outside = "zeros",
     align_corners: bool = False,
 ) -> Tensor:
-    """Sample NHWC images at the places of a grid (Jaderberg et al., Spatial Transformer Networks,
-    arXiv 1506.02025). It is PyTorch's function of that name, for channels last.
+    """Sample NHWC images at the positions given by a grid.
 
-    A place is (x, y): from -1, the left or upper edge, to 1, the right or lower one; with
-    `align_corners` these are the middles of the outermost pixels. Between pixels, "bilinear" weighs
-    4, "bicubic" 16, and "nearest" takes the nearest. `padding` defines pixels outside: "zeros", the
-    pixels at the "border", or a "reflection" of the image. A place in a volume is (x, y, z).
+    Jaderberg et al., Spatial Transformer Networks, arXiv 1506.02025. The function corresponds to
+    PyTorch's function of that name, but expects channels last.
+
+    A position is (x, y): from -1 (left or upper edge) to 1 (right or lower edge). With
+    `align_corners`, -1 and 1 are the centres of the outermost pixels. A position in a volume is (x,
+    y, z). Between pixels, "bilinear" interpolates 4 pixels, "bicubic" 16, and "nearest" selects the
+    nearest pixel. `padding` defines the pixels outside of the image: "zeros", the pixels at the
+    "border", or a "reflection" of the image.
 
     Images: f[N, H, W, C], grid f[N, OH, OW, 2] -> f[N, OH, OW, C]. Volumes: f[N, D, H, W, C], grid
     f[N, OD, OH, OW, 3] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if the shapes do not fit or an
-    image has no pixels; `ArgumentError` if the mode or padding is unknown; `DTypeError` if x is
-    not of floats.
+    image has no pixels; `ArgumentError` if the mode or padding is unknown; `DTypeError` if the
+    dtype of x is not a float.
 
         >>> x = ml.reshape(ml.arange(4.0), (1, 2, 2, 1))
         >>> ml.grid_sample(x, [[[[0.0, 0.0], [0.5, -0.5]]]])[0, 0, :, 0]
@@ -218,7 +227,7 @@ def grid_sample(
     n, *size, channels = x.shape
 
     def inside(at: Tensor, length: int) -> Tensor:
-        """Map a place outside of the image to one inside, by the padding."""
+        """Map a position outside of the image to one inside, as `padding` prescribes."""
         if padding == "reflection":
             at = _reflected(at, length, align_corners)
         return at if padding == "zeros" else op.clip(at, 0.0, float(length - 1))
@@ -247,7 +256,7 @@ def grid_sample(
 
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """Return an index of 0 .. n - 1 and its weight, which is 0 for a place outside."""
+    """Return an index in 0 .. n - 1 and its weight, which is 0 for a position outside."""
     last = float(n - 1)
     inside = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, last))
     full = op.astype(inside, dtype=place.dtype)
@@ -256,7 +265,7 @@ def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
-    """Reflect a place outside of the image at the edges."""
+    """Reflect a position outside of the image at its edges."""
     low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
     if span == 0.0:
         return at * 0.0
@@ -264,17 +273,18 @@ def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
     return op.minimum(away, 2.0 * span - away) + low
 
 
-# --- channels for places --------------------------------------------------------------------
+# --- channels to positions ------------------------------------------------------------------
 
 
 @public
 def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
-    """Rearrange channels to places: f[N, H, W, C r^2] -> f[N, H r, W r, C] for a factor r (Shi et
-    al., arXiv 1609.05158). Channel c r^2 + i r + j goes to row i and column j of a place, as in
-    PyTorch.
+    """Rearrange channels to pixels: f[N, H, W, C r^2] -> f[N, H r, W r, C] for a factor r.
 
-    x: [N, H, W, C r^2], any dtype. Raises `ShapeError` if x has another number of axes or r^2 does
-    not divide the channels; `ArgumentError` if the factor is below 1.
+    Channel c r^2 + i r + j moves to row i and column j of an r by r block, as in PyTorch (Shi et
+    al., arXiv 1609.05158).
+
+    x: [N, H, W, C r^2], any dtype. Raises `ShapeError` if x does not have 4 axes or the number of
+    channels is not a multiple of r^2; `ArgumentError` if the factor is below 1.
 
         >>> ml.pixel_shuffle(ml.reshape(ml.arange(4), (1, 1, 1, 4)), 2)[0, :, :, 0]
         Tensor([[0, 1],
@@ -286,7 +296,7 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
     r = _factor(x, factor)
     n, height, width, channels = x.shape
     if channels % (r * r):
-        raise ShapeError(f"{r * r} do not divide {channels} channels")
+        raise ShapeError(f"expected a multiple of {r * r} channels, got {channels}")
     blocks = reshape(x, (n, height, width, channels // (r * r), r, r))
     shape = (n, height * r, width * r, channels // (r * r))
     return reshape(permute_dims(blocks, (0, 1, 4, 2, 5, 3)), shape)
@@ -294,11 +304,11 @@ def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
 
 @public
 def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
-    """Rearrange places to channels, the inverse of `pixel_shuffle`: [N, H r, W r, C] -> [N, H, W, C
-    r^2] for a factor r.
+    """Rearrange pixels to channels, the inverse of `pixel_shuffle`.
 
-    x: [N, H r, W r, C], any dtype. Raises `ShapeError` if x has another number of axes, or r does
-    not divide height and width; `ArgumentError` if the factor is below 1.
+    x: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r, any dtype. Raises `ShapeError` if x does
+    not have 4 axes, or its height or width is not a multiple of r; `ArgumentError` if the factor is
+    below 1.
 
         >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]
         Tensor([0, 1, 2, 3], i64[4])
@@ -309,7 +319,7 @@ def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
     r = _factor(x, factor)
     n, height, width, channels = x.shape
     if height % r or width % r:
-        raise ShapeError(f"{r} does not divide the height and width, {height} x {width}")
+        raise ShapeError(f"expected height and width as multiples of {r}, got {height} x {width}")
     blocks = reshape(x, (n, height // r, r, width // r, r, channels))
     shape = (n, height // r, width // r, channels * r * r)
     return reshape(permute_dims(blocks, (0, 1, 3, 5, 2, 4)), shape)

@@ -1,11 +1,12 @@
-"""x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and
-boolean masks, as in numpy; index tensors may be arrays and lists, on a VM of this process.
-`x.at[key].add(values)` takes the same keys, returns a new tensor and accumulates values for one
-element.
+"""Indexing: x[key] and x[key] = values, with the keys of numpy.
 
-A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
-shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
-`mask_set` for a mask, which write over x. Gradients follow from these.
+A key consists of integers, slices, `...`, None, integer tensors and boolean masks. Index tensors
+may be arrays and lists on a VM of this process. `x.at[key].add(values)` accepts the same keys,
+returns a new tensor, and accumulates all values for one element.
+
+A key is translated to a `slice` for its integers and slices, a `take` for its tensors, and a
+reshape, which copies nothing. An assignment is translated to a `slice_set`, an `index_set`, or for
+a mask to a `where` or `mask_set`; these write to x. The gradients follow from these ops.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ Item: TypeAlias = "int | slice | Tensor | None"
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Return `x[key]`. A single mask tensor selects elements by `boolean_index`. A mask
-    beside other items, or an array or list as mask, becomes the positions where it is True: an
-    index tensor for each of its axes.
+    """Return `x[key]`.
 
-    Raises `IndexRefused` if an index is out of range, of another kind, or one too many;
-    `PositionRefused` if a value of an index tensor is out of range; `MaskRefused` if a mask does
-    not have the lengths of the axes that it indexes.
+    A single mask tensor selects elements by `boolean_index`. A mask together with other items, or a
+    mask that is an array or list, is replaced by the positions where it is True: one index tensor
+    for each of its axes.
+
+    Raises `IndexRefused` if an index is out of range or has an invalid type, and for too many
+    indices; `PositionRefused` if a value of an index tensor is out of range; `MaskRefused` if the
+    lengths of a mask differ from those of the axes that it indexes.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
@@ -64,18 +67,19 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("getitem", (x.type, *map(_text, keys)))
-        error.__traceback__ = None  # no frame of ours, as in `tensor`
+        error.__traceback__ = None  # removes our frames, as in `tensor`
         raise
 
 
 def _item(key: object) -> Item | EllipsisType:
-    """Convert one element of a key; integers of any type become ints. Raises `IndexRefused` if it
-    is not an index."""
+    """Convert one element of a key; integers of any type are converted to int.
+
+    Raises `IndexRefused` if it is not an index."""
     if key is None or isinstance(key, (slice, EllipsisType)):
         return key
     if isinstance(key, Tensor):
         if key.dtype.is_inexact:
-            raise errors.IndexRefused("an index tensor holds integers, or is a mask")
+            raise errors.IndexRefused("expected integers or bools in an index tensor")
         return key
     try:
         if not isinstance(key, bool):
@@ -85,13 +89,13 @@ def _item(key: object) -> Item | EllipsisType:
     if is_array(key):
         return _item(_tensor_of(key))
     raise errors.IndexRefused(
-        f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
-        f"and lists of integers are"
+        f"expected integers, slices, None, ... or tensors, arrays and lists of integers as index, "
+        f"got a {type(key).__name__}"
     )
 
 
 def _tensor_of(key: object) -> Tensor:
-    """Convert an array or list to an index tensor or a mask. An empty one becomes integers."""
+    """Convert an array or list to an index tensor or a mask; an empty one is an index tensor."""
     if isinstance(key, (list, tuple)) and not np.size(key):
         key = np.asarray(key, np.int64)
     try:
@@ -107,21 +111,25 @@ def _is_mask(item: Item | EllipsisType) -> bool:
 
 
 def _covers(mask: Shape, axes: Shape) -> bool:
-    """Return whether a mask has the lengths of the axes. As in numpy, a length of 0 fits any."""
+    """Return whether a mask has the lengths of the axes; as in numpy, 0 matches any length."""
     return len(mask) == len(axes) and all(n in (m, 0) for n, m in zip(mask, axes, strict=True))
 
 
 def _with_positions(
     x: Tensor, items: list[Item | EllipsisType], keys: tuple[Any, ...]
 ) -> list[Item | EllipsisType]:
-    """Replace each mask by the positions where it is True. Positions of an array or list come from
-    numpy, so that the result's shape is known before any launch."""
+    """Replace each mask by the positions where it is True.
+
+    For arrays and lists, numpy computes the positions, so the shape of the result is known before
+    any launch."""
     lengths = [cast(Tensor, item).ndim if _is_mask(item) else 1 for item in items]
     for i, item in enumerate(items):
         if item is None or item is Ellipsis:
             lengths[i] = 0
         elif lengths[i] == 0:
-            raise errors.IndexRefused("a mask without dimensions stands alone between the brackets")
+            raise errors.IndexRefused(
+                "a mask without dimensions cannot be combined with other indices"
+            )
     rest = x.ndim - sum(lengths)
     lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
     expanded: list[Item | EllipsisType] = []
@@ -141,21 +149,22 @@ def _with_positions(
 
 
 def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]:
-    """Return one item for every axis: full slices replace `...`, or are added at the end."""
+    """Return one item per axis: full slices replace `...`, or are appended."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
-        raise errors.IndexRefused("there is more than one ...")
+        raise errors.IndexRefused("expected at most one ... in an index")
     count = len([item for item in items if item is not None]) - len(dots)
     if count > ndim:
-        raise errors.IndexRefused(f"{count} indices are too many for {ndim} dimensions")
+        raise errors.IndexRefused(f"expected at most {ndim} indices, got {count}")
     position = dots[0] if dots else len(items)
     missing = [slice(None)] * (ndim - count)
     return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
 
 
 def _separated(items: list[Item | EllipsisType]) -> bool:
-    """Return whether a slice, `...` or None separates integers and tensors: numpy then puts the
-    axes of the index tensors first."""
+    """Return whether a slice, `...` or None separates integers and tensors.
+
+    Numpy then puts the axes of the index tensors first."""
     chosen = [i for i, item in enumerate(items) if isinstance(item, (int, Tensor))]
     return bool(chosen) and chosen[-1] - chosen[0] >= len(chosen)
 
@@ -172,7 +181,7 @@ def _view(x: Tensor, items: list[Item]) -> Tensor:
 
 
 def _indexed(x: Tensor, items: list[Item], *, in_front: bool) -> Tensor:
-    """Index x by these items, one a tensor. Each is for one axis, except None, which adds one."""
+    """Index x by items of which one is a tensor; each indexes one axis, and None adds an axis."""
     per_axis = [item for item in items if item is not None]
     places = _places_of(x.shape, per_axis)
     if places is not None:
@@ -208,7 +217,7 @@ def _is_less(shape: Shape, axis: int, places: list[Span]) -> bool:
 
 
 def _places_of(shape: Shape, items: list[int | slice | Tensor]) -> list[Span] | None:
-    """Return the positions of each axis that the integers and slices select; None if all do."""
+    """Return the positions that integers and slices select on each axis; None if all do."""
     places = [_places(item, n) for item, n in zip(items, shape, strict=True)]
     are_all = all(
         place == (0, n, 1) or (place.length == 0 and n == 0)
@@ -218,14 +227,15 @@ def _places_of(shape: Shape, items: list[int | slice | Tensor]) -> list[Span] | 
 
 
 def _window(places: list[Span]) -> dict[str, Any]:
-    """Return the attributes of an op for these positions of each axis."""
+    """Return the attributes of an op that selects these positions along each axis."""
     start, length, step = zip(*places, strict=True) if places else ((), (), ())
     return {"start": start, "length": length, "step": step}
 
 
 def _places(item: int | slice | Tensor, length: int) -> Span:
-    """Return the positions of an axis that an item selects. Raises `IndexRefused` if there are
-    none."""
+    """Return the positions of an axis that an item selects.
+
+    Raises `IndexRefused` if an integer is out of range."""
     if isinstance(item, Tensor):
         return Span(0, length)
     if isinstance(item, int):
@@ -235,17 +245,17 @@ def _places(item: int | slice | Tensor, length: int) -> Span:
     try:
         places = sliced(item, length)
     except (TypeError, ValueError) as error:
-        raise errors.IndexRefused(f"{brief(item)} does not work: {error}") from None
+        raise errors.IndexRefused(f"{brief(item)} is not a valid index: {error}") from None
     return places if places.step == 1 or places.length > 1 else Span(places.start, places.length)
 
 
 def _take_indices(
     x: Tensor, axes: list[int], indices: list[Tensor]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Replace these axes of x by those of the index tensors, broadcast together; return the result
-    and the shape of the latter. Axes in between have length 1.
+    """Replace these axes of x by the axes of the broadcast index tensors.
 
-    Several index tensors become one index into the merged axes.
+    Return the result and the broadcast shape. Axes in between have length 1. Several index tensors
+    are combined to one index into the merged axes.
     """
     first, end = axes[0], axes[-1] + 1
     flat = _flat([x.shape[axis] for axis in axes], indices)
@@ -255,8 +265,7 @@ def _take_indices(
 
 
 def _flat(lengths: list[int], indices: list[Tensor]) -> Tensor:
-    """Return one index for several axes of these lengths, in row-major order: the index tensors,
-    broadcast together."""
+    """Combine index tensors for several axes to one row-major index; the tensors broadcast."""
     if len(indices) == 1:
         return indices[0]
     try:
@@ -267,14 +276,15 @@ def _flat(lengths: list[int], indices: list[Tensor]) -> Tensor:
 
 
 def setitem(x: Tensor, key: Any, values: Any) -> None:
-    """Assign `x[key] = values` for all keys that `x[key]` takes: update x in place, and no other
-    value. The values broadcast to `x[key]`, and are cast to its dtype, if they are of the same kind
-    (`is_same_kind`). Of several values for one element the last in row-major order stays, and the
-    others get no gradient. A mask of n places takes n values, or 1.
+    """Assign `x[key] = values`: update x in place, for all keys that `x[key]` accepts.
 
-    Raises what `x[key]` raises; `DTypeError` if the values are of another kind;
-    `ShapeError` if they do not broadcast; `OperandValueError` if a mask selects another number of
-    elements.
+    Only x changes. The values broadcast to `x[key]`, and are cast to its dtype if they are of the
+    same kind (`is_same_kind`). If several values are assigned to one element, the last in row-major
+    order is kept, and the other values get no gradient. A mask that selects n elements accepts n
+    values, or 1.
+
+    Raises what `x[key]` raises; `DTypeError` if the values are of another kind; `ShapeError` if
+    they do not broadcast; `OperandValueError` if a mask selects a different number of elements.
     """
     keys = key if isinstance(key, tuple) else (key,)
     try:
@@ -282,13 +292,14 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("setitem", (x.type, *map(_text, keys)))
-        error.__traceback__ = None  # no frame of ours, as in `tensor`
+        error.__traceback__ = None  # removes our frames, as in `tensor`
         raise
 
 
 def _warn_of_lost(x: Tensor, is_temporary: bool) -> None:
-    """Warn if the update of x by the caller's line is lost: x is a temporary, or a part of another
-    tensor to which only one name refers."""
+    """Warn if the update of x in the caller's line has no effect.
+
+    x is then a temporary, or a part of another tensor to which only one name refers."""
     frame = sys._getframe(1)
     if is_temporary:
         warn_of_temporary(frame, x.type)
@@ -308,8 +319,9 @@ def _assign(x: Tensor, key: Any, keys: tuple[Any, ...], values: Tensor) -> None:
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
-    """Convert the values to a tensor of x's dtype. Raises `DTypeError` if they are of another
-    kind."""
+    """Convert the values to a tensor with the dtype of x.
+
+    Raises `DTypeError` if they are of another kind."""
     try:
         operand = as_operand(values, x)
     except errors.OpError as error:
@@ -327,7 +339,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
 
 
 def _converted(values: object, dtype: DType, target: DType) -> str:
-    """Return the remedy in code that casts values of `dtype` to `target`."""
+    """Return code that casts values of `dtype` to `target`, as a remedy."""
     name = target.long_name
     if dtype.kind == "complex":
         return "ml.real(values) or ml.imag(values) takes a part of them"
@@ -341,8 +353,9 @@ def _converted(values: object, dtype: DType, target: DType) -> str:
 
 
 def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
-    """Return the shape of the values without leading axes of 1. Raises `ShapeError` unless it
-    broadcasts to that shape."""
+    """Return the shape of the values without leading axes of 1.
+
+    Raises `ShapeError` unless it broadcasts to that shape."""
     behind = values.shape[max(0, values.ndim - len(shape)) :]
     fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
     if not fits or values.size != math.prod(behind):
@@ -353,7 +366,7 @@ def _broadcasting(x: Tensor, values: Tensor, shape: Shape) -> Shape:
 
 
 def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
-    """Assign to elements that integers and slices select. The values get an axis for each of x."""
+    """Assign to the elements that integers and slices select; values get one axis per axis of x."""
     per_axis = [item for item in items if item is not None]
     places = [_places(item, n) for item, n in zip(per_axis, x.shape, strict=True)]
     lengths = iter([place.length for place in places])
@@ -371,7 +384,7 @@ def _set_window(x: Tensor, items: list[Item], values: Tensor) -> None:
 
 
 def _set_taken(x: Tensor, key: Any, items: list[Item | EllipsisType], updates: Tensor) -> None:
-    """Assign to elements that integer tensors select, possibly with integers and slices."""
+    """Assign to the elements that integer tensors select, possibly with integers and slices."""
     per_axis = _without_ellipsis(items, x.ndim)
     if _is_part(items, per_axis):
         _set_in_part(x, cast("list[int | slice | Tensor]", per_axis), updates)
@@ -396,8 +409,8 @@ def _is_part(items: list[Item | EllipsisType], per_axis: list[Item]) -> bool:
 def _set_in_part(x: Tensor, items: list[int | slice | Tensor], updates: Tensor) -> None:
     """Assign to a window of the part that single indices select.
 
-    The part is read, changed and written back, so the cost depends on the size of the part, not of
-    x.
+    The part is read, changed and written back, so the cost depends on the size of the part, not on
+    the size of x.
     """
     whole = [item if isinstance(item, (int, Tensor)) else slice(None) for item in items]
     window: list[Item] = [item for item in items if isinstance(item, slice)]
@@ -410,8 +423,10 @@ def _set_in_part(x: Tensor, items: list[int | slice | Tensor], updates: Tensor) 
 
 
 def _chosen(x: Tensor, key: Any, items: list[Item | EllipsisType]) -> tuple[Tensor, int, int]:
-    """Return the elements that integer tensors select: indices, the first axis, and the number of
-    axes that they index in row-major order."""
+    """Describe the elements that integer tensors select.
+
+    Return the indices, the first axis, and the number of axes that they index in row-major order.
+    """
     per_axis = _without_ellipsis(items, x.ndim)
     axes = [i for i, item in enumerate(per_axis) if isinstance(item, (int, Tensor))]
     first, end = axes[0], axes[-1] + 1
@@ -428,7 +443,7 @@ def _chosen(x: Tensor, key: Any, items: list[Item | EllipsisType]) -> tuple[Tens
 
 
 def _set_masked(x: Tensor, mask: Tensor, values: Tensor) -> None:
-    """Assign to elements that a mask selects: a value for each, or one for all."""
+    """Assign to the elements that a mask selects: one value per element, or one for all."""
     if not _covers(mask.shape, x.shape[: mask.ndim]):
         raise errors.MaskRefused(
             f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
@@ -453,19 +468,20 @@ def _text(key: object) -> str:
     return type(key).__name__
 
 
-# --- values that meet ----------------------------------------------------------------
+# --- accumulation of values ---------------------------------------------------------------
 
 Combine: TypeAlias = Literal["multiply", "minimum", "maximum"]
 
 
 @public
 def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
-    """Add `updates` to x[indices], as `x.at[indices].add(updates)`; return a new tensor. If an
-    element is selected several times, all of its updates are added, in row-major order.
+    """Add `updates` to x[indices], like `x.at[indices].add(updates)`; return a new tensor.
+
+    If an element is selected several times, all of its updates are added, in row-major order.
 
     x: [...], any dtype but bool; indices: a key of x[...]; updates: any shape that broadcasts to
-    x[indices], and a dtype that promotes to that of x -> [...]. Raises `IndexRefused` if x[indices]
-    refuses the indices; `PositionRefused` if a value of an index tensor is out of range;
+    x[indices], and a dtype that promotes to the dtype of x -> [...]. Raises `IndexRefused` if the
+    indices are invalid for x; `PositionRefused` if a value of an index tensor is out of range;
     `ShapeError` if the updates do not broadcast; `DTypeError` if an operand is bool or the updates
     are of another kind than x.
 
@@ -482,7 +498,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
 
 
 class At:
-    """Property `x.at`: `x.at[key]` are the `Places` that x[key] reads, for all of its keys."""
+    """Property `x.at`: `x.at[key]` represents the elements that x[key] reads, for any key."""
 
     __slots__ = ("_x",)
 
@@ -501,10 +517,11 @@ class At:
 
 
 class Places:
-    """Elements `x.at[key]`, with JAX's methods: each returns x with these elements updated, as a
-    new tensor. If an element is selected several times, all values for it count, except in `set`,
-    where the last one stays. Values broadcast to x[key] and take the dtype of x, as in
-    `x[key] = values`.
+    """Elements `x.at[key]`: each method returns a new tensor with these elements of x updated.
+
+    The methods are those of JAX. If an element is selected several times, all values for it are
+    combined, except in `set`, which keeps the last value. Values broadcast to x[key] and are cast
+    to the dtype of x, as in `x[key] = values`.
 
         >>> x = ml.asarray([1.0, 2.0])
         >>> x.at[[0, 0]].add(5.0), x
@@ -524,29 +541,29 @@ class Places:
 
     @hinted
     def set(self, values: object) -> Tensor:
-        """Return x with the values there."""
+        """Return x with these elements replaced by the values."""
         out = alias_of(self._x)
         setitem(out, self._key, values)
         return out
 
     @hinted
     def add(self, values: object) -> Tensor:
-        """Return x with the values added there."""
+        """Return x with the values added to these elements."""
         return self._combined("add", "add", values)
 
     @hinted
     def multiply(self, values: object) -> Tensor:
-        """Return x multiplied by the values there."""
+        """Return x with these elements multiplied by the values."""
         return self._combined("multiply", "multiply", values)
 
     @hinted
     def min(self, values: object) -> Tensor:
-        """Return x with the smallest of its elements and the values there."""
+        """Return x with each of these elements replaced by the minimum of it and its values."""
         return self._combined("min", "minimum", values)
 
     @hinted
     def max(self, values: object) -> Tensor:
-        """Return x with the largest of its elements and the values there."""
+        """Return x with each of these elements replaced by the maximum of it and its values."""
         return self._combined("max", "maximum", values)
 
     def _combined(self, name: str, by: Combine | Literal["add"], values: object) -> Tensor:
@@ -560,12 +577,12 @@ class Places:
 
 
 def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any) -> Tensor:
-    """Combine each element that the key selects with all updates for it."""
+    """Combine each element that the key selects with all of its updates."""
     combine = getattr(op, by)
     keys = key if isinstance(key, tuple) else (key,)
     items = [_item(each) for each in keys]
     operand = _values(x, updates)
-    if not any(isinstance(item, Tensor) for item in items):  # no element is chosen twice
+    if not any(isinstance(item, Tensor) for item in items):  # no element is selected twice
         out = alias_of(x)
         setitem(out, key, combine(getitem(x, key), operand))
         return out
@@ -596,7 +613,7 @@ def _delitem(x: Tensor, key: object) -> NoReturn:
 
 
 def _setitem_and_warn(x: Tensor, key: Any, values: Any) -> None:
-    """Assign as `setitem` does, with the warnings that the extension gives in its slot."""
+    """Assign like `setitem`, with the warnings that the extension issues in its slot."""
     references = sys.getrefcount(x)
     setitem(x, key, values)
     frame = sys._getframe(1)
@@ -610,5 +627,5 @@ if EXTENSION is None:
     Tensor.__getitem__ = getitem
     Tensor.__setitem__ = _setitem_and_warn
     Tensor.__delitem__ = _delitem
-else:  # the slots of `AllocationFields`, which leave uncommon keys to these functions
+else:  # the slots of `AllocationFields`, which call these functions for uncommon keys
     EXTENSION.install_indexing(getitem, setitem, _warn_of_lost)

@@ -1,10 +1,11 @@
 """Linear algebra: `ml.linalg`, with the names of the Python Array API standard (2025.12).
 
-Every function takes stacks of matrices, in the last two axes, and computes each of them. Integers
-and bools become the default float where the result is a float, as in a division. A matrix for which
-there is no result raises `LinAlgError`, which is numpy's of that name too.
+Every function accepts stacks of matrices, in the last two axes, and processes each matrix. Integers
+and bools are converted to the default float dtype where the result is a float, as in a division. A
+matrix without a result raises `LinAlgError`, which is a subclass of numpy's `LinAlgError`.
 
-Gradients are those of `mlvm.eager.autodiff.rules_linalg`, which says where there are none.
+The gradients are defined in `mlvm.eager.autodiff.rules_linalg`, which states where they do not
+exist.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
 
 
 class EigResult(NamedTuple):
-    """`x V = V diag(L)`: eigenvalues L, eigenvectors the columns of V.
+    """Result of `eig`, with `x V = V diag(L)`: eigenvalues L, and eigenvectors as the columns of V.
 
-    Of x [..., n, n]: c[..., n] and c[..., n, n].
+    For x [..., n, n]: c[..., n] and c[..., n, n].
 
         >>> ml.linalg.eig(ml.asarray([[2.0, 0.0], [0.0, 2.0]])).eigenvalues
         Tensor([2.+0.j, 2.+0.j], c64[2])
@@ -50,9 +51,9 @@ class EigResult(NamedTuple):
 
 
 class EighResult(NamedTuple):
-    """`x = V diag(L) V^H`: eigenvalues L in ascending order, eigenvectors the columns of V.
+    """Result of `eigh`, with `x = V diag(L) V^H`: ascending eigenvalues L, eigenvectors in V.
 
-    Of x [..., n, n]: f[..., n] and [..., n, n].
+    The eigenvectors are the columns of V. For x [..., n, n]: f[..., n] and [..., n, n].
 
         >>> ml.linalg.eigh(ml.asarray([[9.0, 0.0], [0.0, 4.0]])).eigenvalues
         Tensor([4., 9.], f32[2])
@@ -63,9 +64,9 @@ class EighResult(NamedTuple):
 
 
 class LUResult(NamedTuple):
-    """`x = P L U`.
+    """Result of `lu`, with `x = P L U`.
 
-    Of x [..., m, n] and k = min(m, n): [..., m, m], [..., m, k] and [..., k, n].
+    For x [..., m, n] and k = min(m, n): [..., m, m], [..., m, k] and [..., k, n].
 
         >>> ml.linalg.lu(ml.ones((3, 2))).U.type
         f32[2,2]
@@ -77,10 +78,10 @@ class LUResult(NamedTuple):
 
 
 class LUFactorResult(NamedTuple):
-    """Factors of `lu_factor` for `lu_solve`: L below the diagonal of `LU`, U above, and the order
-    of the rows of x.
+    """Factors of `lu_factor` for `lu_solve`: the matrix `LU` and the order of the rows of x.
 
-    Of x [..., m, n]: [..., m, n] and i64[..., m].
+    L is stored below the diagonal of `LU`, and U above. For x [..., m, n]: [..., m, n] and i64[...,
+    m].
 
         >>> ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]])).permutation
         Tensor([1, 0], i64[2])
@@ -91,9 +92,9 @@ class LUFactorResult(NamedTuple):
 
 
 class QRResult(NamedTuple):
-    """`x = Q R`.
+    """Result of `qr`, with `x = Q R`.
 
-    Of x [..., m, n] and k = min(m, n): [..., m, k] and [..., k, n].
+    For x [..., m, n] and k = min(m, n): [..., m, k] and [..., k, n].
 
         >>> ml.linalg.qr(ml.ones((3, 2))).R.type
         f32[2,2]
@@ -104,9 +105,9 @@ class QRResult(NamedTuple):
 
 
 class SVDResult(NamedTuple):
-    """`x = U diag(S) Vh`.
+    """Result of `svd`, with `x = U diag(S) Vh`.
 
-    Of x [..., m, n] and k = min(m, n): [..., m, m], f[..., k] and [..., n, n].
+    For x [..., m, n] and k = min(m, n): [..., m, m], f[..., k] and [..., n, n].
 
         >>> ml.linalg.svd(ml.asarray([[4.0, 0.0], [0.0, 9.0]])).S
         Tensor([9., 4.], f32[2])
@@ -118,9 +119,9 @@ class SVDResult(NamedTuple):
 
 
 class SlogdetResult(NamedTuple):
-    """`det(x) = sign exp(logabsdet)`.
+    """Result of `slogdet`, with `det(x) = sign exp(logabsdet)`.
 
-    Of x [..., n, n]: [...] and f[...].
+    For x [..., n, n]: [...] and f[...].
 
         >>> ml.linalg.slogdet(ml.asarray([[0.0, 1.0], [1.0, 0.0]])).sign
         Tensor(-1., f32[])
@@ -131,9 +132,9 @@ class SlogdetResult(NamedTuple):
 
 
 class LstsqResult(NamedTuple):
-    """Solution of least squares, with residuals, rank and singular values.
+    """Least-squares solution, with residuals, rank and singular values.
 
-    Of x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
+    For x1 [..., m, n] and x2 [..., m, k]: [..., n, k], f[..., k], i64[...] and f[..., min(m, n)].
 
         >>> ml.linalg.lstsq(ml.asarray([[2.0], [0.0]]), ml.asarray([4.0, 1.0])).residuals
         Tensor(1., f32[])
@@ -146,7 +147,9 @@ class LstsqResult(NamedTuple):
 
 
 def _matrices(x: Tensor) -> TensorType:
-    """Return the type of a stack of matrices. Raises `ShapeError` if it is anything else."""
+    """Return the type of a stack of matrices.
+
+    Raises `ShapeError` if it has fewer than two axes."""
     type = type_of(x)
     if type.ndim < 2:
         raise ShapeError(f"expected matrices, in 2 dimensions or more, got {type.ndim}")
@@ -160,7 +163,7 @@ def _matrices(x: Tensor) -> TensorType:
 @of_products
 @through_f32
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Sum conj(x1) x2 along `axis`, which counts from the last in both; the other axes broadcast.
+    """Sum conj(x1) x2 along `axis`, counted from the last axis in both; the other axes broadcast.
 
     x1 and x2: [..., n], any dtype but bool -> [...]. Raises `ShapeError` if the vectors have
     different lengths; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is
@@ -172,32 +175,33 @@ def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     axis = _common_axis(x1, x2, axis)
     if x1.shape[axis] != x2.shape[axis]:
         raise ShapeError(
-            f"vectors have lengths {x1.shape[axis]} and {x2.shape[axis]}, which do not broadcast"
+            f"vectors of lengths {x1.shape[axis]} and {x2.shape[axis]} do not broadcast"
         )
     product = conj(x1) * x2
     return op.sum(product, axis=axis, dtype=product.dtype)
 
 
 def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
-    """Return an axis of two tensors that broadcast, counted from the last."""
+    """Return an axis of two tensors that broadcast, counted from the last axis."""
     ndims = type_of(x1).ndim, type_of(x2).ndim
     axis = integer(axis, "axis")
     if axis >= 0 and ndims[0] != ndims[1]:
         raise ArgumentError(
-            f"axis {axis} is another one in each, of {ndims[0]} and {ndims[1]} dimensions; count "
-            f"from the last, as in axis=-1"
+            f"axis {axis} is ambiguous for operands with {ndims[0]} and {ndims[1]} dimensions; use "
+            f"a negative axis, for example -1"
         )
     return normalize_axis(axis, min(ndims)) - min(ndims)
 
 
 @public
 def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tensor:
-    """Sum products of x1 and x2 over the last `axes` axes of x1 and the first of x2, or over those
-    that a pair of sequences names. The result has the other axes of x1, then those of x2. Nothing
-    is conjugated.
+    """Sum products of x1 and x2 over the last `axes` axes of x1 and the first of x2.
+
+    `axes` may also be a pair of sequences that name the axes of each. The result has the remaining
+    axes of x1, then those of x2. Nothing is conjugated.
 
     x1: [m, k], x2: [k, n] -> [m, n] for axes=1. Raises `ShapeError` if the axes have different
-    lengths; `ArgumentError` if there are fewer axes; `AxisRefused` if an operand has no such
+    lengths; `ArgumentError` if an operand has fewer axes; `AxisRefused` if an operand has no such
     axis; `DTypeError` if an operand is bool.
 
         >>> ml.tensordot(ml.ones((2, 3)), ml.ones((3, 4)), axes=1)
@@ -218,7 +222,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tens
 
 
 def _as_matrix(x: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """View x as a matrix, of which some axes are the rows and the others the columns."""
+    """View x as a matrix: some axes are merged into rows, the other axes into columns."""
     axes = [*rows, *columns]
     if axes != [*range(len(axes))]:
         x = shapes.permute_dims(x, axes)
@@ -230,7 +234,7 @@ def _as_matrix(x: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor
 def _contracted(
     axes: int | Sequence[Ints], types: tuple[TensorType, TensorType]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of each that are summed over, in order."""
+    """Return the axes of each operand that are summed over, in order."""
     x1, x2 = types
     if isinstance(axes, Sequence) and not isinstance(axes, str) and len(axes) == 2:
         first = normalize_axes(integers(axes[0], "axes[0]"), x1.ndim)
@@ -256,8 +260,9 @@ def _contracted(
 @public
 @through_f32
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return the cross product of vectors of 3 elements along `axis`, which counts from the last in
-    both; the other axes broadcast.
+    """Return the cross product of vectors of 3 elements along `axis`.
+
+    The axis counts from the last axis in both operands; the other axes broadcast.
 
     x1 and x2: [..., 3], any dtype but bool -> [..., 3]. Raises `ShapeError` if the vectors do not
     have 3 elements; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is
@@ -284,8 +289,9 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 @public
 @through_f32
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
-    """Multiply n times a square matrix, in about log2(n) products. n = 0 gives the identity, a
-    negative n the power of the inverse.
+    """Raise a square matrix to the power n, with about log2(n) matrix multiplications.
+
+    n = 0 returns the identity, a negative n the power of the inverse.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
     matrices are not square; `LinAlgError` if a matrix to invert is singular.
@@ -319,10 +325,11 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
 
 @public
 def diagonal(x: Tensor, /, offset: int = 0) -> Tensor:
-    """Return the diagonals of matrices; above the main one for a positive `offset`, below for a
-    negative one. They are empty where there is no such diagonal.
+    """Return the diagonals of matrices; `offset` is positive above the main diagonal.
 
-    x: [..., m, n], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
+    The result is empty if there is no such diagonal.
+
+    x: [..., m, n], any dtype -> [..., k], where k is min(m, n) for the main diagonal. Raises
     `ShapeError` if x has fewer than two axes.
 
         >>> ml.linalg.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
@@ -348,14 +355,14 @@ def trace(x: Tensor, /, offset: int = 0, dtype: object = None) -> Tensor:
     return op.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 
-# --- factors and equations -----------------------------------------------------------
+# --- factorisations and equations ----------------------------------------------------
 
 
 @public
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
-    """Factor x = L L^H with a lower triangular L, or x = U^H U with an `upper` one.
+    """Factor x = L L^H with a lower triangular L, or with `upper` x = U^H U.
 
-    x is taken as its Hermitian part (x + x^H) / 2.
+    Only the Hermitian part of x, (x + x^H) / 2, is used.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
     matrices are not square; `LinAlgError` if one is not positive definite.
@@ -374,7 +381,8 @@ def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
 def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
     """Factor x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal.
 
-    Of an m by n matrix, Q is m by k and R k by n. k is min(m, n), or m if the mode is "complete".
+    For an m by n matrix, Q is m by k and R is k by n. k is min(m, n), or m if the mode is
+    "complete".
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, k] and [..., k, n]. Raises
     `ShapeError` if x has fewer than two axes; `ArgumentError` if the mode is unknown.
@@ -408,7 +416,7 @@ def inv(x: Tensor, /) -> Tensor:
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
     """Solve x1 z = x2: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
-    An x2 of one dimension is one column for all matrices, and the result lacks that axis.
+    An x2 with one dimension is used as one column for all matrices, and the result lacks that axis.
 
     x1: [..., n, n], x2: [..., n, k], any dtype, integers and bools as f32. Raises `ShapeError` if
     the operands do not fit; `LinAlgError` if a matrix is singular.
@@ -426,13 +434,14 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
 def solve_triangular(
     x1: Tensor, x2: Tensor, /, *, lower: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
-    """Solve x1 z = x2 for a triangular x1, the upper triangle or the `lower` one; the rest of x1 is
-    not read. Substitution takes O(n^2) products for each column. With `unit_diagonal`, the diagonal
-    counts as ones.
+    """Solve x1 z = x2 by substitution for an upper triangular x1, or a `lower` triangular x1.
+
+    The rest of x1 is not read. Each column needs O(n^2) multiplications. With `unit_diagonal`, the
+    diagonal is assumed to be ones.
 
     x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
     [..., n]; the batch axes broadcast. Raises `ShapeError` if the operands do not fit;
-    `LinAlgError` if the diagonal has a 0.
+    `LinAlgError` if the diagonal contains a 0.
 
         >>> ml.linalg.solve_triangular(ml.asarray([[2.0, 1.0], [0.0, 4.0]]), ml.asarray([4.0, 8.0]))
         Tensor([1., 2.], f32[2])
@@ -446,7 +455,7 @@ def solve_triangular(
 @public
 @through_f32
 def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
-    """Solve L L^H z = x2 for the L of `cholesky`, or U^H U z = x2 for the `upper` one.
+    """Solve L L^H z = x2 for the L of `cholesky`, or with `upper` U^H U z = x2.
 
     x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
     [..., n]. Raises what `linalg.solve_triangular` raises.
@@ -467,8 +476,9 @@ def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
 
 @public
 def lu_factor(x: Tensor, /) -> LUFactorResult:
-    """Factor x[permutation] = L U by elimination with partial pivoting; L and U are in one matrix.
-    A singular x has factors, too, with a singular U.
+    """Factor x[permutation] = L U by elimination with partial pivoting; one matrix stores L and U.
+
+    A singular x also has factors, with a singular U.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, n] and i64[..., m]. Raises
     `ShapeError` if x has fewer than two axes.
@@ -485,8 +495,10 @@ def lu_factor(x: Tensor, /) -> LUFactorResult:
 
 @public
 def lu(x: Tensor, /) -> LUResult:
-    """Factor x = P L U, with a permutation of rows P, a unit lower triangular L and an upper
-    triangular U, by elimination with partial pivoting. The gradient takes P as a constant.
+    """Factor x = P L U by elimination with partial pivoting.
+
+    P is a permutation of rows, L unit lower triangular and U upper triangular. The gradient treats
+    P as a constant.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, m], [..., m, k] and [..., k,
     n], with k = min(m, n). Raises `ShapeError` if x has fewer than two axes.
@@ -505,7 +517,9 @@ def lu(x: Tensor, /) -> LUResult:
 
 @public
 def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
-    """Solve x z = x2 with the factors that `lu_factor` gives of a square x: for repeated solves.
+    """Solve x z = x2 with the factors that `lu_factor` returns for a square x.
+
+    Use it for repeated solves.
 
     factors: [..., n, n] and i64[..., n], x2: [..., n, k] or [n], any dtype, integers and bools as
     f32 -> [..., n, k] or [..., n]. Raises `ShapeError` if the operands do not fit; `LinAlgError` if
@@ -535,8 +549,9 @@ def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
 
 @public
 def expm(x: Tensor, /) -> Tensor:
-    """Compute the exponentials of square matrices: the sums of x^k / k!; nan for a matrix with inf
-    or nan.
+    """Compute the exponentials of square matrices: the sums of x^k / k!.
+
+    A matrix with inf or nan results in nan.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` if the
     matrices are not square.
@@ -550,8 +565,9 @@ def expm(x: Tensor, /) -> Tensor:
 
 @public
 def det(x: Tensor, /) -> Tensor:
-    """Return the determinants of square matrices. A singular one has a first gradient; a second one
-    raises `LinAlgError`.
+    """Return the determinants of square matrices.
+
+    For a singular matrix the first gradient exists; a second gradient raises `LinAlgError`.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> [...]. Raises `ShapeError` if the
     matrices are not square.
@@ -567,8 +583,10 @@ def det(x: Tensor, /) -> Tensor:
 
 @public
 def slogdet(x: Tensor, /) -> SlogdetResult:
-    """Return the sign (or complex phase) of the determinant and the logarithm of its absolute
-    value, which neither overflows nor underflows; 0 and -inf for a singular matrix.
+    """Return the sign of the determinant and the logarithm of its absolute value.
+
+    The logarithm neither overflows nor underflows. The sign is a complex phase for complex x. A
+    singular matrix has sign 0 and logarithm -inf.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> sign [...] and f[...]. Raises
     `ShapeError` if the matrices are not square.
@@ -584,9 +602,9 @@ def slogdet(x: Tensor, /) -> SlogdetResult:
 def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     """Return the Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
 
-    Singular values up to `rtol` times the largest one count as 0. None is max(m, n) times the
-    machine epsilon; a tensor has one for each matrix. The gradient assumes that the rank does not
-    change.
+    Singular values of at most `rtol` times the largest are treated as 0. The default is max(m, n)
+    times the machine epsilon; a tensor contains one value per matrix. The gradient assumes that the
+    rank does not change.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> [..., n, m]. Raises `ShapeError` if x
     has fewer than two axes, or `rtol` does not broadcast; `LinAlgError` if a matrix has inf or nan.
@@ -604,7 +622,7 @@ def pinv(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 
 
 def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol") -> Tensor:
-    """Return one tolerance for a stack of matrices, or one for each; errors call it `name`."""
+    """Return one tolerance for a stack of matrices, or one per matrix; errors call it `name`."""
     if isinstance(rtol, Tensor):
         return rtol
     dtype = type.dtype.real
@@ -619,12 +637,12 @@ def _tolerance(rtol: float | Tensor | None, type: TensorType, name: str = "rtol"
 
 @public
 def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> LstsqResult:
-    """Find the z of least norm that minimises |x1 z - x2|: n by k, for an m by n x1 and m by k x2.
+    """Find the z with the smallest norm that minimises |x1 z - x2|.
 
-    An x2 of one dimension is one column, as for `solve`. `rcond` is the `rtol` of `pinv`; a
-    negative one is the machine epsilon, as in numpy. The other results are the sums of the squares
-    of x2 - x1 z, one for each column (numpy sometimes omits them), and the rank and the singular
-    values of x1.
+    z is n by k, for an m by n x1 and an m by k x2. An x2 with one dimension is one column, as for
+    `solve`. `rcond` is the `rtol` of `pinv`; a negative value means the machine epsilon, as in
+    numpy. The other results are the sums of the squares of x2 - x1 z for each column (numpy
+    sometimes omits them), and the rank and the singular values of x1.
 
     x1: [..., m, n], x2: [..., m, k], any dtype, integers and bools as f32 -> [..., n, k], f[...,
     k], i64[...] and f[..., min(m, n)]. Raises `ShapeError` if the operands do not fit;
@@ -651,11 +669,11 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
 
 @public
 def eigh(x: Tensor, /) -> EighResult:
-    """Return real eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a
-    matrix, of Hermitian matrices.
+    """Return the eigenvalues and eigenvectors of Hermitian matrices.
 
-    x is taken as its Hermitian part (x + x^H) / 2. The gradient through the eigenvectors is inf or
-    nan where eigenvalues are equal.
+    The eigenvalues are real and ascending. The eigenvectors are orthonormal, and are the columns of
+    a matrix. Only the Hermitian part of x, (x + x^H) / 2, is used. The gradient through the
+    eigenvectors is inf or nan where eigenvalues are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n] and [..., n, n]. Raises
     `ShapeError` if the matrices are not square; `LinAlgError` if the iteration does not converge.
@@ -671,7 +689,7 @@ def eigh(x: Tensor, /) -> EighResult:
 
 @public
 def eigvalsh(x: Tensor, /) -> Tensor:
-    """Return the eigenvalues of `eigh` alone, which have a gradient also where they are equal.
+    """Return only the eigenvalues of `eigh`; their gradient exists even where they are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> f[..., n]. Raises what `linalg.eigh`
     raises.
@@ -684,11 +702,12 @@ def eigvalsh(x: Tensor, /) -> Tensor:
 
 @public
 def eig(x: Tensor, /) -> EigResult:
-    """Return eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix, of
-    square matrices: complex, also if x and they are real.
+    """Return the eigenvalues and eigenvectors of square matrices, which are complex.
 
-    A matrix with inf or nan gives nan. The gradient is that of a loss that does not change with the
-    phases of the vectors; it is inf or nan where eigenvalues are equal.
+    The eigenvalues are not sorted. The eigenvectors have norm 1, and are the columns of a matrix.
+    The results are complex even if x and the eigenvalues are real. A matrix with inf or nan results
+    in nan. The gradient is correct for a loss that does not depend on the phases of the vectors; it
+    is inf or nan where eigenvalues are equal.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n] and c[..., n, n]. Raises
     `ShapeError` if the matrices are not square.
@@ -702,7 +721,7 @@ def eig(x: Tensor, /) -> EigResult:
 
 @public
 def eigvals(x: Tensor, /) -> Tensor:
-    """Return the eigenvalues of `eig` alone.
+    """Return only the eigenvalues of `eig`.
 
     x: [..., n, n], any dtype, integers and bools as f32 -> c[..., n]. Raises `ShapeError` if the
     matrices are not square.
@@ -717,9 +736,9 @@ def eigvals(x: Tensor, /) -> Tensor:
 def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
     """Factor x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
 
-    Of an m by n matrix, with k = min(m, n), U is m by m, S has k elements, and Vh is n by n.
-    Without `full_matrices`, U is m by k and Vh k by n. The gradient through U and Vh is inf or nan
-    where singular values are equal or 0.
+    For an m by n matrix, with k = min(m, n), U is m by m, S has k elements, and Vh is n by n.
+    Without `full_matrices`, U is m by k and Vh is k by n. The gradient through U and Vh is inf or
+    nan where singular values are equal or 0.
 
     x: [..., m, n], any dtype, integers and bools as f32. Raises `ShapeError` if x has fewer than
     two axes; `LinAlgError` if the iteration does not converge, as with inf or nan in a matrix.
@@ -739,7 +758,7 @@ def svd(x: Tensor, /, full_matrices: bool = True) -> SVDResult:
 
 @public
 def svdvals(x: Tensor, /) -> Tensor:
-    """Return the singular values of `svd` alone, which have a gradient also where they are equal.
+    """Return only the singular values of `svd`; their gradient exists even where they are equal.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[..., min(m, n)]. Raises what
     `linalg.svd` raises.
@@ -755,9 +774,10 @@ def svdvals(x: Tensor, /) -> Tensor:
 
 @public
 def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
-    """Count the singular values of each matrix above `rtol` times the largest: i64.
+    """Count the singular values of each matrix above `rtol` times the largest, as i64.
 
-    None is max(m, n) times the machine epsilon for an m by n matrix; a tensor has one for each.
+    The default is max(m, n) times the machine epsilon for an m by n matrix; a tensor contains one
+    value per matrix.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> i64[...]. Raises `ShapeError` if x has
     fewer than two axes; `LinAlgError` if a matrix has inf or nan.
@@ -783,8 +803,10 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
 def vector_norm(
     x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
 ) -> Tensor:
-    """Compute sum(|x|^ord)^(1/ord) along `axis` (None: of all elements); the largest |x| for inf,
-    the smallest for -inf, the number of elements that are not 0 for 0. Of zeros the gradient is 0.
+    """Compute sum(|x|^ord)^(1/ord) along `axis`; None computes the norm of all elements.
+
+    For `ord` inf it is the largest |x|, for -inf the smallest, and for 0 the number of nonzero
+    elements. The gradient at zeros is 0.
 
     x: [..., n], any dtype, integers and bools as f32 -> f[...] for axis -1, or f[..., 1] with
     `keepdims`. Raises `AxisRefused` if x has no such axis; `ArgumentError` if `ord` is not a
@@ -812,7 +834,7 @@ def vector_norm(
         return op.sum(astype(op.not_equal(size, 0.0), size.dtype), axis=axes, keepdims=keepdims)
     if ord == 1:
         return op.sum(size, axis=axes, keepdims=keepdims)
-    # What is 0 or infinite has no slope: a constant takes its place, and 1 that of its operand.
+    # 0 and infinite elements have no slope: replace them by constants.
     zero, one = op.equal(size, 0.0), constant(1.0, size.dtype)
     least = constant(0.0 if ord > 0 else math.inf, size.dtype)
     powers = op.where(zero, least, op.where(zero, one, size) ** float(ord))
@@ -833,9 +855,11 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
 @public
 @in_f32
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
-    """Compute a norm of each matrix. "fro" (or None) is the root of the sum of squares, "nuc" the
-    sum of the singular values. 2 and -2 are the largest and the smallest singular value. 1 and -1
-    are the largest and the smallest sum of |x| in a column, inf and -inf in a row.
+    """Compute a norm of each matrix.
+
+    "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. 2 and
+    -2 are the largest and the smallest singular value. 1 and -1 are the largest and the smallest
+    column sum of |x|; inf and -inf are those of the rows.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
     Raises `ShapeError` if x has fewer than two axes; `ArgumentError` if `ord` is unknown;
@@ -866,13 +890,14 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
 
 @public
 def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Compute `vector_norm` or `matrix_norm`, as numpy chooses. Two axes, or two dimensions, are a
-    matrix; one axis, or one dimension, is a vector. Without `ord` and `axis` it is the norm of all
-    elements.
+    """Compute `vector_norm` or `matrix_norm`, depending on the number of axes, as in numpy.
+
+    Two axes, or a tensor with two dimensions, are a matrix; one axis, or one dimension, is a
+    vector. Without `ord` and `axis` it is the norm of all elements.
 
     x: [...], any dtype, integers and bools as f32; the result: f, the shape of x without the axes,
-    or with 1 in their place if `keepdims`. Raises `ShapeError` if x is neither; `AxisRefused` if x
-    has no such axis; `ArgumentError` if `ord` does not fit.
+    or with length 1 if `keepdims`. Raises `ShapeError` if x is neither; `AxisRefused` if x has no
+    such axis; `ArgumentError` if `ord` is invalid.
 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])

@@ -1,7 +1,9 @@
-"""Losses. A loss takes two tensors of one shape (predictions, then targets) and returns one loss
-for each element, or for each distribution. `reduction="mean"` or `"sum"` reduces them to one
-number. Only `mean_squared_error` is a mean by default. Losses of half-precision tensors are
-computed in f32 and rounded once.
+"""Loss functions.
+
+A loss function accepts two tensors of the same shape (predictions, then targets) and returns one
+loss per element, or per distribution. `reduction="mean"` or `"sum"` reduces them to one number.
+Only `mean_squared_error` returns the mean by default. Losses of half-precision tensors are computed
+in f32 and rounded once.
 """
 
 from __future__ import annotations
@@ -35,11 +37,10 @@ def _loss(fn: Callable[P, Tensor]) -> Callable[P, Tensor]:
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Compute (predictions - targets)^2, of floats of one shape; their mean unless `reduction`
-    differs.
+    """Compute the mean of (predictions - targets)^2, or another reduction, for floats of one shape.
 
     Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless both
-    have the same shape: nothing broadcasts; `DTypeError` if an operand is not of floats;
+    have the same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
     `ArgumentError` if the reduction is unknown.
 
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
@@ -54,11 +55,11 @@ def mean_squared_error(
 
 @_loss
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
-    """Compute |predictions - targets|, of floats of one shape.
+    """Compute |predictions - targets|, for floats of one shape.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
-    if the reduction is unknown.
+    same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
+    `ArgumentError` if the reduction is unknown.
 
         >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
@@ -74,12 +75,12 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
-    """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2), of floats of one
-    shape (Huber, Ann. Math. Statist. 35, 1964).
+    """Compute d^2 / 2 for a difference |d| <= delta, else delta (|d| - delta / 2).
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
-    if the reduction is unknown or unless delta > 0.
+    Huber, Ann. Math. Statist. 35, 1964. Both: floats of one shape, f[...] -> f[...], or f[] with
+    "mean" or "sum". Raises `ShapeError` unless both have the same shape: operands do not broadcast;
+    `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown or
+    delta <= 0.
 
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
@@ -98,12 +99,12 @@ def huber(
 def smooth_l1(
     predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
 ) -> Tensor:
-    """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2, of floats of one
-    shape: `huber` by beta (Girshick, arXiv 1504.08083).
+    """Compute d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
-    if the reduction is unknown or unless beta > 0.
+    It equals `huber` divided by beta (Girshick, arXiv 1504.08083). Both: floats of one shape,
+    f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the same
+    shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
+    if the reduction is unknown or beta <= 0.
 
         >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
         Tensor([0.0625, 2.    ], f32[2])
@@ -125,8 +126,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute -t log(p) - (1 - t) log(1 - p) for p = sigmoid(logits) and targets 0 <= t <= 1,
-    floats of one shape.
+    """Compute -t log(p) - (1 - t) log(1 - p) for p = sigmoid(logits) and targets 0 <= t <= 1.
 
     It is computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
     and finite for all finite logits. Losses are multiplied by `weight`, the term of t by
@@ -159,9 +159,10 @@ def binary_cross_entropy(
     weight: Tensor | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute -t log(p) - (1 - t) log(1 - p) for predictions 0 <= p <= 1 and targets 0 <= t <= 1,
-    floats of one shape, times `weight`. Logarithms are at least -100, as in PyTorch, and nan for p
-    outside of 0 .. 1. `binary_cross_entropy_with_logits` is more accurate.
+    """Compute -t log(p) - (1 - t) log(1 - p) for predictions 0 <= p <= 1 and targets 0 <= t <= 1.
+
+    The losses are multiplied by `weight`. Logarithms are at least -100, as in PyTorch, and nan for
+    p outside of 0 .. 1. `binary_cross_entropy_with_logits` is more accurate.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum"; a weight broadcasts to that. Raises
     `ShapeError` unless both have the same shape, and the weight broadcasts to it; `DTypeError` if x
@@ -189,14 +190,15 @@ def _log(p: Tensor) -> Tensor:
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
 ) -> Tensor:
-    """Compute sum(t (log(t) - log_predictions)) along the last axis, one divergence for each
-    distribution t of the targets (Kullback and Leibler, Ann. Math. Statist. 22, 1951). Where t is
-    0, the term is 0. The predictions are logarithms, as `log_softmax` gives them; PyTorch's
-    "batchmean" is a mean here.
+    """Compute sum(t (log(t) - log_predictions)) along the last axis, one value per distribution t.
+
+    Where a target t is 0, the term is 0 (Kullback and Leibler, Ann. Math. Statist. 22, 1951). The
+    predictions are logarithms, such as the result of `log_softmax`. PyTorch's "batchmean"
+    corresponds to "mean".
 
     Both: f[..., K] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
-    if the reduction is unknown.
+    same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
+    `ArgumentError` if the reduction is unknown.
 
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
         Tensor(0.6931472, f32[])
@@ -206,7 +208,7 @@ def kl_divergence(
     """
     type = _require_alike(log_predictions, targets)
     if not type.ndim:
-        raise ShapeError("a distribution has an axis, which a scalar lacks")
+        raise ShapeError("expected distributions along a last axis, got a scalar")
     never = op.equal(targets, 0.0)
     log_targets = op.log(op.where(never, constant(1.0, targets.dtype), targets))
     log_ratio = log_targets - op.where(never, constant(0.0, type.dtype), log_predictions)
@@ -223,10 +225,11 @@ def nll(
     ignore_index: int | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute -log_predictions[label] along the last axis, one loss per label: the negative log
-    likelihood of classes, from log probabilities as `log_softmax` returns them. `weight`,
-    `ignore_index` and the mean are those of `softmax_cross_entropy`, which is more accurate for
-    logits.
+    """Compute -log_predictions[label] along the last axis, one loss per label.
+
+    It is the negative log likelihood of classes, from log probabilities such as the result of
+    `log_softmax`. `weight`, `ignore_index` and the mean are those of `softmax_cross_entropy`, which
+    is more accurate for logits.
 
     log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".
     Raises `OperandValueError` if a label is not a class number; `ShapeError` if the shapes do not
@@ -267,21 +270,21 @@ def softmax_cross_entropy(
 ) -> Tensor:
     """Compute log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
-    `labels` holds class numbers 0 .. K-1 for logits of K classes; the loss of `ignore_index` is 0.
-    Or it holds distributions t, floats of the shape of the logits, with the loss -sum(t
-    log_softmax(logits)). With `label_smoothing` s, the loss is that of a target of (1 - s) for the
+    `labels` contains either class numbers or distributions. For class numbers 0 .. K-1, the loss of
+    the class `ignore_index` is 0. For distributions t, floats with the shape of the logits, the
+    loss is -sum(t log_softmax(logits)). With `label_smoothing` s, the target is (1 - s) for the
     label plus s / K for each class (Szegedy et al., arXiv 1512.00567).
 
-    The term of a class is multiplied by its `weight`. The mean is a weighted mean over the labels
-    that are not ignored, as in PyTorch, and nan if there are none. The mean of distributions is
-    over all.
+    The term of a class is multiplied by its `weight`. With class numbers, the mean is a weighted
+    mean over the labels that are not ignored, as in PyTorch, and nan if there are none. With
+    distributions, it is the mean over all of them.
 
     logits: f[..., K], labels: i[...] or f[..., K], weight: f[K] -> f[...], or f[] with "mean" or
     "sum". Raises `OperandValueError` if a label is not a class number; `ShapeError` unless class
-    numbers have the shape of the logits without the last axis, distributions the shape of the
-    logits, and a weight is one number for each class; `DTypeError` if logits or weights are not
-    floats; `ArgumentError` if the smoothing is not in [0, 1], distributions have an
-    `ignore_index`, or the reduction is unknown.
+    numbers have the shape of the logits without the last axis, distributions have the shape of the
+    logits, and `weight` has one number per class; `DTypeError` if logits or weights are not floats;
+    `ArgumentError` if the smoothing is not in [0, 1], `ignore_index` is used with distributions, or
+    the reduction is unknown.
 
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
@@ -301,11 +304,11 @@ def softmax_cross_entropy(
         _require_class_weight(weight, logits.type)
     if labels.dtype.is_float:
         if ignore_index is not None:
-            raise ArgumentError("an ignore_index is of class numbers, not of distributions")
+            raise ArgumentError("ignore_index needs class numbers as labels, got distributions")
         if labels.shape != logits.shape or not labels.ndim:
             raise ShapeError(
-                "labels that are floats are distributions, of the shape of the logits; class "
-                "numbers are integers"
+                "expected float labels (distributions) with the shape of the logits; pass class "
+                "numbers as integers"
             )
         if smoothing:
             labels = labels * (1.0 - smoothing) + smoothing / labels.shape[-1]
@@ -328,8 +331,9 @@ def softmax_cross_entropy(
 
 @_loss
 def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1e-8) -> Tensor:
-    """Compute sum(x y) / (max(|x|, eps) max(|y|, eps)) along the axis: the cosine of the angle
-    between vectors, and 0 where one is 0.
+    """Compute sum(x y) / (max(|x|, eps) max(|y|, eps)) along the axis.
+
+    It is the cosine of the angle between two vectors, and 0 if one of them is 0.
 
     x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` if the shapes do not
     fit; `AxisRefused` if an operand has no such axis; `DTypeError` if an operand is not of floats;
@@ -354,8 +358,9 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
 def cosine_embedding(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
-    """Compute 1 - cos for similar vectors (target 1), and max(cos - margin, 0) for dissimilar ones
-    (target -1), with the `cosine_similarity` of the last axes.
+    """Compute 1 - cos for similar vectors (target 1), max(cos - margin, 0) for others (target -1).
+
+    cos is the `cosine_similarity` of the last axes.
 
     x and y: f[..., n], targets: [...], floats or integers -> f[...], or f[] with "mean" or "sum".
     Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is not of floats;
@@ -370,7 +375,7 @@ def cosine_embedding(
     """
     type = _require_alike(x, y)
     if not type.ndim or type_of(targets).shape != type.shape[:-1]:
-        raise ShapeError("expected one target for each pair of vectors, the last axes")
+        raise ShapeError("expected one target for each pair of vectors (last axis)")
     cosine = cosine_similarity(x, y)
     dissimilar = op.maximum(cosine - margin, 0.0)
     return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, dissimilar), reduction)
@@ -389,9 +394,10 @@ def triplet_margin(
     eps: float = 1e-6,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d the p-norm of the
-    difference, plus eps, along the last axis (Balntas et al., BMVC 2016). With `swap`, the negative
-    counts as no farther from the anchor than from the positive.
+    """Compute max(d(anchor, positive) - d(anchor, negative) + margin, 0).
+
+    d is the p-norm of the difference, plus eps, along the last axis (Balntas et al., BMVC 2016).
+    With `swap`, d(anchor, negative) is replaced by d(positive, negative) if that is smaller.
 
     All: f[..., n] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the
     same shape; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
@@ -405,7 +411,7 @@ def triplet_margin(
         ml.triplet_margin(x, half, half, p=0.0)  # ArgumentError
     """
     if not _require_alike(anchor, positive, negative).ndim:
-        raise ShapeError("a vector has an axis, which a scalar lacks")
+        raise ShapeError("expected vectors along a last axis, got a scalar")
     power = _positive(p, "p")
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
@@ -426,8 +432,9 @@ def triplet_margin(
 def margin_ranking(
     x: Tensor, y: Tensor, targets: Tensor, /, *, margin: float = 0.0, reduction: Reduction = "none"
 ) -> Tensor:
-    """Compute max(-target (x - y) + margin, 0): a target of 1 ranks x above y by the margin, -1
-    ranks y above x.
+    """Compute max(-target (x - y) + margin, 0).
+
+    A target of 1 ranks x above y by the margin, -1 ranks y above x.
 
     All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the same
     shape; `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is
@@ -445,12 +452,11 @@ def margin_ranking(
 
 @_loss
 def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
-    """Compute max(1 - target prediction, 0), for targets that are -1 or 1 (Cortes and Vapnik,
-    Machine Learning 20, 1995).
+    """Compute max(1 - target prediction, 0), for targets that are -1 or 1.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
-    if the reduction is unknown.
+    Cortes and Vapnik, Machine Learning 20, 1995. Both: f[...] -> f[...], or f[] with "mean" or
+    "sum". Raises `ShapeError` unless both have the same shape: operands do not broadcast;
+    `DTypeError` if an operand is not of floats; `ArgumentError` if the reduction is unknown.
 
         >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
         Tensor([1.5, 0. ], f32[2])
@@ -473,14 +479,15 @@ def poisson_nll(
     eps: float = 1e-8,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute e^x - t x, the negative log likelihood of a count t under a Poisson distribution of
-    rate e^x, without terms of t alone. Unless `log_input`, x is the rate and the loss x - t log(x +
-    eps). With `full`, Stirling's formula adds the terms of t: t log(t) - t + log(2 pi t) / 2 for t
-    > 1.
+    """Compute e^x - t x, the negative log likelihood of a count t under a Poisson distribution.
+
+    The rate is e^x; terms that depend only on t are omitted. If `log_input` is False, x is the rate
+    and the loss is x - t log(x + eps). With `full`, Stirling's formula adds the terms of t: t
+    log(t) - t + log(2 pi t) / 2 for t > 1.
 
     Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have the
-    same shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError`
-    if the reduction is unknown.
+    same shape: operands do not broadcast; `DTypeError` if an operand is not of floats;
+    `ArgumentError` if the reduction is unknown.
 
         >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
         Tensor([1.       , 1.7182817], f32[2])
@@ -512,12 +519,14 @@ def gaussian_nll(
     eps: float = 1e-6,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute (log(v) + (prediction - target)^2 / v) / 2 with v = max(variance, eps), the negative
-    log likelihood of a normal distribution (Nix and Weigend, ICNN 1994). `full` adds log(2 pi) / 2.
+    """Compute (log(v) + (prediction - target)^2 / v) / 2 with v = max(variance, eps).
+
+    It is the negative log likelihood of a normal distribution (Nix and Weigend, ICNN 1994). `full`
+    adds log(2 pi) / 2.
 
     All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have the same
-    shape: nothing broadcasts; `DTypeError` if an operand is not of floats; `ArgumentError` if
-    the reduction is unknown or unless eps > 0.
+    shape: operands do not broadcast; `DTypeError` if an operand is not of floats; `ArgumentError`
+    if the reduction is unknown or eps <= 0.
 
         >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
         Tensor([1.1931472], f32[1])
@@ -554,11 +563,11 @@ def _require_weight(weight: Tensor, type: TensorType, name: str) -> Tensor:
 def _require_class_weight(weight: Tensor, type: TensorType) -> None:
     require("float", type_of(weight))
     if weight.shape != type.shape[-1:]:
-        raise ShapeError("expected a weight of one number for each class, the last axis")
+        raise ShapeError("expected a weight with one number per class (last axis)")
 
 
 def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
-    """Return the labels, with 0 for `ignore_index`, and the mask of ignored ones."""
+    """Return the labels, with 0 for `ignore_index`, and the mask of ignored labels."""
     if ignore_index is None:
         return labels, None
     ignored = op.equal(labels, integer(ignore_index, "ignore_index"))
@@ -568,7 +577,7 @@ def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor |
 def _of_labels(
     losses: Tensor, weights: Tensor | None, ignored: Tensor | None, reduction: Reduction
 ) -> Tensor:
-    """Reduce losses of labels; the mean is weighted and leaves out ignored labels."""
+    """Reduce losses of labels; the mean is weighted and excludes ignored labels."""
     none = constant(0.0, losses.dtype)
     counted = weights
     if ignored is not None:
@@ -581,14 +590,13 @@ def _of_labels(
 
 
 def _require_alike(*tensors: Tensor) -> TensorType:
-    """Return the type of the first one, the predictions. Raises `DTypeError` unless all are floats;
-    `ShapeError` unless all have the same shape."""
+    """Return the type of the first tensor, the predictions."""
     types = [type_of(x) for x in tensors]
     for type in types:
         if not type.dtype.is_float:
             raise DTypeError(f"expected floats, got {type.dtype.name}; convert with astype")
         if type.shape != types[0].shape:
-            raise ShapeError("expected predictions and targets of one shape")
+            raise ShapeError("expected predictions and targets of the same shape")
     return types[0]
 
 

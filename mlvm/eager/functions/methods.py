@@ -35,16 +35,16 @@ def ravel(x: Tensor, /) -> Tensor:
 
 
 def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
-    """Permute axes as PyTorch spells it: `x.permute(0, 2, 1)`."""
+    """Permute axes with PyTorch's signature: `x.permute(0, 2, 1)`."""
     return shapes.permute_dims(x, _one_tuple(axes))
 
 
 @public
 def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
-    """Permute axes as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse.
+    """Permute axes with numpy's signature: `x.transpose(0, 2, 1)`; without axes, reverse them.
 
-    `x.transpose(0, 1)` of a matrix is refused: x itself in numpy's order, and x.T in PyTorch's. The
-    tuple `x.transpose((0, 1))` is numpy's alone, and gives x.
+    `x.transpose(0, 1)` of a matrix is rejected as ambiguous: numpy returns x itself, PyTorch x.T.
+    Only numpy accepts the tuple `x.transpose((0, 1))`, which returns x.
     """
     if axes in ((), (None,)):
         return shapes.permute_dims(x, tuple(reversed(range(x.ndim))))
@@ -63,10 +63,10 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
 
 @public
 def repeat(x: Tensor, /, *repeats: object, axis: object = ...) -> Tensor:
-    """Repeat elements as numpy spells it: `x.repeat(2, axis=1)`.
+    """Repeat elements with numpy's signature: `x.repeat(2, axis=1)`.
 
-    `x.repeat(2, 1)`, and `x.repeat(2)` of a vector, are refused: numpy repeats each element,
-    PyTorch the whole.
+    `x.repeat(2, 1)`, and `x.repeat(2)` of a vector, are rejected as ambiguous: numpy repeats each
+    element, PyTorch repeats the whole tensor.
     """
     if len(repeats) != 1 or (axis is ... and x.ndim == 1 and isinstance(repeats[0], int)):
         raise ArgumentError(
@@ -108,8 +108,9 @@ def var(
     keepdims: bool = False,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the variance with numpy's keywords; `numpy.var(x)` calls it. `ddof` is numpy's name
-    for `correction`."""
+    """Compute the variance with numpy's keywords; `numpy.var(x)` calls it.
+
+    `ddof` is numpy's name for `correction`."""
     by = _correction(ddof, correction)
     return sums.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out, where=where)
 
@@ -127,8 +128,9 @@ def std(
     keepdims: bool = False,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the standard deviation with numpy's keywords; `numpy.std(x)` calls it. `ddof` is
-    numpy's name for `correction`."""
+    """Compute the standard deviation with numpy's keywords; `numpy.std(x)` calls it.
+
+    `ddof` is numpy's name for `correction`."""
     by = _correction(ddof, correction)
     if out is None:
         return sums.std(_cast(x, dtype), axis, correction=by, keepdims=keepdims, where=where)
@@ -148,12 +150,12 @@ def _correction(ddof: float, correction: float | None) -> float:
     if correction is None:
         return float(ddof)
     if ddof:
-        raise ArgumentError("ddof and correction are one thing; give one")
+        raise ArgumentError("ddof and correction are synonyms; pass only one")
     return correction
 
 
 def _one_tuple(args: tuple[Any, ...]) -> Any:
-    """Return ints that are passed one by one, or as one sequence."""
+    """Return ints that are passed separately or as one sequence."""
     return args[0] if len(args) == 1 else args
 
 

@@ -1,4 +1,4 @@
-"""Dropout and bags of embeddings."""
+"""Dropout and embedding bags."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Reduction: TypeAlias = Literal["sum", "mean", "max"]
 
 @public
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
-    """Keep each element of x with probability 1 - rate, times 1 / (1 - rate); zero the others.
+    """Keep each element of x with probability 1 - rate, scaled by 1 / (1 - rate); zero the rest.
 
-    Without a `key`, the next global one is used. A rate of 0 changes and copies nothing.
+    Without a `key`, the next global key is used. A rate of 0 changes and copies nothing.
 
     x: f[...], and so is the result. Raises `ArgumentError` unless 0 <= rate < 1; `DTypeError` if
     x is not of floats; `ShapeError` if `key` is not a u64[2].
@@ -53,13 +53,14 @@ def embedding_bag(
     mode: Reduction = "mean",
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Reduce the rows of `embedding` that each bag of indices selects to their sum, mean or max; 0
-    for an empty bag. In a sum or mean, rows are multiplied by `weights` of the shape of the
-    indices; a mean divides by the number of rows.
+    """Reduce the rows of `embedding` that each bag of indices selects to their sum, mean or max.
 
-    embedding: f[n, features]; indices: i[..., L], bags of L -> f[..., features]. Or consecutive
-    bags of any length, i[L], with `offsets` i[B] of their starts in ascending order -> f[B,
-    features]. Indices before the first offset belong to no bag.
+    The result for an empty bag is 0. In a sum or mean, rows are multiplied by `weights`, which have
+    the shape of the indices; a mean divides by the number of rows.
+
+    embedding: f[n, features]; indices: i[..., L], bags of length L -> f[..., features]. Bags of
+    different lengths are passed as consecutive indices i[L], with `offsets` i[B] of their starts in
+    ascending order -> f[B, features]. Indices before the first offset do not belong to any bag.
 
     Raises `ShapeError` if the shapes do not fit; `PositionRefused` if an index is out of range;
     `ArgumentError` if the mode is unknown, a max has weights, or a max has offsets; `DTypeError`
@@ -79,11 +80,11 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"expected mode as one of 'sum', 'mean', 'max', got {mode!r}")
     if embedding.ndim != 2 or not type_of(indices).ndim:
-        raise ShapeError("expected an embedding of two axes, and a bag of indices of one")
+        raise ShapeError("expected an embedding with two axes, and indices with at least one")
     if weights is not None:
         require("float", type_of(weights))
         if mode == "max":
-            raise ArgumentError("weights are of a sum or a mean, not of a max")
+            raise ArgumentError("weights are only supported for a sum or a mean, got mode max")
         if weights.shape != indices.shape:
             raise ShapeError("expected weights of the shape of the indices")
     if offsets is not None:
@@ -91,7 +92,7 @@ def embedding_bag(
         if offsets.ndim != 1 or indices.ndim != 1:
             raise ShapeError("expected offsets and indices of one axis each")
         if mode == "max":
-            raise ArgumentError("a max is of bags of one length, without offsets")
+            raise ArgumentError("offsets are only supported for a sum or a mean, got mode max")
     rows = op.take(embedding, indices, axis=0)
     if weights is not None:
         rows = rows * expand_dims(weights, axis=-1)
@@ -99,7 +100,7 @@ def embedding_bag(
         if not indices.shape[-1]:
             return zeros((*indices.shape[:-1], embedding.shape[1]), dtype=embedding.dtype)
         return {"sum": op.sum, "mean": op.mean, "max": op.max}[mode](rows, axis=-2)
-    count = offsets.shape[0] + 1  # bag 0 is what stands before the first offset
+    count = offsets.shape[0] + 1  # bag 0 contains the indices before the first offset
     bags = searchsorted(offsets, arange(indices.shape[0], dtype=offsets.dtype), side="right")
     y = op.scatter_add(rows, bags, axis=0, length=count)
     if mode == "mean":

@@ -1,4 +1,4 @@
-"""Functions that split, join and cut tensors, under numpy's names."""
+"""Functions that split, join and cut tensors, with numpy's names."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _MOST_SECTIONS: Final = 2**20
 
 @public
 def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
-    """Split x along `axis` into nearly equal sections, the longer ones first, or before each of the
-    indices.
+    """Split x along `axis` into nearly equal sections, or before each of the indices.
+
+    Longer sections come first.
 
     x: [n, ...] -> tensors [..., ...] along axis 0, whose lengths differ by at most 1 for a number
     of sections. Raises `ArgumentError` for less than one section or very many; `AxisRefused` if
@@ -57,7 +58,7 @@ def array_split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Ten
 
 @public
 def hsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
-    """Split x along its second axis, or a vector along its only one, as `split` does.
+    """Split x along its second axis like `split`; a vector is split along its only axis.
 
     x: [m, n, ...] -> [m, n / sections, ...] each. Raises `ShapeError` if x has no dimension, or the
     length does not divide into equal sections.
@@ -74,7 +75,7 @@ def hsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
 
 @public
 def vsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
-    """Split x along its first axis, as `split` does.
+    """Split x along its first axis, like `split`.
 
     x: [m, n, ...] -> [m / sections, n, ...] each. Raises `ShapeError` if x has fewer than two
     dimensions, or the length does not divide into equal sections.
@@ -91,7 +92,7 @@ def vsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
 
 @public
 def dsplit(x: Tensor, indices_or_sections: Ints) -> list[Tensor]:
-    """Split x along its third axis, as `split` does.
+    """Split x along its third axis, like `split`.
 
     x: [m, n, k, ...] -> [m, n, k / sections, ...] each. Raises `ShapeError` if x has fewer than
     three dimensions, or the length does not divide into equal sections.
@@ -113,7 +114,7 @@ def _require_ndim(x: Tensor, least: int) -> None:
 
 @public
 def atleast_1d(*arrays: Operand) -> Any:
-    """Convert scalars to vectors of one element. Several operands give a tuple.
+    """Convert scalars to vectors of one element; several operands return a tuple.
 
     Each result: [1] for [], else the shape and dtype of the operand. Raises `DTypeError` if an
     operand has no tensor's values.
@@ -129,7 +130,7 @@ def atleast_1d(*arrays: Operand) -> Any:
 
 @public
 def atleast_2d(*arrays: Operand) -> Any:
-    """Convert scalars and vectors to matrices of one row. Several operands give a tuple.
+    """Convert scalars and vectors to matrices of one row; several operands return a tuple.
 
     Each result: [1, n] for [n], else the shape and dtype of the operand. Raises `DTypeError` if an
     operand has no tensor's values.
@@ -145,8 +146,9 @@ def atleast_2d(*arrays: Operand) -> Any:
 
 @public
 def atleast_3d(*arrays: Operand) -> Any:
-    """Convert operands to three dimensions: [n] to [1, n, 1], and [m, n] to [m, n, 1]. Several
-    operands give a tuple.
+    """Convert operands to three dimensions: [n] to [1, n, 1], and [m, n] to [m, n, 1].
+
+    Several operands return a tuple.
 
     Each result: [m, n, k], the dtype of the operand. Raises `DTypeError` if an operand has no
     tensor's values.
@@ -181,14 +183,15 @@ def _joined(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
         raise DTypeError(f"expected a list of tensors, got {brief(arrays)}")
     xs = [*arrays]
     if not xs:
-        raise ShapeError("expected one tensor, or more")
+        raise ShapeError("expected at least one tensor")
     return as_operands(xs)
 
 
 @public
 def column_stack(arrays: Iterable[Tensor], /) -> Tensor:
-    """Join vectors as the columns of a matrix; operands of more dimensions are joined along their
-    second axis.
+    """Join vectors as the columns of a matrix.
+
+    Operands with more dimensions are joined along their second axis.
 
     The tensors: [n] or [n, k, ...]; the result: [n, columns, ...]. Raises `ShapeError` if the
     shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do not promote.
@@ -223,10 +226,10 @@ def dstack(arrays: Iterable[Tensor], /) -> Tensor:
 
 @public
 def unflatten(x: Tensor, /, axis: int, shape: Ints) -> Tensor:
-    """Replace one axis by several of these lengths, one of which may be -1.
+    """Replace one axis by several axes with these lengths, one of which may be -1.
 
-    x: [..., n, ...] -> [..., *shape, ...]. Raises `ShapeError` if the lengths do not multiply to
-    that of the axis; `AxisRefused` if x has no such axis.
+    x: [..., n, ...] -> [..., *shape, ...]. Raises `ShapeError` if the product of the lengths is not
+    the length of the axis; `AxisRefused` if x has no such axis.
 
         >>> ml.unflatten(ml.zeros((2, 12)), 1, (3, -1)).shape
         (2, 3, 4)
@@ -246,8 +249,9 @@ def unflatten(x: Tensor, /, axis: int, shape: Ints) -> Tensor:
 
 @public
 def delete(x: Tensor, index: Any, axis: int | None = None) -> Tensor:
-    """Remove the elements at an index, a slice or several indices along `axis` (None: flattened
-    first). The host reads indices that are a tensor, since they determine the shape.
+    """Remove the elements at an index, a slice or several indices along `axis` (None: flattened).
+
+    The values of an index tensor are read, because they determine the shape.
 
     x: [n, ...] -> [n - removed, ...] along axis 0. Raises `ArgumentError` if an index is not an
     int or is out of range; `AxisRefused` if x has no such axis.
@@ -278,8 +282,9 @@ def delete(x: Tensor, index: Any, axis: int | None = None) -> Tensor:
 
 @public
 def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
-    """Build matrices with the vectors of the last axis as their diagonals, above the main one for a
-    positive `offset`.
+    """Return matrices whose diagonals are the vectors in the last axis of x.
+
+    A positive `offset` selects a diagonal above the main diagonal.
 
     x: [..., n] -> [..., n + |offset|, n + |offset|], any dtype. Raises `ShapeError` if x has no
     dimension.

@@ -1,5 +1,7 @@
-"""Pooling: the largest element or the mean of each window, channel by channel. Sequences are
-[batch, length, channels], images NHWC, volumes [batch, depth, height, width, channels].
+"""Pooling: the largest element or the mean of each window, per channel.
+
+Shapes: sequences [batch, length, channels], images NHWC, volumes [batch, depth, height, width,
+channels].
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
-_MOST_WINDOWS: Final = 2**20  # of adaptive pooling, which reduces each by itself
+_MOST_WINDOWS: Final = 2**20  # maximum for adaptive pooling, which reduces each window separately
 
 
 @overload
@@ -64,10 +66,12 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Take the largest element of each window of NHWC images. The stride is the window unless
-    given; padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too. With
-    `ceil_mode`, a last window may extend beyond the padding. With `return_indices`, the positions
-    (i64) of these elements in the flattened H W places follow, as in PyTorch.
+    """Return the largest element of each window of NHWC images.
+
+    The default stride is the window. `padding` is as in `conv2d`, with the value -inf; `dilation`
+    is also as in `conv2d`. With `ceil_mode`, the last window may extend beyond the padding. With
+    `return_indices`, also return the positions (i64) of these elements in the flattened H W axes,
+    as in PyTorch.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
     x has another number of axes, or the window is larger than the padded image; `ArgumentError`
@@ -95,10 +99,11 @@ def avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of NHWC images. The stride is the window unless given; padding, as in
-    `conv2d`, counts as zeros, and without `count_include_pad` not at all; `dilation` is that of
-    `conv2d`, too. With `ceil_mode`, a last window may extend beyond the padding, where nothing
-    counts.
+    """Return the mean of each window of NHWC images.
+
+    The default stride is the window. `padding` is as in `conv2d`, with the value 0; without
+    `count_include_pad`, padding is excluded from the mean. `dilation` is also as in `conv2d`. With
+    `ceil_mode`, the last window may extend beyond the padding; elements there are always excluded.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if
     x has another number of axes, or the window is larger than the padded image; `ArgumentError`
@@ -147,8 +152,9 @@ def max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Take the largest element of each window of sequences; `padding` is "VALID", "SAME" or
-    (before, after), otherwise as `max_pool2d`.
+    """Return the largest element of each window of sequences.
+
+    `padding` is "VALID", "SAME" or (before, after). The other options are those of `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
     another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
@@ -176,8 +182,9 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of sequences; `padding` is "VALID", "SAME" or (before, after), otherwise
-    as `avg_pool2d`.
+    """Return the mean of each window of sequences.
+
+    `padding` is "VALID", "SAME" or (before, after). The other options are those of `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` if x is not of floats; `ShapeError` if x has
     another number of axes, or the window is larger than the padded sequence; `ArgumentError` if
@@ -226,8 +233,10 @@ def max_pool3d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Take the largest element of each window of volumes; `padding` is "VALID", "SAME" or ((front,
-    back), (top, bottom), (left, right)), otherwise as `max_pool2d`.
+    """Return the largest element of each window of volumes.
+
+    `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)). The other options
+    are those of `max_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
     `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
@@ -256,8 +265,10 @@ def avg_pool3d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """Average each window of volumes; `padding` is "VALID", "SAME" or ((front, back), (top,
-    bottom), (left, right)), otherwise as `avg_pool2d`.
+    """Return the mean of each window of volumes.
+
+    `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)). The other options
+    are those of `avg_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` if x is not of floats;
     `ShapeError` if x has another number of axes, or the window is larger than the padded volume;
@@ -276,12 +287,14 @@ def avg_pool3d(
 @public
 @through_f32
 def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
-    """Average `size` windows, one number or (vertical, horizontal, ...), that together cover x. Of
-    n places, window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k. It is
-    PyTorch's adaptive_avg_pool1d, 2d and 3d, for channels last.
+    """Return the means of `size` windows that together cover x.
 
-    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
-    no places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
+    `size` is one number or (vertical, horizontal, ...). For n positions, window i of k extends from
+    the floor of i n / k to the ceiling of (i + 1) n / k. The function corresponds to PyTorch's
+    adaptive_avg_pool1d, 2d and 3d, but expects channels last.
+
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis
+    of length 0; `ArgumentError` if a size is below 1 or the numbers of sizes and axes differ;
     `DTypeError` if x is not of floats.
 
         >>> ml.adaptive_avg_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
@@ -295,10 +308,12 @@ def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
 
 @public
 def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
-    """Take the largest elements of `size` windows that together cover x, as in `adaptive_avg_pool`.
+    """Return the largest elements of `size` windows that together cover x.
 
-    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has
-    no places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
+    The windows are those of `adaptive_avg_pool`.
+
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis
+    of length 0; `ArgumentError` if a size is below 1 or the numbers of sizes and axes differ;
     `DTypeError` if x is not of floats.
 
         >>> ml.adaptive_max_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
@@ -311,8 +326,9 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
 
 
 class _Windows(NamedTuple):
-    """Windows over the places of an input: the shape of a window, their geometry, and what
-    `ceil_mode` adds behind the padding of each axis."""
+    """Windows over the positions of an input: their shape and their geometry.
+
+    It includes the padding that `ceil_mode` adds at the end of each axis."""
 
     shape: Shape
     geometry: Geometry
@@ -320,7 +336,7 @@ class _Windows(NamedTuple):
 
     @property
     def padding(self) -> tuple[Pair, ...]:
-        """The padding, with what `ceil_mode` adds."""
+        """The padding, including the part that `ceil_mode` adds."""
         sides = zip(self.geometry.padding, self.more, strict=True)
         return tuple((before, after + more) for (before, after), more in sides)
 
@@ -350,7 +366,7 @@ def _places(
 
 
 def _pooled(pool: Any, x: Tensor, places: _Windows) -> Tensor:
-    """Pool x in windows by a function of images."""
+    """Pool the windows of x with a function of images."""
     shape, axes = places.shape, len(places.shape)
     geometry = places.geometry._replace(padding=places.padding)
     if axes == 2:
@@ -371,7 +387,7 @@ def _pooled(pool: Any, x: Tensor, places: _Windows) -> Tensor:
 
 
 def _averaged(x: Tensor, places: _Windows, with_padding: bool) -> Tensor:
-    """Average the windows of x; what does not count is divided out."""
+    """Average the windows of x; padding that is excluded is divided out."""
     y = _pooled(op.avg_pool2d, x, places)
     if not any(places.more) and (with_padding or not any(map(any, places.geometry.padding))):
         return y
@@ -385,7 +401,7 @@ def _averaged(x: Tensor, places: _Windows, with_padding: bool) -> Tensor:
 
 
 def _indices(x: Tensor, places: _Windows) -> Tensor:
-    """Return the position of the first largest element of each window, in the flattened places."""
+    """Return the position of the first largest element of each window, in the flattened input."""
     axes, sizes = len(places.shape), x.shape[1:-1]
     x = op.pad(stop_gradient(x), widths=((0, 0), *places.padding, (0, 0)), value=-math.inf)
     rows: list[Tensor] = []
@@ -415,10 +431,10 @@ def _of_images(
 
 
 def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
-    """Reduce axis by axis: a window is a product of intervals."""
+    """Reduce axis by axis: each window is a product of intervals."""
     require("float", type_of(x))
     if x.ndim < 3 or 0 in x.shape[1:-1]:
-        raise ShapeError(f"expected x as [N, ..., C] with places between, got {x.type}")
+        raise ShapeError(f"expected x as [N, ..., C] with spatial axes between, got {x.type}")
     for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
         if count > _MOST_WINDOWS:
             raise ArgumentError(f"expected size of at most {_MOST_WINDOWS} windows, got {count}")

@@ -1,4 +1,4 @@
-"""Products of vectors and grids with the names of numpy, distances, and diagonals."""
+"""Products of vectors and matrices with numpy's names, distances, and diagonals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def dot(x: Tensor, y: Tensor, /) -> Tensor:
-    """Sum products over the last axis of x and the last but one of y, or its only one, as in numpy.
-    Vectors give a number, matrices `matmul`, and a number the elementwise product.
+    """Sum products over the last axis of x and the second-to-last axis of y, as in numpy.
+
+    If y is a vector, its only axis is used. Two vectors result in a number, two matrices in
+    `matmul`, and a number in the elementwise product.
 
     x: [..., k], y: [k] or [..., k, n], any dtype but bool -> [..., ..., n]. Raises `ShapeError` if
     the axes have different lengths; `DTypeError` if an operand is bool or the dtypes do not
@@ -36,8 +38,9 @@ def dot(x: Tensor, y: Tensor, /) -> Tensor:
 
 @public
 def inner(x: Tensor, y: Tensor, /) -> Tensor:
-    """Sum products over the last axes of both; a number gives the elementwise product. Nothing is
-    conjugated.
+    """Sum products over the last axes of both; with a number, compute the elementwise product.
+
+    Nothing is conjugated.
 
     x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` if the axes have
     different lengths; `DTypeError` if an operand is bool or the dtypes do not promote.
@@ -53,14 +56,15 @@ def inner(x: Tensor, y: Tensor, /) -> Tensor:
 def vdot(x: Tensor, y: Tensor, /) -> Tensor:
     """Return the sum of conj(x) y over all elements, in row-major order.
 
-    x and y: [...] of as many elements, any dtype but bool -> []. Raises `ShapeError` unless both
-    have equally many elements; `DTypeError` if an operand is bool or the dtypes do not promote.
+    x and y: [...] with the same number of elements, any dtype but bool -> []. Raises `ShapeError`
+    if the numbers of elements differ; `DTypeError` if an operand is bool or the dtypes do not
+    promote.
 
         >>> ml.vdot(ml.asarray([1j, 2.0]), ml.asarray([1j, 4.0]))
         Tensor(9.+0.j, c64[])
     """
     if type_of(x).size != type_of(y).size:
-        raise ShapeError(f"x has {x.size} elements, and y {y.size}")
+        raise ShapeError(f"expected equal numbers of elements, got {x.size} and {y.size}")
     return vecdot(reshape(x, -1), reshape(y, -1))
 
 
@@ -85,8 +89,10 @@ def kron(x: Tensor, y: Tensor, /) -> Tensor:
 @public
 @in_f32
 def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
-    """Compute the distances between the rows of x1 and of x2: the `linalg.vector_norm` of order p
-    of all differences, which are materialised. Between equal rows the gradient is 0.
+    """Compute the distances between the rows of x1 and the rows of x2.
+
+    A distance is the `linalg.vector_norm` of order p of a difference; all differences are stored in
+    memory. The gradient between equal rows is 0.
 
     x1: [..., m, d], x2: [..., n, d], floats, integers as f32; their batch axes broadcast -> f[...,
     m, n]. Raises `ShapeError` if the rows have different lengths; `DTypeError` if an operand is
@@ -105,7 +111,7 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
     if not (is_real(p) and p >= 0):
         raise ArgumentError(f"expected p as a number >= 0, got {p!r}")
     if x1.shape[-1] != x2.shape[-1]:
-        raise ShapeError(f"rows have lengths {x1.shape[-1]} and {x2.shape[-1]}")
+        raise ShapeError(f"expected rows of equal length, got {x1.shape[-1]} and {x2.shape[-1]}")
     differences = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
     return vector_norm(differences, axis=-1, ord=float(p))
 
@@ -115,10 +121,11 @@ def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
 
 @public
 def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """Return the diagonals of the matrices in two axes, which come last in the result;
-    `linalg.diagonal` takes the last two.
+    """Return the diagonals of the matrices in two axes, along the last axis of the result.
 
-    x: [m, n, ...], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
+    `linalg.diagonal` uses the last two axes.
+
+    x: [m, n, ...], any dtype -> [..., k], where k is min(m, n) for the main diagonal. Raises
     `ShapeError` if x has fewer than two axes; `AxisRefused` if x has no such axis.
 
         >>> ml.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
@@ -137,8 +144,9 @@ def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tens
 def trace(
     x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: object = None
 ) -> Tensor:
-    """Return the sums of the diagonals of the matrices in two axes, in the dtype that `sum` uses;
-    `linalg.trace` takes the last two.
+    """Return the sums of the diagonals of the matrices in two axes, in the dtype that `sum` uses.
+
+    `linalg.trace` uses the last two axes.
 
     x: [m, n, ...], any dtype -> [...]. Raises `ShapeError` if x has fewer than two axes;
     `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
@@ -155,8 +163,9 @@ def trace(
 
 @public
 def diag(x: Tensor, k: int = 0) -> Tensor:
-    """Build a matrix with a vector as its k-th diagonal, above the main one for a positive k, or
-    extract that diagonal of a matrix.
+    """Return a matrix with a vector as its k-th diagonal, or the k-th diagonal of a matrix.
+
+    Diagonals above the main diagonal have positive k.
 
     x: [n] -> [n + |k|, n + |k|], or [m, n] -> [...], any dtype. Raises `ShapeError` unless x has
     one or two dimensions.
@@ -179,8 +188,9 @@ def diag(x: Tensor, k: int = 0) -> Tensor:
 
 @public
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the rows and the columns (i64) of the elements of an n by m matrix (n by n) on and
-    below its k-th diagonal, in row-major order.
+    """Return the rows and columns (i64) of the elements on and below the k-th diagonal of a matrix.
+
+    The matrix is n by m, by default n by n. The order is row-major.
 
     The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
 
@@ -195,8 +205,9 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
 @public
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the rows and the columns (i64) of the elements of an n by m matrix (n by n) on and
-    above its k-th diagonal, in row-major order.
+    """Return the rows and columns (i64) of the elements on and above the k-th diagonal of a matrix.
+
+    The matrix is n by m, by default n by n. The order is row-major.
 
     The result: two i64 vectors of one shape. Raises `ArgumentError` if a length is negative.
 
@@ -210,7 +221,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tens
 
 
 def _indices(n: int, k: int, m: int | None, *, below: bool) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns of a triangle, by a stable sort that puts its places first."""
+    """Return the rows and columns of a triangle, by a stable sort of a mask."""
     rows, columns = counts_of((n, n if m is None else m), "n and m")
     places = op.arange(start=0, stop=rows * columns, step=1, dtype=i64)
     lengths = [max(0, min(columns, i + k + (1 if below else 0))) for i in range(rows)]

@@ -1,5 +1,6 @@
-"""Quantisation to few bits with a scale, and back. Products are `quantized_matmul` and
-`integer_matmul`."""
+"""Quantization to low-bit dtypes with a scale, and dequantization.
+
+Matrix products of quantized tensors are `quantized_matmul` and `integer_matmul`."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from mlvm.eager.tensor.wrapper import public
 
 
 def require_quantized(dtype: object) -> DType:
-    """Return a dtype for quantised numbers. Raises `DTypeError` if it is another one."""
+    """Return a dtype for quantized numbers.
+
+    Raises `DTypeError` for any other dtype."""
     target = DType.of(dtype, in_bits=True)
     if target not in (i8, u8) and not target.is_storage:
         raise DTypeError(
-            f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {target.name}"
+            f"expected a quantized dtype, i8, u8, {', '.join(DType.storage)}, got {target.name}"
         )
     return target
 
@@ -31,16 +34,17 @@ def require_quantized(dtype: object) -> DType:
 def quantize_groups(
     x: Tensor, dtype: object = i8, *, group: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Quantise x to few bits by groups along its last axis; return the numbers and the scale that
-    `dequantize`, `quantized_matmul` and `dequantize_rows` take. A group has `group` elements, a
-    whole row by default.
+    """Quantize x by groups along its last axis; return the quantized numbers and the scale.
+
+    `dequantize`, `quantized_matmul` and `dequantize_rows` accept both. A group has `group`
+    elements, by default a whole row.
 
     For signed and float dtypes scale = max |x| / (the largest number). For u8, u4 and u2, the
     offset is the least x, and scale = (max x - min x) / (the largest number).
 
-    x: f32[..., k] -> dtype[..., k], and f32[..., k / group], or of unsigned integers f32[..., k /
-    group, 2]. Raises `DTypeError` if the dtypes are others; `ShapeError` if x has no axes, or
-    `group` does not divide k.
+    x: f32[..., k] -> dtype[..., k], and f32[..., k / group], or for unsigned integers f32[..., k /
+    group, 2]. Raises `DTypeError` if x is not f32 or the dtype is invalid; `ShapeError` if x has no
+    axes, or k is not a multiple of `group`.
 
         >>> q, scale = ml.quantize_groups(ml.asarray([1.1, -2.0, 30.0, 70.0]), "i4", group=2)
         >>> q, ml.dequantize(q, scale).type
@@ -57,7 +61,7 @@ def quantize_groups(
         raise ShapeError(f"expected rows, got {type}")
     length = type.shape[-1] if group is None else integer(group, "group")
     if length < 1 or type.shape[-1] % length:
-        raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")
+        raise ShapeError(f"expected rows as a multiple of the group {length}, got {type.shape[-1]}")
     grouped = reshape(x, (*type.shape[:-1], type.shape[-1] // length, length))
     low, high = few.limits(target)
     if low == 0:
@@ -87,12 +91,14 @@ def _in(values: Tensor, dtype: DType) -> Tensor:
 def quantize_linear(
     x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1, dtype: object = u8
 ) -> Tensor:
-    """Compute clip(round(x / scale) + zero_point) in the dtype of `zero_point`, or else in `dtype`:
-    ONNX's QuantizeLinear. Halves are rounded to the even one, and nan is 0.
+    """Compute clip(round(x / scale) + zero_point): ONNX's QuantizeLinear.
 
-    x: f32[...]; scale and zero_point: scalars, [n] along an `axis` of n elements, or as many axes
-    as x, with one number for each block of equal length along `axis`. Raises `DTypeError` or
-    `ShapeError` for others, `AxisRefused` for an axis that x does not have.
+    The result has the dtype of `zero_point`, or `dtype` without one. Halves are rounded to even,
+    and nan becomes 0.
+
+    x: f32[...]; scale and zero_point: scalars, [n] along an `axis` of n elements, or tensors with
+    the rank of x, with one number per block of equal length along `axis`. Raises `DTypeError` or
+    `ShapeError` for other operands, `AxisRefused` for an axis that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
@@ -122,9 +128,9 @@ def dequantize_linear(
 ) -> Tensor:
     """Compute (x - zero_point) scale in f32: ONNX's DequantizeLinear.
 
-    x: i8, u8, i32 or of few bits [...]; scale: f32, and zero_point of x's dtype: as of
-    `quantize_linear`. Raises `DTypeError` and `ShapeError` for others, `AxisRefused` for an axis
-    that x does not have.
+    x: i8, u8, i32 or a low-bit dtype [...]; scale: f32, and zero_point of x's dtype, with the
+    shapes of `quantize_linear`. Raises `DTypeError` and `ShapeError` for other operands,
+    `AxisRefused` for an axis that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
@@ -147,11 +153,12 @@ def dequantize_linear(
 
 @public
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise x to u8; return it with the scale f32[] and zero point u8[] of its range, 0
-    included: ONNX's DynamicQuantizeLinear. The scale of zeros is 1.
+    """Quantize x to u8, with the scale and zero point of its range: ONNX's DynamicQuantizeLinear.
 
-    x: f32[...] -> u8[...]. Raises `DTypeError` if the operands are of other types; `ShapeError` if
-    x is empty.
+    Return the numbers, the scale f32[] and the zero point u8[]. The range includes 0; the scale of
+    zeros is 1.
+
+    x: f32[...] -> u8[...]. Raises `DTypeError` if x is not f32; `ShapeError` if x is empty.
 
         >>> ml.dynamic_quantize_linear(ml.asarray([0.0, 255.0]))[0]
         Tensor([  0, 255], u8[2])
@@ -168,8 +175,9 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
-    """Reshape a scale to broadcast with x: one for all, one for each index along an axis, or one
-    for each block."""
+    """Reshape a scale to broadcast with x.
+
+    It contains one number in total, one per index along an axis, or one per block."""
     if scale.ndim == 0 or scale.size == 1:
         return reshape(scale, ())
     axis = normalize_axis(axis, x.ndim)
@@ -179,5 +187,5 @@ def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
         m == n or i == axis for i, (m, n) in enumerate(zip(scale.shape, x.shape, strict=True))
     )
     if not same or not scale.shape[axis] or x.shape[axis] % scale.shape[axis]:
-        raise ShapeError(f"a scale {scale.type} does not go with {x.type} along axis {axis}")
+        raise ShapeError(f"a scale {scale.type} does not fit {x.type} along axis {axis}")
     return repeat(scale, x.shape[axis] // scale.shape[axis], axis=axis)

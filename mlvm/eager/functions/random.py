@@ -1,10 +1,10 @@
-"""Random tensors from keys: explicit ones as in JAX, or the VM's global keys.
+"""Random tensors from keys: explicit keys as in JAX, or the global keys of the VM.
 
-A key is a `u64[2]`. The same key gives the same numbers. `split` and `fold_in` make other keys from
-a key, and without `key=` each draw takes `next_key()`. Each VM has global keys. Keys are split off
-a state, which `seed` sets (0 at first) and each `next_key` advances in place. The update consists
-of ops, so a program that contains it draws new numbers at each launch. No global key is one that
-`key(seed)`, `split` or `fold_in` gives.
+A key is a `u64[2]`. The same key results in the same numbers. `split` and `fold_in` derive new keys
+from a key; without `key=` each draw uses `next_key()`. Each VM has global keys. They are split off
+a state, which `seed` sets (initially 0) and each `next_key` advances in place. The update consists
+of ops, so a program that contains it draws new numbers at each launch. A global key never equals a
+key from `key(seed)`, `split` or `fold_in`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def key(seed: int) -> Tensor:
 
 @public
 def split(key: Tensor, n: int = 2) -> Tensor:
-    """Split a key into n new keys, independent of each other and of the key; `unstack` separates
-    them.
+    """Split a key into n new keys, independent of each other and of the key.
+
+    `unstack` separates them.
 
     The result: u64[n, 2]. Raises `ShapeError` if the key is not a u64[2]; `ArgumentError` if n
     is negative.
@@ -118,8 +119,9 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 class _Global:
-    """State of one VM's global keys: (seed, n) for the n-th key. n counts from 1, because (seed, 0)
-    is `key(seed)`."""
+    """State of one VM's global keys: (seed, n) for the n-th key.
+
+    n counts from 1, because (seed, 0) is `key(seed)`."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.lock = threading.Lock()
@@ -137,9 +139,9 @@ class _Global:
         self.seed, self.is_seeded = int(state[0]), True
 
     def warn(self) -> None:
-        """Warn, once, that a draw uses an unseeded state although another VM was seeded."""
+        """Warn once if a draw uses an unseeded state although another VM was seeded."""
         self.is_seeded = True
-        if type(self.state.arena.vm).__name__ == "DryVM":  # whose draws have no values
+        if type(self.state.arena.vm).__name__ == "DryVM":  # its draws have no values
             return
         warn_at(
             user_line(),
@@ -151,8 +153,10 @@ class _Global:
 
 
 class _Process:
-    """Seed of all VMs of this process. `number` counts its changes, `all` has the state of each VM,
-    `alone` is the name of a VM that was seeded alone."""
+    """Seed of all VMs of this process.
+
+    `number` counts its changes, `all` contains the state of each VM, and `alone` is the name of a
+    VM that was seeded separately."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -161,8 +165,9 @@ class _Process:
         self.alone: str | None = None
 
     def start(self, number: int, seed: int) -> None:
-        """Start the keys of all VMs, those that are made later included, from that seed. A VM
-        that fails is left out: its next draw warns."""
+        """Set the keys of all VMs, including VMs that are created later, from that seed.
+
+        If this fails for a VM, it is skipped: its next draw warns."""
         with self.lock:
             self.number, self.seed, states = number, seed, [*self.all]
         for each in states:
@@ -186,7 +191,7 @@ def _seeded(number: int, seed: int, task: Callable[..., Any], rank: int, vm: obj
 
 
 def prepare(vm: VMProtocol) -> _Global:
-    """Return the state of a VM's global keys, created if there is none yet."""
+    """Return the state of a VM's global keys; create it if necessary."""
     return vm.attached(_Global)
 
 
@@ -214,14 +219,14 @@ def with_keys(
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Call a function that takes these keys before those of `next_key`."""
+    """Call a function in which `next_key` returns these keys first."""
     source = current().key_source or _draw
     with keys_from(lambda: keys.pop(0) if keys else source()):
         return function(*args, **keywords)
 
 
 def keys_from(source: Callable[[], Tensor] | None) -> AbstractContextManager[None]:
-    """Take the keys of `next_key` from `source` inside the block; None: from the VM."""
+    """Let `next_key` return keys from `source` inside the block; None: from the VM."""
     return context(key_source=source)
 
 
@@ -238,8 +243,10 @@ class _SavingSource:
 
 
 def drawing(saved: list[Tensor]) -> AbstractContextManager[None]:
-    """Save in `saved` what `replaying` needs to draw the keys of the block again: each key or, in a
-    captured function that draws global keys, possibly in a loop, the state before them: u64[1,2].
+    """Save in `saved` the keys that the block draws, so that `replaying` can draw them again.
+
+    In a captured function, which may draw global keys in a loop, the state before the keys is saved
+    instead: u64[1,2].
     """
     source = current().key_source
     if current().recorder is not None and (source is None or isinstance(source, _SavingSource)):
@@ -255,14 +262,14 @@ def drawing(saved: list[Tensor]) -> AbstractContextManager[None]:
 
 
 def replaying(saved: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """Draw again inside the block the keys that `drawing` has saved."""
+    """Draw inside the block the keys that `drawing` has saved."""
     if not saved or saved[0].ndim == 1:
         return keys_from(iter(saved).__next__)
     return drawing_from(op.copy(reshape(saved[0], (2,))))
 
 
 def drawing_from(state: Tensor) -> AbstractContextManager[None]:
-    """Split keys off this state inside the block, and advance it in place instead of the VM's."""
+    """Split keys off this state inside the block, and advance it instead of the VM's state."""
     return context(key_state=state, key_source=None)
 
 
@@ -288,8 +295,9 @@ def _draw() -> Tensor:
 
 @public
 def seed(seed: int) -> None:
-    """Start the global keys of all VMs of this process from that seed, later VMs included, and the
-    shuffling of pipelines without a seed. Inside an arena, a member of a group or `ml.use`, only
+    """Seed the global keys of all VMs of this process, and the shuffling of unseeded pipelines.
+
+    VMs that are created later are included. Inside an arena, a member of a group or `ml.use`, only
     the current VM is seeded; draws on other VMs then warn.
 
     Raises `OperandValueError` unless 0 <= seed < 2**64.
@@ -303,7 +311,7 @@ def seed(seed: int) -> None:
     Refuses:
         ml.random.seed(-1)  # OperandValueError
     """
-    set_state(_words(seed, 1))  # first, as a captured function refuses it
+    set_state(_words(seed, 1))  # first, because a captured function rejects it
     if is_vm_chosen():
         process.alone = current_arena().vm.name
     else:
@@ -327,8 +335,9 @@ def state() -> Array:
 
 @public
 def set_state(state: Array | Tensor) -> None:
-    """Set the state of the current VM's global keys to one that `state` returned: a numpy array,
-    u64[2], or the tensor that `ml.load` makes of it.
+    """Set the state of the current VM's global keys to a state that `state` returned.
+
+    It is a numpy array, u64[2], or the tensor that `ml.load` returns for it.
 
     Raises `ShapeError` unless `state` is a u64 array of 2 elements.
 
@@ -349,8 +358,9 @@ def set_state(state: Array | Tensor) -> None:
 
 
 class _KeysOf:
-    """Global keys of several VMs, as a checkpoint stores them: u64[2] for one VM, u64[n,2] for
-    several."""
+    """Global keys of several VMs, in the form that a checkpoint stores.
+
+    u64[2] for one VM, u64[n,2] for several VMs."""
 
     def __init__(self, vms: Sequence[VMProtocol]) -> None:
         self._all = [prepare(vm) for vm in vms]
@@ -364,8 +374,10 @@ class _KeysOf:
             each.write(row)
 
     def fitted(self, state: Array) -> Array:
-        """Fit the states of other VMs to these. A single state is for all; else VM i takes state i,
-        and VMs without one keep theirs."""
+        """Adapt states that were saved for a different number of VMs.
+
+        A single state is used for all VMs; otherwise VM i gets state i, and VMs without a state
+        keep theirs."""
         if state.dtype != np.uint64 or state.shape[-1:] != (2,) or state.ndim > 2:
             return state
         now, rows = self.state(), state.reshape(-1, 2)
@@ -392,7 +404,7 @@ def _words(seed: int, n: int) -> Array:
 
 @public
 def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw standard normal values, of mean 0 and variance 1.
+    """Draw standard normal values, with mean 0 and variance 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float.
@@ -416,7 +428,8 @@ def uniform(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw values uniformly from low <= u < high; rounding may make one equal to high.
+    """Draw values uniformly from low <= u < high; rounding may make a value equal to high.
+
     Half-precision values are drawn in f32 and rounded once.
 
     The result: f[*shape]. Raises `ArgumentError` unless low < high, and both and high - low are
@@ -471,8 +484,9 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None =
 def randint(
     shape: Ints, *, low: int, high: int, key: Tensor | None = None, dtype: object = i64
 ) -> Tensor:
-    """Draw integers low <= i < high, all exactly equally likely. `low` and `high` are keywords,
-    since other libraries disagree about their position.
+    """Draw integers low <= i < high, each with exactly the same probability.
+
+    `low` and `high` are keyword arguments, because libraries disagree about their positions.
 
     The result: i[*shape]. Raises `ArgumentError` unless low < high and the dtype holds both;
     `ShapeError` if a length is negative or `key` is not a u64[2]; `DTypeError` if `dtype` is not an
@@ -493,7 +507,7 @@ def randint(
 
 @public
 def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
-    """Draw a random order of the numbers 0 .. x-1, or of the rows of a tensor.
+    """Return the numbers 0 .. x-1, or the rows of a tensor, in random order.
 
     x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` if x has no
     axes, or the key is not a u64[2]; `ArgumentError` if a number is negative.
@@ -508,7 +522,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)
     if x.ndim == 0:
-        raise ShapeError("a scalar has no axis to permute")
+        raise ShapeError("expected at least 1 dimension to permute, got a scalar")
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
 
 
@@ -516,12 +530,11 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
 def categorical(
     logits: Tensor, axis: int = -1, shape: Ints | None = None, *, key: Tensor | None = None
 ) -> Tensor:
-    """Draw positions along `axis`, i64, each with a probability proportional to e^logit.
+    """Draw indices along `axis`, i64, each with a probability proportional to e^logit.
 
-    `shape` is that of the result: the shape of `logits` without the axis, or one that this
-    broadcasts to. The result is the argmax of logit + Gumbel noise (Maddison et al., arXiv
-    1411.0030), as in `jax.random.categorical`. Each draw takes as many random numbers as there are
-    logits.
+    `shape` is the shape of the result: the shape of `logits` without the axis, or a shape to which
+    this broadcasts. The result is the argmax of logit + Gumbel noise (Maddison et al., arXiv
+    1411.0030), as in `jax.random.categorical`. Each draw uses one random number per logit.
 
     logits: f[..., K] -> i64[*shape]. Raises `DTypeError` if x is not of floats; `AxisRefused` if
     there is no such axis; `ShapeError` if the logits do not fit the shape, the axis is empty, or
@@ -550,19 +563,13 @@ def choice(
     axis: int = 0,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Draw from the numbers 0 .. a-1 (i64), or from the slices of a tensor along `axis`, which the
-    axes of `shape` replace.
+    """Draw from the numbers 0 .. a-1 (i64), or from the slices of a tensor along `axis`.
 
-    All are equally likely, or weighted by the float vector `p`, whose sum need not be 1. With
-    `replace`, draws are independent, and each reads all of `p`. Without, none is drawn twice; with
-    `p`, each draw is from the rest (Efraimidis and Spirakis, Inf. Process. Lett. 97, 2006, by
-    Gumbel noise). If too few have p > 0, others follow.
-
-    The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
-    `OperandValueError` if `p` has a negative number or nan, or none above 0 (a captured function
-    does not check); `ArgumentError` if there are too few to draw from; `ShapeError` if `p` does
-    not have one number for each, or the key is not a u64[2]; `DTypeError` if `p` is not of floats;
-    `AxisRefused` if the tensor has no such axis.
+    The result: i64[*shape] for a number, [*shape, ...] for a tensor and axis 0. Raises
+    `OperandValueError` if `p` contains a negative number or nan, or no number above 0 (not checked
+    in a captured function); `ArgumentError` if there are too few elements; `ShapeError` if `p` does
+    not have one number per element, or the key is not a u64[2]; `DTypeError` if `p` is not of
+    floats; `AxisRefused` if the tensor has no such axis.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -603,13 +610,13 @@ def choice(
 
 
 def _require_weights(p: Array) -> None:
-    """Raise `OperandValueError` unless p holds weights: finite, >= 0 and not all 0."""
+    """Raise `OperandValueError` unless p contains weights: finite, >= 0 and not all 0."""
     wrong = ~((p >= 0) & np.isfinite(p))
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise OperandValueError(f"p has weights, which are 0 or more, and p[{i}] is {p[i]:g}")
+        raise OperandValueError(f"expected weights p >= 0, got {p[i]:g} at index {i}")
     if not p.any():
-        raise OperandValueError("p has no weight above 0")
+        raise OperandValueError("expected a weight p above 0, got only zeros")
 
 
 @public
@@ -621,16 +628,18 @@ def truncated_normal(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw standard normal values with lower <= x <= upper, numbers or tensors that broadcast to
-    `shape` or, without it, to each other.
+    """Draw standard normal values with lower <= x <= upper.
 
-    Values come from the inverse of the distribution function, as in `jax.random.truncated_normal`.
-    It is computed in f64. If both bounds are more than about 7 away from 0 on one side, few values
-    are representable, and the result is coarse.
+    The bounds are numbers, or tensors that broadcast to `shape` or, without it, to each other.
 
-    The result: f[*shape]; of bounds that are tensors and cross, `upper`. Raises `ArgumentError`
-    unless lower < upper, if both are numbers; `ShapeError` if a length is negative, `key` is not a
-    u64[2], or the bounds do not broadcast to the shape; `DTypeError` if `dtype` is not a float.
+    Values are computed with the inverse of the distribution function, as in
+    `jax.random.truncated_normal`, in f64. If both bounds are more than about 7 away from 0 on one
+    side, few values are representable, and the result is coarse.
+
+    The result: f[*shape]; where tensor bounds have lower > upper, it is `upper`. Raises
+    `ArgumentError` unless lower < upper, if both are numbers; `ShapeError` if a length is negative,
+    `key` is not a u64[2], or the bounds do not broadcast to the shape; `DTypeError` if `dtype` is
+    not a float.
 
         >>> ml.random.truncated_normal(-1.0, 1.0, 3, key=ml.random.key(0)).type
         f32[3]
@@ -661,7 +670,7 @@ def truncated_normal(
 
 @public
 def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw from the exponential distribution of mean 1.
+    """Draw from the exponential distribution with mean 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float.
@@ -679,7 +688,7 @@ def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = 
 
 @public
 def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw from the Laplace distribution of mean 0 and scale 1.
+    """Draw from the Laplace distribution with mean 0 and scale 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float.
@@ -698,7 +707,7 @@ def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None
 
 @public
 def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw from the Gumbel distribution of location 0 and scale 1: -log(-log(u)).
+    """Draw from the Gumbel distribution with location 0 and scale 1: -log(-log(u)).
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float.
@@ -717,7 +726,7 @@ def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None)
 
 @public
 def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw from the Cauchy distribution of location 0 and scale 1.
+    """Draw from the Cauchy distribution with location 0 and scale 1.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float.
@@ -749,7 +758,7 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
     """
     target = DType.of(dtype)
     if target.kind not in ("signed", "float"):
-        raise DTypeError(f"{target.name} has no -1")
+        raise DTypeError(f"expected a dtype that contains -1, got {target.name}")
     return op.where(bernoulli(shape, key=key), constant(1, target), constant(-1, target))
 
 
@@ -757,8 +766,9 @@ def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i
 def gamma(
     a: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw from the gamma distribution of shape parameter `a`, a number or a float tensor that
-    broadcasts to `shape`, and scale 1. There is no gradient for `a`.
+    """Draw from the gamma distribution with shape parameter `a` and scale 1.
+
+    `a` is a number or a float tensor that broadcasts to `shape`. It has no gradient.
 
     The result: f[*shape]; without `shape`, the shape of `a`. Raises `OperandValueError` unless `a`
     > 0; `ShapeError` if a length is negative, the key is not a u64[2], or `a` does not broadcast to
@@ -785,9 +795,11 @@ def beta(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw from the beta distribution of parameters `a` and `b`, numbers or float tensors that
-    broadcast to `shape`. Each value comes from the logarithms of two `gamma` draws, which also
-    works for small parameters. There is no gradient for the parameters.
+    """Draw from the beta distribution with parameters `a` and `b`.
+
+    The parameters are numbers or float tensors that broadcast to `shape`; they have no gradient.
+    Each value is computed from the logarithms of two `gamma` draws, which is accurate also for
+    small parameters.
 
     The result: f[*shape]; without `shape`, the shape that the parameters broadcast to. Raises what
     `gamma` raises.
@@ -812,8 +824,10 @@ def beta(
 def dirichlet(
     alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1. `alpha` has
-    their parameters along its last axis, and broadcasts to [*shape, n]. It has no gradient.
+    """Draw vectors from the Dirichlet distribution: positive numbers whose sum is 1.
+
+    `alpha` contains the parameters along its last axis, and broadcasts to [*shape, n]. It has no
+    gradient.
 
     alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises what `gamma` raises.
 
@@ -839,8 +853,9 @@ def student_t(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw from Student's t distribution with `df` degrees of freedom, a number or a float tensor
-    that broadcasts to `shape`. There is no gradient for it.
+    """Draw from Student's t distribution with `df` degrees of freedom.
+
+    `df` is a number or a float tensor that broadcasts to `shape`. It has no gradient.
 
     The result: f[*shape]; without `shape`, the shape of `df`. Raises what `gamma` raises.
 
@@ -870,8 +885,9 @@ def poisson(
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Draw from the Poisson distribution of mean `rate`, a number or a float tensor that broadcasts
-    to `shape`. There is no gradient for it.
+    """Draw from the Poisson distribution with mean `rate`.
+
+    `rate` is a number or a float tensor that broadcasts to `shape`. It has no gradient.
 
     The result: i[*shape]; without `shape`, the shape of `rate`. Raises `OperandValueError` unless
     the rate is in 0 .. 1e18; `ShapeError` if a length is negative, the key is not a u64[2], or the
@@ -899,8 +915,9 @@ def binomial(
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Draw the number of successes of n trials with probability p: numbers, or tensors that
-    broadcast to `shape`. There is no gradient for p.
+    """Draw the number of successes in n trials with probability p.
+
+    n and p are numbers, or tensors that broadcast to `shape`. p has no gradient.
 
     The result: i[*shape]; without `shape`, the shape that n and p broadcast to. Raises
     `OperandValueError` if n is negative, or p is not a probability; `ShapeError` if a length is
@@ -930,9 +947,10 @@ def multinomial(
     key: Tensor | None = None,
     dtype: object = i64,
 ) -> Tensor:
-    """Draw the number of n trials with each of k outcomes, whose probabilities are proportional to
-    the elements along the last axis of p. n and the other axes of p broadcast to `shape`. There is
-    no gradient for p.
+    """Draw the number of n trials with each of k outcomes.
+
+    The probabilities of the outcomes are proportional to the elements along the last axis of p. n
+    and the other axes of p broadcast to `shape`. p has no gradient.
 
     p: f[..., k] -> i[*shape, k], without `shape`, the shape that n and p broadcast to. Raises
     `OperandValueError` if n or p is negative, or all p are 0; `ShapeError` if a length is negative,
@@ -955,15 +973,16 @@ def multinomial(
 
 
 def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DType]:
-    """Draw 0 <= u < 1 in f64: the 24 bits of f32 would not give the tails of a distribution. Also
-    return the dtype of the result."""
+    """Draw 0 <= u < 1 in f64, because f32 cannot represent the tails of a distribution.
+
+    Also return the dtype of the result."""
     target = float_dtype(dtype)
     _require_float(target)
     return op.uniform(_or_next(key), shape=integers(shape, "shape"), dtype=f64), target
 
 
 def _require_float(target: DType) -> None:
-    """Raise `DTypeError` unless it is the dtype of floats."""
+    """Raise `DTypeError` unless the dtype is a float."""
     if not target.is_float:
         raise DTypeError(f"expected a float dtype, got {target.name}")
 
@@ -983,19 +1002,20 @@ def _keys(key: Tensor | None, n: int) -> tuple[Tensor, ...]:
 
 
 def _log_gamma(a: Tensor, shape: tuple[int, ...], key: Tensor, dtype: DType) -> Tensor:
-    """Draw the logarithm of a `gamma` value, finite even if the value underflows to 0: that of a +
-    1, times u^(1/a) (Marsaglia and Tsang, A simple method for generating gamma variables, 2000,
-    section 6). It is f64, and of a below 1e-300 that of 1e-300."""
+    """Draw the logarithm of a `gamma` value in f64, finite even if the value underflows to 0.
+
+    It is the logarithm for a + 1, plus log(u) / a (Marsaglia and Tsang, A simple method for
+    generating gamma variables, 2000, section 6). An a below 1e-300 is replaced by 1e-300."""
     first, second = _keys(key, 2)
     a = op.astype(a, dtype=f64)
-    above = op.where(op.greater(a, 0.0), a + 1.0, a)  # others are refused
+    above = op.where(op.greater(a, 0.0), a + 1.0, a)  # invalid values are rejected below
     value = op.gamma(first, above, shape=shape, dtype=_wide_dtype(dtype))
     u = op.uniform(second, shape=shape, dtype=f64)
     return op.log(op.astype(value, dtype=f64)) + op.log1p(-u) / op.maximum(a, 1e-300)
 
 
 def _number(x: Tensor | float, name: str, dtype: DType = f64) -> Tensor:
-    """Return the tensor, or a number as one of that dtype. The error names the value."""
+    """Return the tensor, or a number as a tensor of that dtype; an error contains the name."""
     if not isinstance(x, Tensor) and not is_real(x):
         raise DTypeError(f"expected {name} as a number or a tensor, got {brief(x)}")
     return x if isinstance(x, Tensor) else full((), float(x), dtype=dtype)
@@ -1007,16 +1027,19 @@ def _wide_dtype(dtype: DType) -> DType:
 
 
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
-    """Draw -log(-log(1 - u)) for u of 53 bits, which f32 keeps near 0: of the numbers near 1 it
-    has too few for categories that are rarer than 1e-7. Finite also for u = 0."""
+    """Draw -log(-log(1 - u)) for u with 53 bits; the result is finite also for u = 0.
+
+    f32 represents u near 0 accurately. Near 1 it has too few numbers for categories with a
+    probability below 1e-7."""
     u = rounded(op.uniform(_or_next(key), shape=shape, dtype=f64), dtype)
     u = op.clip(u, 2.0**-54, 1.0 - float(np.finfo(dtype.numpy.name).epsneg))
     return -op.log(-op.log1p(-u))
 
 
 def _drawn_shape(parameter_shape: Shape, shape: Ints | None) -> Shape:
-    """Return the shape to draw: `shape`, to which that of the parameters must broadcast, or else
-    the latter."""
+    """Return the shape to draw: `shape`, or the shape of the parameters without it.
+
+    The shape of the parameters must broadcast to `shape`."""
     if shape is None:
         return parameter_shape
     result_shape = integers(shape, "shape")
@@ -1026,7 +1049,7 @@ def _drawn_shape(parameter_shape: Shape, shape: Ints | None) -> Shape:
         fits = False
     if not fits:
         raise ShapeError(
-            f"draws of shape {parameter_shape} do not broadcast to shape {result_shape}"
+            f"parameters of shape {parameter_shape} do not broadcast to shape {result_shape}"
         )
     return result_shape
 

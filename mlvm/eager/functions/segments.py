@@ -29,8 +29,8 @@ from mlvm.eager.tensor.wrapper import public
 def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
     """Sum the rows of each segment; 0 for a segment without rows.
 
-    Without `num_segments`, their number is the largest id + 1, which is read back. Pass it in a
-    captured function, and to avoid waiting for a remote VM.
+    Without `num_segments`, the number of segments is the largest id + 1, which is read from memory.
+    Pass it in a captured function, and to avoid waiting for a remote VM.
 
     data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises
     `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or the ids are not
@@ -69,8 +69,9 @@ def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = N
 
 @public
 def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """Take the largest of the rows of each segment, elementwise; the least number of the dtype for
-    a segment without rows.
+    """Return the elementwise maximum of the rows of each segment.
+
+    A segment without rows gets the smallest number of the dtype.
 
     data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
     `segment_sum` raises.
@@ -84,8 +85,9 @@ def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
 @public
 def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
-    """Take the smallest of the rows of each segment, elementwise; the largest number of the dtype
-    for a segment without rows.
+    """Return the elementwise minimum of the rows of each segment.
+
+    A segment without rows gets the largest number of the dtype.
 
     data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
     `segment_sum` raises.
@@ -119,8 +121,9 @@ def _limits(data: Tensor) -> tuple[int, int]:
 
 @contextmanager
 def from_front(indices: Tensor, length: int) -> Iterator[Tensor]:
-    """Move negative indices out of range, so that they do not count from the end. The block gets
-    them; an error in it has the indices as they were."""
+    """Move negative indices out of range, so that they do not count from the end.
+
+    Yield the indices; an error in the block reports the original indices."""
     wide = astype(indices, i64)
     with rewording(_reword):
         yield op.where(op.less(wide, 0), wide - length, wide)
@@ -134,11 +137,11 @@ def _reword(error: PositionRefused) -> None:
 
 @contextmanager
 def _segments(data: Tensor, ids: Tensor, count: int | None) -> Iterator[tuple[int, Tensor]]:
-    """Give the block the number of segments, and the checked ids."""
+    """Yield the number of segments, and the checked ids."""
     require("numeric", type_of(data))
     require("integer", type_of(ids))
     if ids.ndim != 1 or data.shape[:1] != ids.shape:
-        raise ShapeError(f"expected one id for each row in segment_ids, got {ids.type}")
+        raise ShapeError(f"expected one id per row as segment_ids, got {ids.type}")
     if count is None:
         count = max(int(op.max(ids)) + 1, 0) if ids.size else 0
     [length] = counts_of(integer(count, "num_segments"), "num_segments")

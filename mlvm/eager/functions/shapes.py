@@ -1,6 +1,6 @@
-"""Functions of shapes: reshape, join, split and repeat.
+"""Shape functions: reshape, join, split and repeat.
 
-A function that changes only the shape copies nothing: the result is over the same bytes.
+A function that changes only the shape copies nothing: the result refers to the same bytes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
-    """Arrange the elements of x, in row-major order, in another shape of the same size; one length
-    may be -1. Nothing is copied unless `copy` is True.
+    """Arrange the elements of x, in row-major order, in another shape; one length may be -1.
+
+    Nothing is copied unless `copy` is True.
 
     x: [...] -> [*shape], the same dtype. Raises `ShapeError` if the elements do not fill the shape.
 
@@ -55,7 +56,7 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
     if -1 in lengths:
         rest = -math.prod(lengths)
         if rest <= 0 or type.size % rest or lengths.count(-1) > 1:
-            raise ShapeError(f"no length for -1 lets {type.size} elements fill {lengths}")
+            raise ShapeError(f"cannot infer -1: {type.size} elements do not fill {lengths}")
         lengths = tuple(type.size // rest if n == -1 else n for n in lengths)
     return _shaped(x, lengths)
 
@@ -84,10 +85,10 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
 
 @public
 def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
-    """Remove these axes, which have length 1 (None: all of length 1).
+    """Remove these axes, which must have length 1; None removes all axes of length 1.
 
-    x: [1, n] -> [n] for axis 0. Raises `ShapeError` if an axis has another length; `AxisRefused` if
-    x has no such axis.
+    x: [1, n] -> [n] for axis 0. Raises `ShapeError` if the length of an axis is not 1;
+    `AxisRefused` if x has no such axis.
 
         >>> ml.squeeze(ml.zeros((1, 3, 1)), axis=0).shape
         (3, 1)
@@ -97,7 +98,7 @@ def squeeze(x: Tensor, /, axis: Axis = None) -> Tensor:
     removed = axes_of(axis, x)
     for i in removed:
         if x.shape[i] != 1:
-            raise ShapeError(f"axis {i} has length {x.shape[i]}, not 1")
+            raise ShapeError(f"expected length 1 for axis {i}, got {x.shape[i]}")
     return _shaped(x, [n for i, n in enumerate(x.shape) if i not in removed])
 
 
@@ -108,7 +109,7 @@ def permute_dims(x: Tensor, /, axes: Sequence[int]) -> Tensor:
     Nothing is copied if the axes longer than 1 keep their order.
 
     x: [n, m] -> [m, n] for axes (1, 0). Raises `AxisRefused` if x has no such axis or an axis
-    occurs twice; `ArgumentError` unless all axes are named.
+    occurs twice; `ArgumentError` unless `axes` contains all axes.
 
         >>> ml.permute_dims(ml.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
@@ -173,7 +174,7 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         return reshape(x, -1)
     [first], [last] = axes_of(start_dim, x), axes_of(end_dim, x)
     if last < first:
-        raise ArgumentError(f"axis {end_dim} is before axis {start_dim}")
+        raise ArgumentError(f"expected end_dim after start_dim={start_dim}, got {end_dim}")
     length = math.prod(x.shape[first : last + 1])
     return reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
@@ -182,10 +183,10 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def moveaxis(
     x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
-    """Move the axes `source` to the positions `destination`; the others stay in order.
+    """Move the axes `source` to the positions `destination`; the remaining axes stay in order.
 
     x: [k, n, m] -> [n, m, k] for 0 and -1. Raises `AxisRefused` if x has no such axis or an axis
-    occurs twice; `ArgumentError` unless `source` and `destination` are equally many.
+    occurs twice; `ArgumentError` unless `source` and `destination` have the same length.
 
         >>> ml.moveaxis(ml.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
@@ -195,7 +196,7 @@ def moveaxis(
     """
     sources, destinations = axes_of(source, x), axes_of(destination, x)
     if len(sources) != len(destinations):
-        raise ArgumentError(f"expected equally many axes, got {source} and {destination}")
+        raise ArgumentError(f"expected equal numbers of axes, got {source} and {destination}")
     order = [i for i in range(x.ndim) if i not in sources]
     for position, axis in sorted(zip(destinations, sources, strict=True)):
         order.insert(position, axis)
@@ -270,8 +271,9 @@ def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
 
 @public
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Tensor, ...]:
-    """Return the coordinate tensors of the grid that vectors span; with "xy" the first two axes are
-    swapped.
+    """Return the coordinate tensors of the grid that vectors span.
+
+    With "xy" the first two axes are swapped.
 
     [n] and [m] -> two of [m, n], or of [n, m] with "ij". Raises `ShapeError` if an operand is not a
     vector; `ArgumentError` if `indexing` is unknown.
@@ -298,10 +300,12 @@ def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> tuple[Ten
 
 @public
 def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
-    """Join the tensors along `axis` (None: flattened first); dtypes promote.
+    """Join the tensors along `axis`; None flattens them first.
 
-    The tensors have one shape except along `axis`, and so has the result. Raises `ShapeError` if
-    the shapes do not fit, or there are no tensors; `AxisRefused` if an operand has no such axis;
+    dtypes promote.
+
+    The tensors have the same shape except along `axis`, and so does the result. Raises `ShapeError`
+    if the shapes do not fit, or there are no tensors; `AxisRefused` if an operand has no such axis;
     `DTypeError` if the dtypes do not promote.
 
         >>> ml.concat([ml.zeros((1, 2)), ml.ones((1, 2))], axis=0)
@@ -344,7 +348,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     is_same = all(isinstance(x, Tensor) and x.type is xs[0].type for x in xs)
     if is_same and len(xs) > 1 and type(axis) is int and not xs[0].dtype.is_storage:
         along, shape = rules.normalize_axis(axis, xs[0].ndim + 1), xs[0].shape
-        if along < len(shape):  # one view, of the result
+        if along < len(shape):  # one view, instead of one per operand
             return _shaped(op.concat(*xs, axis=along), [*shape[:along], len(xs), *shape[along:]])
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
@@ -353,15 +357,15 @@ def _operands(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Convert the tensors. Raises `ShapeError` if there are none."""
     xs = [*arrays]
     if not xs:
-        raise ShapeError("expected one tensor, or more")
+        raise ShapeError("expected at least one tensor")
     return as_operands(xs)
 
 
 @public
 def vstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """Join the tensors along their first axis; vectors are rows.
+    """Join the tensors along their first axis; vectors become rows.
 
-    The tensors: one shape [n], or [..., *rest]; the result: [k, n] for k vectors, else [...,
+    The tensors: shape [n] for all, or [..., *rest]; the result: [k, n] for k vectors, else [...,
     *rest]. Raises `ShapeError` if the shapes do not fit, or there are no tensors; `DTypeError` if
     the dtypes do not promote.
 
@@ -377,10 +381,11 @@ def vstack(arrays: Iterable[Tensor], /) -> Tensor:
 
 @public
 def hstack(arrays: Iterable[Tensor], /) -> Tensor:
-    """Join the tensors along their second axis; vectors along their only one.
+    """Join the tensors along their second axis; vectors are joined along their only axis.
 
-    The tensors have one shape except along that axis, and so has the result. Raises `ShapeError` if
-    the shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do not promote.
+    The tensors have the same shape except along that axis, and so does the result. Raises
+    `ShapeError` if the shapes do not fit, or there are no tensors; `DTypeError` if the dtypes do
+    not promote.
 
         >>> ml.hstack([ml.zeros((2, 1)), ml.ones((2, 1))])
         Tensor([[0., 1.],
@@ -397,8 +402,8 @@ def hstack(arrays: Iterable[Tensor], /) -> Tensor:
 def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
     """Split x along `axis` into equal sections, or before each of the indices.
 
-    x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` if the length does
-    not divide into equal sections; `AxisRefused` if x has no such axis.
+    x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` if the length is not
+    a multiple of the number of sections; `AxisRefused` if x has no such axis.
 
         >>> ml.split(ml.arange(6), 3)
         [Tensor([0, 1], i64[2]), Tensor([2, 3], i64[2]), Tensor([4, 5], i64[2])]
@@ -445,15 +450,16 @@ def part(x: Tensor, axis: int, positions: range | Span) -> Tensor:
 
 
 def neighbours(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return all elements along an axis but the first, and all but the last."""
+    """Return all elements along an axis except the first, and all except the last."""
     n = x.shape[axis]
     return part(x, axis, span(min(1, n), n)), part(x, axis, span(max(0, n - 1)))
 
 
 @public
 def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
-    """Repeat x repetitions[i] times along axis i. The shorter of shape and repetitions gets ones in
-    front.
+    """Repeat x repetitions[i] times along axis i.
+
+    If shape and repetitions differ in length, ones are prepended to the shorter one.
 
     x: [n] -> [n repetitions]. Raises `ArgumentError` if a number is negative.
 
@@ -473,13 +479,13 @@ def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
 
 @public
 def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Tensor:
-    """Repeat each element `repeats` times in a row along `axis` (None: flattened first).
+    """Repeat each element `repeats` times consecutively along `axis` (None: flattened first).
 
-    `repeats` may be a vector of integers, one for each place along the axis. The host reads it,
-    since it determines the shape.
+    `repeats` may be a vector of integers, one per position along the axis. Its values are read,
+    because they determine the shape.
 
-    x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` if `repeats` is a vector of
-    another length; `DTypeError` if `repeats` is not of integers; `ArgumentError` if a number is
+    x: [n, ...] -> [n repeats, ...] along axis 0. Raises `ShapeError` if `repeats` is a vector of a
+    different length; `DTypeError` if `repeats` is not of integers; `ArgumentError` if a number is
     negative; `AxisRefused` if x has no such axis.
 
         >>> ml.repeat(ml.asarray([1, 2]), 2)
@@ -500,12 +506,12 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
         repeated = broadcast_to(reshape(x, (*before, 1, *behind)), (*before, n, *behind))
         return reshape(repeated, (*before[:-1], before[-1] * n, *behind))
     if len(counts) != x.shape[along]:
-        raise ShapeError(f"{len(counts)} repeats for {x.shape[along]} places of axis {axis}")
+        raise ShapeError(f"expected {x.shape[along]} repeats for axis {axis}, got {len(counts)}")
     return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
 def _listed(repeats: Ints | Tensor) -> Ints:
-    """Return the numbers of `repeat`, read back if they are a tensor."""
+    """Return the numbers of `repeat` as ints; a tensor is read."""
     if isinstance(repeats, np.ndarray):
         repeats = as_operand(repeats)
     if not isinstance(repeats, Tensor):
@@ -520,13 +526,14 @@ def _listed(repeats: Ints | Tensor) -> Ints:
 
 @public
 def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None) -> Tensor:
-    """Move every element `shift` places up along `axis` (None: in row-major order). Elements moved
-    beyond the end come to the front. The shift may be a tensor of one integer for one axis, such as
-    the counter of a loop.
+    """Move every element by `shift` positions along `axis` (None: in row-major order).
+
+    Elements that move beyond the end reappear at the front. The shift may be a tensor of one
+    integer for one axis, such as the counter of a loop.
 
     x: [...], and so is the result. Raises `AxisRefused` if x has no such axis; `ArgumentError`
-    unless shifts and axes are equally many; `DTypeError` if a tensor `shift` is not of integers;
-    `ShapeError` if it has several elements.
+    unless the numbers of shifts and axes are equal; `DTypeError` if a tensor `shift` is not of
+    integers; `ShapeError` if it has several elements.
 
         >>> ml.roll(ml.asarray([1, 2, 3]), 1)
         Tensor([3, 1, 2], i64[3])
@@ -542,7 +549,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...] | Tensor, axis: Axis = None)
 
 
 def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
-    """Roll by a number that is a tensor: take the elements at shifted positions."""
+    """Roll by a number in a tensor: select the elements at shifted positions."""
     by = _one_integer(shift, "a shift")
     if axis is None:
         return reshape(_rolled(reshape(x, -1), shift, 0), x.shape)
@@ -554,8 +561,10 @@ def _rolled(x: Tensor, shift: Tensor, axis: Axis) -> Tensor:
 
 @public
 def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
-    """Return the matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
-    `k` may be a tensor of one integer, such as the counter of a loop.
+    """Return the matrices in the last two axes, with zeros above the k-th diagonal.
+
+    Diagonal 0 is the main diagonal. `k` may be a tensor of one integer, such as the counter of a
+    loop.
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
     if `k` has several elements; `DTypeError` if a tensor `k` is not of integers.
@@ -576,8 +585,10 @@ def tril(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
 
 @public
 def triu(x: Tensor, /, *, k: int | Tensor = 0) -> Tensor:
-    """Return the matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
-    `k` may be a tensor of one integer, such as the counter of a loop.
+    """Return the matrices in the last two axes, with zeros below the k-th diagonal.
+
+    Diagonal 0 is the main diagonal. `k` may be a tensor of one integer, such as the counter of a
+    loop.
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes, or
     if `k` has several elements; `DTypeError` if a tensor `k` is not of integers.
@@ -652,17 +663,19 @@ Border: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 def pad(
     x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0, *, mode: Border = "constant"
 ) -> Tensor:
-    """Pad x with `value`. `widths` is one int for all sides, a pair (before, after) for all axes,
-    or a pair for each axis. A negative width removes elements from that side.
+    """Pad x with `value`, or with its own elements.
 
-    The other modes are numpy's: "edge" repeats the edge, "symmetric" mirrors x with the edge,
-    "reflect" without it, and "wrap" continues at the other end. A border wider than x repeats the
-    pattern.
+    `widths` is one int for all sides, a pair (before, after) for all axes, or one pair per axis. A
+    negative width removes elements from that side.
 
-    x: [n, ...] -> [before + n + after, ...]. Raises `ArgumentError` if a width is negative in
-    another mode than "constant", the pairs are not as many as the axes, integers cannot hold the
+    The modes are those of numpy: "constant" uses `value`, "edge" repeats the edge, "symmetric"
+    mirrors x including the edge, "reflect" mirrors it without the edge, and "wrap" continues at the
+    opposite end. A border wider than x repeats the pattern.
+
+    x: [n, ...] -> [before + n + after, ...]. Raises `ArgumentError` if a width is negative in a
+    mode other than "constant", the numbers of pairs and axes differ, integers cannot represent the
     value, or the mode is unknown; `ShapeError` if more elements would be removed than there are, or
-    the border would consist of elements of an empty axis.
+    the border would repeat elements of an empty axis.
 
         >>> ml.pad(ml.asarray([1.0, 2.0]), 1)
         Tensor([0., 1., 2., 0.], f32[4])
@@ -687,7 +700,7 @@ def pad(
         pairs = tuple((max(before, 0), max(after, 0)) for before, after in pairs)
     if mode != "constant":
         return _bordered(x, pairs, mode)
-    large = isinstance(value, int) and abs(value) > 2**53  # which an f64 may not have
+    large = isinstance(value, int) and abs(value) > 2**53  # f64 may not represent it
     if not large and not isinstance(value, complex):
         return op.pad(x, widths=pairs, value=float(value) if value.__class__ is bool else value)
     inside = op.pad(full(x.shape, True), widths=pairs)
@@ -695,35 +708,36 @@ def pad(
 
 
 def _cropped(x: Tensor, pairs: tuple[Pair, ...]) -> Tensor:
-    """Remove as many elements from the sides of x as negative widths say."""
+    """Remove elements from the sides of x with negative widths."""
     if len(pairs) != x.ndim:
         raise ArgumentError(f"expected {x.ndim} pairs of widths, got {len(pairs)}")
     for axis, (before, after) in enumerate(pairs):
         start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)
         if start > stop:
-            raise ShapeError(f"axis {axis} of {x.shape[axis]} elements has none to remove so many")
+            raise ShapeError(f"cannot remove more elements than axis {axis} has: {x.shape[axis]}")
         x = part(x, axis, span(start, stop))
     return x
 
 
 def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
-    """Pad x with its own elements, by a pattern of places along each axis."""
+    """Pad x with its own elements, by a pattern of positions along each axis."""
     if mode not in get_args(Border):
         raise ArgumentError(f"expected mode {', '.join(get_args(Border))}, got {brief(mode)}")
-    inferred(one_op("pad", widths=pairs), x)  # which refuses other widths
+    inferred(one_op("pad", widths=pairs), x)  # rejects invalid widths
     for axis, (before, after) in enumerate(pairs):
         if before == after == 0:
             continue
         n = x.shape[axis]
         if n == 0:
-            raise ShapeError(f"axis {axis} has no elements to make a border of")
+            raise ShapeError(f"axis {axis} is empty: a border needs elements to repeat")
         places = arange(-before, n + after)
         if mode == "edge":
             places = op.clip(places, 0, n - 1)
         elif mode == "wrap":
             places = op.remainder(places, n)
         else:
-            last = 2 * n - 1 if mode == "symmetric" else 2 * n - 2  # there and back
+            # the period of the pattern, forwards and backwards
+            last = 2 * n - 1 if mode == "symmetric" else 2 * n - 2
             places = op.remainder(places, 2 * n if mode == "symmetric" else max(last, 1))
             places = op.minimum(places, last - places)
         x = op.take(x, places, axis=axis)

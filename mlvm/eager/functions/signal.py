@@ -1,8 +1,8 @@
 """Short-time Fourier transforms, their inverse, and windows.
 
-`stft` and `istft` have PyTorch's meaning and arguments: a frame is `n_fft` samples times the
-window, and one comes every `hop_length` samples. The windows have numpy's names; `periodic` ones,
-whose shifted copies add up to a constant, are for frames.
+`stft` and `istft` have the semantics and arguments of PyTorch: a frame consists of `n_fft` samples
+times the window, and starts `hop_length` samples after the previous frame. The windows have numpy's
+names. The shifted copies of a `periodic` window add up to a constant, so use it for frames.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 Mode: TypeAlias = Literal["full", "same", "valid"]
-"""Which sums `convolve` and `correlate` return."""
+"""The part of the sums that `convolve` and `correlate` return."""
 
 
 @public
 def hanning(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
-    """Return the window 1/2 - 1/2 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
+    """Return the window 1/2 - 1/2 cos(2 pi k / (n - 1)); with `periodic`, n replaces n - 1.
 
     The result: f[n]. Raises `ArgumentError` if n is negative; `DTypeError` if `dtype` is not a
     float.
@@ -50,7 +50,7 @@ def hanning(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
 
 @public
 def hamming(n: int, *, periodic: bool = False, dtype: object = None) -> Tensor:
-    """Return the window 0.54 - 0.46 cos(2 pi k / (n - 1)); a `periodic` one has n for n - 1.
+    """Return the window 0.54 - 0.46 cos(2 pi k / (n - 1)); with `periodic`, n replaces n - 1.
 
     The result: f[n]. Raises `ArgumentError` if n is negative; `DTypeError` if `dtype` is not a
     float.
@@ -86,15 +86,16 @@ def stft(
     center: bool = True,
     normalized: bool = False,
 ) -> Tensor:
-    """Compute the spectra of frames of `n_fft` samples, one every `hop_length` (default: a fourth
-    of `n_fft`). Each frame is multiplied by the window of at most `n_fft` elements, centred in the
-    frame; by 1 without one.
+    """Compute the spectra of frames of `n_fft` samples, which start `hop_length` samples apart.
+
+    The default of `hop_length` is `n_fft // 4`. Each frame is multiplied by the window of at most
+    `n_fft` elements, centred in the frame, or by 1 without a window.
 
     With `center`, frame t is centred at sample t * hop_length, and the signal is reflected at both
     ends. `normalized` divides by sqrt(n_fft).
 
     x: [..., n], real or complex, integers as f32; window: f[k] -> c[..., n_fft // 2 + 1, frames],
-    or of a complex x c[..., n_fft, frames]. Raises `ShapeError` if x has no axes or is too short
+    or for a complex x c[..., n_fft, frames]. Raises `ShapeError` if x has no axes or is too short
     for a frame, or the window is not a vector or too long; `DTypeError` if x is bool, or the window
     is not of floats; `ArgumentError` if `n_fft` or `hop_length` is below 1.
 
@@ -113,7 +114,7 @@ def stft(
         raise ShapeError("expected a signal with an axis of samples")
     n, margin = x.shape[-1], size // 2 if center else 0
     if n + 2 * margin < size or (margin and n <= margin):
-        raise ShapeError(f"{n} samples are too few for frames of {size}")
+        raise ShapeError(f"expected at least {size} samples for a frame, got {n}")
     places = _places((n + 2 * margin - size) // hop + 1, hop, size) - margin
     if margin:
         last = n - 1
@@ -136,11 +137,12 @@ def istft(
     normalized: bool = False,
     length: int | None = None,
 ) -> Tensor:
-    """Reconstruct the signal whose frames have these spectra, or the nearest one in the mean of
-    squares (Griffin and Lim, Signal estimation from modified short-time Fourier transform, 1984).
+    """Reconstruct the signal whose frames have these spectra, or the nearest such signal.
 
-    The frames times the window are added up and divided by the sum of the squared windows. The
-    arguments are those of `stft`. Samples outside of all windows are 0.
+    The nearest signal has the smallest mean squared difference (Griffin and Lim, Signal estimation
+    from modified short-time Fourier transform, 1984). The frames times the window are added and
+    divided by the sum of the squared windows. The arguments are those of `stft`. Samples outside of
+    all windows are 0.
 
     x: c[..., n_fft // 2 + 1, frames] -> f[..., n], or c[..., n_fft, frames] -> c[..., n]; n is
     `length`, or the extent of the frames. Raises `ShapeError` if the shapes do not fit;
@@ -194,7 +196,7 @@ def _at_least(value: int, name: str, least: int) -> int:
 
 
 def _sizes(n_fft: int, hop_length: int | None) -> tuple[int, int]:
-    """Return the length of a frame and the distance to the next."""
+    """Return the length of a frame and the distance between the starts of frames."""
     size = _at_least(n_fft, "n_fft", 1)
     return size, _at_least(max(size // 4, 1) if hop_length is None else hop_length, "hop_length", 1)
 
@@ -223,9 +225,10 @@ def _places(frames: int, hop: int, size: int) -> Tensor:
 @public
 @in_f32
 def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
-    """Convolve two vectors: element k is the sum of x[i] y[k - i]. "full" has all sums, "same" as
-    many as the longer vector, from the middle, and "valid" those in which all elements of the
-    shorter vector take part.
+    """Convolve two vectors: element k is the sum of x[i] y[k - i].
+
+    "full" returns all sums. "same" returns the middle sums, with the length of the longer vector.
+    "valid" returns the sums that contain all elements of the shorter vector.
 
     x: [m], y: [n], any dtype but bool -> [m + n - 1], [max(m, n)] or [max(m, n) - min(m, n) + 1].
     Raises `ShapeError` if an operand is not a vector, or is empty; `ArgumentError` if the mode is
@@ -244,8 +247,9 @@ def convolve(x: Tensor, y: Tensor, /, mode: Mode = "full") -> Tensor:
 @public
 @in_f32
 def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
-    """Correlate two vectors, as in `numpy.correlate`: element k of all is the sum of x[i + k - n +
-    1] conj(y[i]); `mode` is that of `convolve`.
+    """Correlate two vectors, like `numpy.correlate`; `mode` is that of `convolve`.
+
+    Element k of all sums is the sum of x[i + k - n + 1] conj(y[i]).
 
     x: [m], y: [n], any dtype but bool -> as in `convolve`. Raises what `convolve` raises.
 
@@ -262,15 +266,17 @@ def correlate(x: Tensor, y: Tensor, /, mode: Mode = "valid") -> Tensor:
 
 
 def _sums_of_products(x: Tensor, y: Tensor, mode: Mode, first: int) -> Tensor:
-    """Convolve vectors; `first` is where "same" begins. Products are arranged so that each column
-    of a matrix has those of one sum; floats take a convolution of sequences."""
+    """Convolve vectors; `first` is the index at which "same" begins.
+
+    The products are arranged as a matrix whose columns are summed; floats use a convolution of
+    sequences."""
     require("numeric", type_of(x), type_of(y))
     if mode not in get_args(Mode):
         raise ArgumentError(
             f"expected mode as one of {', '.join(get_args(Mode))}, got {brief(mode)}"
         )
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
-        raise ShapeError("expected two vectors with elements")
+        raise ShapeError("expected two nonempty vectors")
     if x.size < y.size:
         x, y = y, x
     m, n = x.size, y.size

@@ -1,6 +1,6 @@
 """Sorting, searching and sets, as in the Python Array API standard.
 
-All functions are composed of `sort`, `argsort` and `searchsorted`. Sorting is stable, and nan is
+All functions are composed of `sort`, `argsort` and `searchsorted`. Sorting is stable, and nan comes
 last. Bools are ordered (False first). Complex numbers are ordered only in sets.
 """
 
@@ -46,7 +46,9 @@ def sort(
     stable: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Sort the elements of x along `axis`; nan counts as the largest. The order is always `stable`.
+    """Sort the elements of x along `axis`; nan counts as the largest.
+
+    The sort is always stable.
 
     x: [...], any dtype but complex, and so is the result. Raises `AxisRefused` if x has no such
     axis; `DTypeError` if x is complex: complex numbers have no order.
@@ -70,8 +72,9 @@ def argsort(
     stable: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return the positions (i64) along `axis` of the elements in the order of `sort`. Equal
-    elements keep their order, so it is always `stable`.
+    """Return the positions (i64) along `axis` of the elements in the order of `sort`.
+
+    Equal elements keep their order, so the sort is always stable.
 
     x: [...] -> i64[...]. Raises what `sort` raises.
 
@@ -85,10 +88,9 @@ def argsort(
 @public
 def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Tensor, Tensor]:
     """Return the k largest elements along `axis`, the largest first, and their positions (i64).
-    Without `largest`, return the k smallest, the smallest first.
 
-    Of equal elements the first one comes first, and nan counts as the largest, as in
-    `jax.lax.top_k`.
+    Without `largest`, return the k smallest elements, the smallest first. Equal elements keep their
+    order, and nan counts as the largest, as in `jax.lax.top_k`.
 
     x: [..., n] -> [..., k] each. Raises `ArgumentError` unless 0 <= k <= n; `AxisRefused` if x
     has no such axis; `DTypeError` if an operand is complex.
@@ -110,8 +112,10 @@ def topk(x: Tensor, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
 
 @public
 def partition(x: Tensor, /, kth: Ints, axis: int = -1) -> Tensor:
-    """Move the element of each rank `kth` to its place along `axis`, with no larger one before it
-    and no smaller one after it. This function sorts everything, as numpy may.
+    """Move the element of each rank `kth` to its sorted position along `axis`.
+
+    No larger element precedes it, and no smaller element follows it. This function sorts all
+    elements, which numpy's specification permits.
 
     x: [..., n], any dtype but complex, and so is the result. Raises `ArgumentError` if a rank is
     out of range; `AxisRefused` if x has no such axis; `DTypeError` if x is complex.
@@ -151,15 +155,15 @@ def _require_ranks(x: Tensor, kth: Ints, axis: int) -> None:
 def searchsorted(
     x1: Tensor, x2: Operand, /, *, side: Side = "left", sorter: Tensor | None = None
 ) -> Tensor:
-    """Return the position at which to insert each element of x2 into the sorted vector x1: i64, in
-    the shape of x2. `sorter`, as `argsort` returns it, sorts an unsorted x1.
+    """Return the position at which to insert each element of x2 into the sorted vector x1, as i64.
 
-    With "left" the position is before equal elements, with "right" behind them. x2 may be a number.
+    `sorter`, a result of `argsort`, sorts an unsorted x1. With "left" the position is before equal
+    elements, with "right" after them. x2 may be a number.
 
-    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` if x1 is not a vector, or `sorter` has
-    another length; `ArgumentError` if the side is unknown; `DTypeError` if an operand is
-    complex, the dtypes do not promote, or `sorter` is not of integers; `PositionRefused` if
-    `sorter` has a position outside x1.
+    x1: [n], x2: [...] -> i64[...]. Raises `ShapeError` if x1 is not a vector, or the length of
+    `sorter` differs; `ArgumentError` if the side is unknown; `DTypeError` if an operand is complex,
+    the dtypes do not promote, or `sorter` is not of integers; `PositionRefused` if `sorter`
+    contains a position outside x1.
 
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
@@ -185,10 +189,12 @@ def searchsorted(
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """Convert bools to numbers. Raises `DTypeError` if x is complex, and so has no order."""
+    """Convert bools to numbers.
+
+    Raises `DTypeError` if x is complex, because complex numbers have no order."""
     type = type_of(x)
     if type.dtype.kind == "complex":
-        raise DTypeError("complex numbers have no order; take real, imag or abs")
+        raise DTypeError("complex numbers have no order; use real, imag or abs")
     return astype(x, u8) if type.dtype is bool_ else x
 
 
@@ -219,8 +225,9 @@ class UniqueInverseResult(NamedTuple):
 
 
 class _Sorted:
-    """Sorted elements of x as a vector, and the places where groups of equal elements start. With
-    `equal_nan`, nans are equal."""
+    """Sorted elements of x as a vector, and the positions where groups of equal elements start.
+
+    With `equal_nan`, nans are equal."""
 
     def __init__(self, x: Tensor, equal_nan: bool = False) -> None:
         type_of(x)
@@ -232,16 +239,16 @@ class _Sorted:
         self.starts = concat([full(min(1, flat.size), True), changes])
 
     def chosen(self, x: Tensor) -> Tensor:
-        """Return the elements of x at the first of equal elements."""
+        """Return the element of x at the first position of each group."""
         return op.boolean_index(x, self.starts)
 
     def inverse(self) -> Tensor:
-        """Return for each element of x the position of its value among the distinct ones."""
+        """Return for each element of x the index of its value among the distinct values."""
         groups = cumulative_sum(astype(self.starts, "i64")) - 1
         return reshape(take(groups, op.argsort(self.order)), self.shape)
 
     def counts(self) -> Tensor:
-        """Count each distinct value."""
+        """Count the occurrences of each distinct value."""
         size = self.order.size
         [starts] = reshape(op.nonzero_indices(self.starts), (1, -1))
         ends = concat([neighbours(starts, 0)[0], full(1, size)])
@@ -266,10 +273,11 @@ def _any_order(flat: Tensor) -> Tensor:
 
 @public
 def unique_all(x: Tensor, /) -> UniqueAllResult:
-    """Return the distinct values in x, sorted; the position (i64) of the first of each in the
-    flattened x, and its count (i64); and for each element of x the position of its value.
+    """Return the sorted distinct values in x, with their first positions, inverse and counts.
 
-    Each nan is different from all others, and 0.0 and -0.0 are equal. Gradients flow into `values`.
+    The results are the distinct values; the position (i64) of the first occurrence of each in the
+    flattened x; for each element of x the index of its value; and the count (i64) of each value.
+    Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into `values`.
 
     x: [...], any dtype -> values [n], indices and counts i64[n], inverse_indices i64[...].
 
@@ -283,7 +291,7 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
 
 @public
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
-    """Return the distinct values in x, sorted, and their counts (i64), as in `unique_all`.
+    """Return the sorted distinct values in x, and their counts (i64), as in `unique_all`.
 
     x: [...], any dtype -> values [n] and counts i64[n].
 
@@ -296,8 +304,9 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
 
 @public
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
-    """Return the distinct values in x, sorted, and for each element of x the position (i64) of its
-    value, as in `unique_all`.
+    """Return the sorted distinct values in x, and for each element of x the index of its value.
+
+    See `unique_all`.
 
     x: [...], any dtype -> values [n] and inverse_indices i64[...].
 
@@ -310,7 +319,7 @@ def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
 
 @public
 def unique_values(x: Tensor, /) -> Tensor:
-    """Return the distinct values in x, sorted, as a vector. Nans are distinct.
+    """Return the sorted distinct values in x as a vector; nans are distinct.
 
     x: [...] -> [n], the same dtype.
 
@@ -351,14 +360,15 @@ def unique(
     *,
     equal_nan: bool = True,
 ) -> Any:
-    """Return the distinct values in x, sorted, or the distinct slices along `axis`, in
-    lexicographic order. The other results follow on request: positions of the first ones, for each
-    element the position of its value, and counts, all i64, as in `unique_all`. With `equal_nan`,
-    nans are equal. Gradients flow into the values.
+    """Return the sorted distinct values in x, or the sorted distinct slices along `axis`.
 
-    x: [...], any dtype, not complex for an axis -> [n], or the shape of x with n along the axis.
-    Raises `AxisRefused` if x has no such axis; `DTypeError` if x is complex and `axis` is given:
-    complex numbers have no order.
+    Slices are sorted in lexicographic order. Optional further results are the positions of the
+    first occurrences, for each element the index of its value, and the counts, all i64, as in
+    `unique_all`. With `equal_nan`, nans are equal. Gradients flow into the values.
+
+    x: [...], any dtype, but not complex with an `axis` -> [n], or the shape of x with n along the
+    axis. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is complex and `axis` is
+    given: complex numbers have no order.
 
         >>> ml.unique(ml.asarray([[1, 2], [0, 5], [1, 2]]), axis=0)
         Tensor([[0, 5],
@@ -385,8 +395,9 @@ def unique(
 
 
 def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
-    """Return the lexicographic rank of each row of x; equal rows have equal ranks. Columns are
-    ranked separately, then in pairs, until one is left."""
+    """Return the lexicographic rank of each row of x; equal rows have equal ranks.
+
+    Columns are ranked separately, then merged in pairs until one is left."""
     n = x.shape[0]
     ranks = _dense(reshape(x, (n, math.prod(x.shape[1:]))), equal_nan)
     while (columns := ranks.shape[1]) > 1:
@@ -401,8 +412,7 @@ def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
 
 
 def _dense(x: Tensor, equal_nan: bool) -> Tensor:
-    """Return the number of smaller distinct elements in its column for each element of x[n, m]:
-    i64."""
+    """For each element of x[n, m], count the smaller distinct elements in its column, as i64."""
     order = op.argsort(x, axis=0)
     values = op.take_along_axis(x, order, axis=0)
     changes = astype(_differ(*neighbours(values, 0), equal_nan), i64)
@@ -421,9 +431,11 @@ def interp(
     right: Operand | None = None,
     period: float | None = None,
 ) -> Tensor:
-    """Interpolate linearly between the points (xp, fp), at x. Before the first point it is `left`
-    (default: the first fp), behind the last one `right` (default: the last fp). With a `period`,
-    the points repeat, xp may have any order, and `left` and `right` are ignored.
+    """Interpolate linearly between the points (xp, fp), at x.
+
+    Before the first point the result is `left` (default: the first fp), after the last point
+    `right` (default: the last fp). With a `period`, the points repeat, xp may have any order, and
+    `left` and `right` are ignored.
 
     x: [...], xp: [n] in order, fp: [n], floats, or integers as f32 -> f[...]. Raises `ShapeError`
     if xp and fp are not nonempty vectors of equal length; `DTypeError` if an operand is bool or
@@ -458,8 +470,10 @@ def interp(
 
 
 def _share(x: Tensor, x0: Tensor, x1: Tensor, is_level: Tensor) -> Tensor:
-    """Return (x - x0) / (x1 - x0). An infinite end has the share 0 or 1 of a finite x; between two
-    of them only a level function has a value."""
+    """Return (x - x0) / (x1 - x0).
+
+    If an end is infinite and x is finite, the share is 0 or 1. If both ends are infinite, only a
+    constant function has a value."""
     is_finite = op.logical_and(op.isfinite(x0), op.isfinite(x1))
     halves = op.where(op.isfinite(x1 - x0), constant(1.0, x1.dtype), constant(0.5, x1.dtype))
     start, end, at = [op.where(is_finite, each, constant(0.0, each.dtype)) for each in (x0, x1, x)]
@@ -477,8 +491,9 @@ def _share(x: Tensor, x0: Tensor, x1: Tensor, is_level: Tensor) -> Tensor:
 
 
 def _repeating(x: Tensor, xp: Tensor, fp: Tensor, period: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Move x and the points into one period, and add the last point before it and the first one
-    behind it."""
+    """Map x and the points into one period, and repeat the outer points on the other side.
+
+    The last point is prepended, and the first point is appended."""
     if not is_real(period) or not math.isfinite(period) or not period:
         raise ArgumentError(f"expected period as a finite number other than 0, got {brief(period)}")
     length = abs(float(period))
@@ -497,8 +512,9 @@ def _repeating(x: Tensor, xp: Tensor, fp: Tensor, period: float) -> tuple[Tensor
 
 @public
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
-    """Test for each element of x1 whether it is equal to an element of x2, or with `invert` to
-    none. One of the two may be a number. nan is equal to nothing.
+    """Test for each element of x1 whether it is equal to any element of x2; `invert` negates this.
+
+    One operand may be a number. nan is not equal to anything.
 
     x1: [...] -> bool[...], for an x2 of any shape. Raises `DTypeError` if both are numbers or the
     dtypes do not promote.

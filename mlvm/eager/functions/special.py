@@ -1,5 +1,4 @@
-"""Composite elementwise functions: near equality, replacement of nan, interpolation, and special
-functions that are not ops."""
+"""Composite elementwise functions: near equality, replacement of nan, and special functions."""
 
 from __future__ import annotations
 
@@ -30,8 +29,9 @@ from mlvm.eager.tensor.wrapper import public
 def isclose(
     x: Tensor, y: Operand, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
-    """Test |x - y| <= atol + rtol |y|, elementwise, with broadcasting. Equal infinities are close;
-    so are nans with `equal_nan`.
+    """Test |x - y| <= atol + rtol |y|, elementwise, with broadcasting.
+
+    Equal infinities are close; so are nans with `equal_nan`.
 
     x and y: shapes that broadcast to [...], any dtype -> bool[...]. Raises `ShapeError` if the
     shapes do not fit; `DTypeError` if the dtypes do not promote.
@@ -70,8 +70,9 @@ def allclose(
 
 @public
 def array_equal(x: Tensor, y: Tensor, /, equal_nan: bool = False) -> Tensor:
-    """Test whether two tensors have the same shape and equal elements; with `equal_nan`, nans are
-    equal.
+    """Test whether two tensors have the same shape and equal elements.
+
+    With `equal_nan`, nans are equal.
 
     x and y: [...], any dtype -> bool[]. Raises `DTypeError` if the dtypes do not promote.
 
@@ -96,8 +97,10 @@ def array_equal(x: Tensor, y: Tensor, /, equal_nan: bool = False) -> Tensor:
 def nan_to_num(
     x: Tensor, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
-    """Replace nan, inf and -inf by numbers; None is the largest and the least number of the dtype.
-    Complex numbers are replaced part by part.
+    """Replace nan, inf and -inf by numbers.
+
+    None means the largest or smallest finite number of the dtype. The two parts of complex numbers
+    are replaced separately.
 
     x: [...], any dtype, and so is the result. Raises `ArgumentError` if a replacement is not a
     number; `DTypeError` if x is not a tensor, array or list.
@@ -132,7 +135,7 @@ def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
     """Compute x + weight (y - x), elementwise, with broadcasting: exactly x at 0 and y at 1.
 
     x, y and weight: shapes that broadcast to [...], floats or complex numbers -> [...]. Raises
-    `ShapeError` if the shapes do not fit; `DTypeError` if the dtypes are others.
+    `ShapeError` if the shapes do not fit; `DTypeError` if an operand is an integer or bool.
 
         >>> ml.lerp(ml.asarray([0.0, 10.0]), 20.0, 0.25)
         Tensor([ 5. , 12.5], f32[2])
@@ -146,11 +149,13 @@ def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
 
 @public
 def fmod(x: Tensor, y: Operand, /) -> Tensor:
-    """Compute the remainder of x / y with a truncated quotient: `remainder` with the sign of x, as
-    in C. An integer modulo zero is 0.
+    """Compute the remainder of x / y with a truncated quotient; it has the sign of x, as in C.
+
+    An integer modulo zero is 0.
 
     x and y: shapes that broadcast to [...], integers or floats -> [...], the dtype that they
-    promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if the dtypes are others.
+    promote to. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or
+    complex.
 
         >>> ml.fmod(ml.asarray([7, -7]), 3)
         Tensor([ 1, -1], i64[2])
@@ -164,7 +169,7 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
     if dtype.is_float:
         side = op.copysign(constant(1.0, dtype), stop_gradient(astype(x, dtype)))
         return op.remainder(x * side, op.abs(y)) * side
-    rest = op.remainder(x, y)  # with the sign of y
+    rest = op.remainder(x, y)  # it has the sign of y
     differ = op.not_equal(op.less(x, 0), op.less(y, 0))
     return op.where(op.logical_and(differ, op.not_equal(rest, 0)), rest - y, rest)
 
@@ -175,8 +180,9 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
 @public
 @in_f32
 def xlogy(x: Tensor, y: Operand, /) -> Tensor:
-    """Compute x log(y), elementwise, with broadcasting; 0 if x is 0 and log(y) is not a number, as
-    in an entropy. There the gradient is 0.
+    """Compute x log(y), elementwise, with broadcasting; 0 where x is 0 and log(y) is not finite.
+
+    There the gradient is 0. This is the convention of an entropy.
 
     x and y: shapes that broadcast to [...], floats, or integers as f32 -> f[...]. Raises
     `ShapeError` if the shapes do not fit; `DTypeError` if an operand is bool or complex.
@@ -196,8 +202,9 @@ def xlogy(x: Tensor, y: Operand, /) -> Tensor:
 
 @public
 def polygamma(n: int, x: Tensor, /) -> Tensor:
-    """Return the n-th derivative of `digamma`, which is itself that of `lgamma`. At 0, -1, -2, ...
-    it is inf for an odd n, else nan.
+    """Return the n-th derivative of `digamma`; for n = 0 `digamma`, the derivative of `lgamma`.
+
+    At 0, -1, -2, ... it is inf for an odd n, else nan.
 
     x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `ArgumentError`
     if n is not in 0 .. 100; `DTypeError` if an operand is complex.
@@ -215,8 +222,9 @@ def polygamma(n: int, x: Tensor, /) -> Tensor:
 @public
 @in_f32
 def gamma(x: Tensor, /) -> Tensor:
-    """Compute the gamma function, a sign times e^`lgamma`: nan at -1, -2, ..., and inf at 0. Draws
-    are `random.gamma`.
+    """Compute the gamma function, a sign times e^`lgamma`: nan at -1, -2, ..., and inf at 0.
+
+    Random numbers of the gamma distribution are drawn by `random.gamma`.
 
     x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `DTypeError` if x
     is complex.
@@ -230,7 +238,7 @@ def gamma(x: Tensor, /) -> Tensor:
 
 
 def _gamma_sign(x: Tensor) -> Tensor:
-    """Return the sign of the gamma function: nan at its poles but 0, where it is that of the 0."""
+    """Return the sign of the gamma function; nan at its poles, but at 0 the sign of x."""
     x = stop_gradient(x)
     floor = op.floor(x)
     is_pole = op.logical_and(op.less(x, 0.0), op.equal(x, floor))
@@ -242,8 +250,9 @@ def _gamma_sign(x: Tensor) -> Tensor:
 @public
 @in_f32
 def multigammaln(x: Tensor, d: int, /) -> Tensor:
-    """Compute the logarithm of the multivariate gamma function: d (d - 1) / 4 log(pi) plus the sum
-    of lgamma(x - j / 2) for j = 0 .. d - 1; nan unless x > (d - 1) / 2.
+    """Compute the logarithm of the multivariate gamma function; nan unless x > (d - 1) / 2.
+
+    It is d (d - 1) / 4 log(pi) plus the sum of lgamma(x - j / 2) for j = 0 .. d - 1.
 
     x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `ArgumentError` if
     d is not in 1 .. 1000; `DTypeError` if x is complex.
@@ -269,8 +278,9 @@ def multigammaln(x: Tensor, d: int, /) -> Tensor:
 @public
 @in_f32
 def logit(x: Tensor, /) -> Tensor:
-    """Compute log(x / (1 - x)), the inverse of `sigmoid`, accurate also near 1/2, where it is 0;
-    -inf at 0, inf at 1, nan outside.
+    """Compute log(x / (1 - x)), the inverse of `sigmoid`.
+
+    It is accurate also near 1/2, where it is 0. It is -inf at 0, inf at 1, and nan outside.
 
     x: [...], floats -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -297,16 +307,19 @@ _I0_FAR: Final = (
     3.7096189657742437e-06, 2.7857584506459206e-05, 0.0003405401859796798, 0.008401379959169309,
     1.0054412736125202,
 )  # fmt: skip
-"""Of 16 / x - 1, the highest power first: interpolates e^-x sqrt(x) I0(x) / 0.4, about 1, on x >= 8
-at Chebyshev points, to a relative error of 4e-17."""
+"""Coefficients of a polynomial in 16 / x - 1, the highest power first.
+
+It interpolates e^-x sqrt(x) I0(x) / 0.4, which is about 1, on x >= 8 at Chebyshev points, to a
+relative error of 4e-17."""
 
 
 @public
 @in_f32
 def i0(x: Tensor, /) -> Tensor:
-    """Compute the modified Bessel function of the first kind and order 0, as in `numpy.i0`. It is
-    the sum of (x^2 / 4)^k / (k!)^2 below |x| = 8, and then e^|x| / sqrt(|x|) times a polynomial of
-    1 / |x|. The relative error is below 1e-15 in f64.
+    """Compute the modified Bessel function of the first kind and order 0, as in `numpy.i0`.
+
+    It is the sum of (x^2 / 4)^k / (k!)^2 below |x| = 8, and then e^|x| / sqrt(|x|) times a
+    polynomial of 1 / |x|. The relative error is below 1e-15 in f64.
 
     x: [...], floats -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -315,15 +328,16 @@ def i0(x: Tensor, /) -> Tensor:
     """
     require("float", type_of(x))
     size = op.abs(x)
-    largest = 713.98 if x.dtype is f64 else 91.9  # of which the function is a number
+    largest = 713.98 if x.dtype is f64 else 91.9  # the largest x at which the function is finite
     near, beyond = op.less(size, 8.0), op.greater(size, largest)
     zero = constant(0.0, x.dtype)
     inner = op.where(near, x, zero)
     outer = op.where(op.logical_or(near, beyond), constant(8.0, x.dtype), size)
     series = polynomial(_I0_FAR, 16.0 / outer - 1.0)
-    root = op.exp(outer * 0.5)  # of which the square overflows where the result does
+    root = op.exp(outer * 0.5)  # its square overflows exactly where the result does
     far = stop_gradient(root * (series * (op.rsqrt(outer) * _I0_SCALE)) * root)
     logarithm = outer + op.log(series) - 0.5 * op.log(outer)
-    far = far * op.exp(logarithm - stop_gradient(logarithm))  # 1, whose slopes do not overflow
+    # a factor of 1 whose slopes do not overflow
+    far = far * op.exp(logarithm - stop_gradient(logarithm))
     far = op.where(beyond, op.exp(op.where(beyond, size, zero)), far)
     return op.where(near, polynomial(_I0_NEAR, op.square(inner) * 0.25), far)

@@ -1,6 +1,6 @@
-"""Statistics: quantiles, reductions without nan, averages, covariances, counts.
+"""Statistics: quantiles, reductions that ignore nan, averages, covariances, counts.
 
-Names and meaning are numpy's, as in JAX; `correction` is the standard's word for `ddof`.
+Names and semantics are those of numpy, as in JAX; `correction` is the standard's name for `ddof`.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def quantile(
     x: Tensor, q: Numbers, axis: Axis = None, *, method: Method = "linear", keepdims: bool = False
 ) -> Tensor:
     """Compute quantiles along `axis`: the element at position q (n - 1) of the sorted elements.
-    `method` decides between two elements: a weighted mean ("linear"), the "lower", the "higher",
-    their "midpoint", or the "nearest". If an element is nan, the result is nan.
+
+    Between two elements, `method` selects a weighted mean ("linear"), the "lower" or the "higher"
+    element, their "midpoint", or the "nearest". If an element is nan, the result is nan.
 
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
-    -> f[*q.shape, ...], followed by the shape of x without the axes (with 1 in their place if
-    `keepdims`). The result is nan for elements of a tensor q that are not in 0 .. 1. Raises
-    `ArgumentError` if a number q is not in 0 .. 1 or the method is unknown; `ShapeError` if
-    there are no elements; `AxisRefused` if x has no such axis; `DTypeError` if x is complex or q is
-    not of floats.
+    -> f[*q.shape, ...], followed by the shape of x without the axes (with length 1 if `keepdims`).
+    The result is nan for elements of a tensor q that are not in 0 .. 1. Raises `ArgumentError` if a
+    number q is not in 0 .. 1 or the method is unknown; `ShapeError` if there are no elements;
+    `AxisRefused` if x has no such axis; `DTypeError` if x is complex or q is not of floats.
 
         >>> ml.quantile(ml.asarray([3.0, 1.0, 2.0]), 0.25)
         Tensor(1.5, f32[])
@@ -80,7 +80,7 @@ def _quantile(
     share = _share(q, most)
     rows = _rows(widened(x), axis)
     if not rows.shape[-1]:
-        raise ShapeError("there are no elements")
+        raise ShapeError("expected at least one element, got none")
     rows = op.sort(rows, axis=-1)
     valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
     place = op.where(valid, share, constant(0.0, f64)) * (rows.shape[-1] - 1)
@@ -101,7 +101,7 @@ def _quantile(
 
 
 def _share(q: Numbers, most: float) -> Tensor:
-    """Return q / most in f64, in which positions are exact."""
+    """Return q / most in f64, which represents positions exactly."""
     if is_real(q):
         number = float(q)
         if not 0 <= number <= most:
@@ -113,7 +113,7 @@ def _share(q: Numbers, most: float) -> Tensor:
 
 
 def _rows(x: Tensor, axis: Axis) -> Tensor:
-    """Move the axes to reduce into one last axis."""
+    """Move the axes to reduce to the end, and merge them into one."""
     axes = axes_of(axis, x)
     rest = [i for i in range(x.ndim) if i not in axes]
     count = math.prod(x.shape[i] for i in axes)
@@ -164,10 +164,10 @@ def _without_nan(x: Tensor, value: float) -> Tensor:
 def nansum(
     x: Tensor, /, axis: Axis = None, *, dtype: object = None, keepdims: bool = False
 ) -> Tensor:
-    """Sum the elements that are not nan; 0 if all are.
+    """Sum the elements that are not nan; 0 if all are nan.
 
-    x: [...], any dtype but bool. The result: the shape and dtype that `sum` has. Raises
-    `AxisRefused` if x has no such axis; `DTypeError` if an operand is bool.
+    x: [...], any dtype but bool. The result: the shape and dtype of `sum`. Raises `AxisRefused` if
+    x has no such axis; `DTypeError` if an operand is bool.
 
         >>> ml.nansum(ml.asarray([1.0, ml.nan, 3.0]))
         Tensor(4., f32[])
@@ -180,7 +180,7 @@ def nansum(
 @public
 @in_f32
 def nanmean(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Average the elements that are not nan; nan if all are.
+    """Average the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but bool, integers as f32 -> the shape of x without the axes, or with 1 in
     their place if `keepdims`. Raises what `nansum` raises.
@@ -205,8 +205,9 @@ def _count_numbers(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 def nanvar(
     x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """Compute the variance of the elements that are not nan; nan unless there are more than
-    `correction`.
+    """Compute the variance of the elements that are not nan.
+
+    The result is nan unless their number is greater than `correction`.
 
     x: [...], integers or floats, integers as f32 -> f, the shape of x without the axes, or with 1
     in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
@@ -241,7 +242,7 @@ def nanstd(
 
 @public
 def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the largest element that is not nan; nan if all are.
+    """Return the largest element that is not nan; nan if all are nan.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
     1 in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
@@ -255,7 +256,7 @@ def nanmax(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
 
 @public
 def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the smallest element that is not nan; nan if all are.
+    """Return the smallest element that is not nan; nan if all are nan.
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
     1 in their place if `keepdims`. Raises what `nanmax` raises.
@@ -267,7 +268,7 @@ def nanmin(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
 
 
 def _extreme(reduce: Any, x: Tensor, least: float, axis: Axis, keepdims: bool) -> Tensor:
-    """Reduce the elements that are not nan; `least` is what any of them replaces."""
+    """Reduce the elements that are not nan; each nan is replaced by `least`."""
     require("real", type_of(x))
     if x.dtype.is_integer:
         y: Tensor = reduce(x, axis=axis, keepdims=keepdims)
@@ -281,7 +282,7 @@ def _extreme(reduce: Any, x: Tensor, least: float, axis: Axis, keepdims: bool) -
 def nanquantile(
     x: Tensor, q: Numbers, axis: Axis = None, *, method: Method = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Compute `quantile` of the elements that are not nan; nan if all are.
+    """Compute `quantile` of the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but complex, integers and bools as f32; q: a number, or f[...] of any shape
     -> f[*q.shape, ...]. Raises what `quantile` raises.
@@ -315,7 +316,7 @@ def nanpercentile(
 
 @public
 def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Compute the `median` of the elements that are not nan; nan if all are.
+    """Compute the `median` of the elements that are not nan; nan if all are nan.
 
     x: [...], any dtype but complex, integers and bools as f32 -> f, the shape of x without the
     axes, or with 1 in their place if `keepdims`. Raises what `median` raises.
@@ -329,8 +330,9 @@ def nanmedian(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor
 def _nanquantile(
     x: Tensor, q: Numbers, most: float, axis: Axis, method: Method, keepdims: bool
 ) -> Tensor:
-    """Compute `nanquantile` for q in 0 .. most. Sorting puts nan last, so the numbers of a row are
-    its first elements."""
+    """Compute `nanquantile` for q in 0 .. most.
+
+    Sorting puts nan last, so the numbers of a row are its first elements."""
     if method not in _METHODS:
         raise ArgumentError(f"expected method as one of {', '.join(_METHODS)}, got {brief(method)}")
     x = floating(x)
@@ -338,7 +340,7 @@ def _nanquantile(
     share = _share(q, most)
     rows = _rows(widened(x), axis)
     if not rows.shape[-1]:
-        raise ShapeError("there are no elements")
+        raise ShapeError("expected at least one element, got none")
     rows = op.sort(rows, axis=-1)
     counts = op.sum(astype(op.logical_not(op.isnan(rows)), f64), axis=-1, keepdims=True)
     valid = op.logical_and(op.greater_equal(share, 0.0), op.less_equal(share, 1.0))
@@ -357,7 +359,7 @@ def _nanquantile(
 
 
 def _weight(method: Method, place: Tensor, fixed: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the share of the element above a position, by which it is interpolated."""
+    """Return the interpolation weight of the element above a position."""
     return {
         "linear": place - low,
         "lower": low * 0.0,
@@ -402,7 +404,7 @@ def average(
 
 @public
 def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return max - min along `axis`: from peak to peak.
+    """Return max - min along `axis` (peak to peak).
 
     x: [...], integers or floats, and so is the result, of the shape of x without the axes, or with
     1 in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `DTypeError` if an
@@ -421,11 +423,13 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 def cov(
     x: Tensor, y: Tensor | None = None, *, rowvar: bool = True, correction: float = 1.0
 ) -> Tensor:
-    """Compute covariances of the rows of x, and of y: sum((a - mean(a)) conj(b - mean(b))) / (n -
-    correction) for all pairs of rows. Without `rowvar`, of columns.
+    """Compute the covariances of the rows of x, and of y if it is given.
 
-    x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] of one vector.
-    Raises `ShapeError` if x has more axes or y has another length; `DTypeError` if an operand is
+    They are sum((a - mean(a)) conj(b - mean(b))) / (n - correction) for all pairs of rows a and b.
+    If `rowvar` is False, columns are used instead of rows.
+
+    x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] for one vector.
+    Raises `ShapeError` if x has more axes or the length of y differs; `DTypeError` if an operand is
     bool or the dtypes do not promote.
 
         >>> ml.cov(ml.asarray([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
@@ -434,7 +438,9 @@ def cov(
     """
     rows = [_variables(each, rowvar) for each in (x, y) if each is not None]
     if rows[0].shape[1] != rows[-1].shape[1]:
-        raise ShapeError(f"x has {rows[0].shape[1]} observations, and y {rows[-1].shape[1]}")
+        raise ShapeError(
+            f"expected equal observations, got {rows[0].shape[1]} and {rows[-1].shape[1]}"
+        )
     joined = concat(rows)
     away = joined - op.mean(joined, axis=1, keepdims=True)
     covariance = away @ adjoint(away) / max(away.shape[1] - float(correction), 0.0)
@@ -442,7 +448,7 @@ def cov(
 
 
 def _variables(x: Tensor, rowvar: bool) -> Tensor:
-    """Return x with a row for each variable."""
+    """Return x with one row per variable."""
     require("numeric", type_of(x))
     if x.ndim not in (1, 2):
         raise ShapeError(f"expected 1 or 2 dimensions, got {x.ndim}")
@@ -455,7 +461,7 @@ def _variables(x: Tensor, rowvar: bool) -> Tensor:
 @public
 @in_f32
 def corrcoef(x: Tensor, y: Tensor | None = None, *, rowvar: bool = True) -> Tensor:
-    """Compute Pearson's coefficients of correlation: `cov`, divided by the two standard deviations.
+    """Compute Pearson's correlation coefficients: `cov`, divided by both standard deviations.
 
     x and y: [d, n] or [n], any dtype but bool, integers as f32 -> [d, d], or [] of one vector.
     Raises what `cov` raises.
@@ -482,7 +488,7 @@ def bincount(
     """Count each of 0, 1, 2, ... among the elements (i64), or sum their weights.
 
     Without `length`, the result extends to the largest element, and has at least `minlength`
-    counts. The largest element is read back, so pass `length` in a captured function.
+    counts. The largest element is then read, so pass `length` in a captured function.
 
     x: i[n]; weights: [n] -> [length], i64 or the dtype of the weights. Raises `ShapeError` if the
     shapes do not fit; `DTypeError` if x is not of integers, or the weights are bool;
@@ -517,9 +523,11 @@ def _run(x: Tensor, first: int, end: int) -> Tensor:
 
 @public
 def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
-    """Return the number (i64) of the bin of each element: i if bins[i-1] <= x < bins[i], or
-    bins[i-1] < x <= bins[i] with `right`. Elements before all edges are in bin 0, those behind all
-    in bin n. The edges ascend or descend, as in numpy.
+    """Return the index (i64) of the bin that contains each element.
+
+    It is i if bins[i-1] <= x < bins[i], or with `right` if bins[i-1] < x <= bins[i]. Elements
+    before all edges are in bin 0, elements after all edges in bin n. The edges ascend or descend,
+    as in numpy.
 
     x: [...], bins: [n], any dtype but complex -> i64[...]. Raises `ShapeError` if `bins` is not a
     vector; `DTypeError` if an operand is complex or the dtypes do not promote.
@@ -533,7 +541,9 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
     n = bins.shape[0]
     if n < 2:
         return searchsorted(bins, x, side=side)
-    is_falling = reshape(op.greater(_run(bins, 0, 1), _run(bins, n - 1, n)), ())
+    first, last = reshape(_run(bins, 0, 1), ()), reshape(_run(bins, n - 1, n), ())
+    # nan comes behind all numbers, so only falling edges begin with it.
+    is_falling = op.logical_or(op.greater(first, last), op.not_equal(first, first))
     place = searchsorted(op.where(is_falling, op.flip(bins, axis=0), bins), x, side=side)
     return op.where(is_falling, n - place, place)
 
@@ -546,13 +556,14 @@ def histogram(
     weights: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Count the elements between each edge and the next (i64), or sum their weights; also return
-    the edges. The last bin includes both of its edges. With `density`, counts are divided by their
-    sum and the widths.
+    """Count the elements in each bin (i64), or sum their weights; also return the bin edges.
+
+    A bin extends from its left edge to the next edge, which only the last bin includes. With
+    `density`, counts are divided by their sum and by the widths.
 
     `bins` are sorted edges, or the number of equal bins between the ends of `range`. The default
     range is from the least to the largest element, widened by 0.5 if they are equal. Elements
-    outside of it, and nan, are not counted; pass a range if there is nan.
+    outside of it, and nan, are not counted; pass a range if the elements contain nan.
 
     x: [...], integers or floats; weights: as x -> [bins] and f[bins + 1]. Raises `ShapeError` if
     the weights have another shape, or the edges are not a vector of 2 or more; `ArgumentError`
@@ -589,10 +600,10 @@ def histogram(
 
 
 def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
-    """Return the edges of equal bins, as `numpy.linspace` does."""
+    """Return the edges of equal bins, computed like `numpy.linspace`."""
     [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
     if not count:
-        raise ArgumentError("expected one bin or more")
+        raise ArgumentError("expected at least one bin, got none")
     if ends is None and x.size:
         low, high = op.min(x), op.max(x)
     else:

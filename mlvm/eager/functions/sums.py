@@ -1,4 +1,4 @@
-"""Functions that are composed of sums, products and differences along an axis."""
+"""Functions composed of sums, products and differences along an axis."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.rules import Axis, broadcast_shapes, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
-from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
+from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, neighbours, part, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of, one_op
-from mlvm.eager.tensor.autocast import in_single
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.dtypes import finfo, iinfo
@@ -37,10 +36,11 @@ def std(
     keepdims: bool = False,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the standard deviation along `axis`: the square root of `var`. If all elements are
-    equal, its gradient is 0, like that of `sqrt` at 0.
+    """Compute the standard deviation along `axis`: the square root of `var`.
 
-    x: [...], any dtype. The result: the shape and dtype that `var` has. Raises what `var` raises.
+    If all elements are equal, its gradient is 0, like the gradient of `sqrt` at 0.
+
+    x: [...], any dtype. The result: the shape and dtype of `var`. Raises what `var` raises.
 
         >>> ml.std(ml.asarray([1.0, 3.0]))
         Tensor(1., f32[])
@@ -59,9 +59,10 @@ def var(
     out: Tensor | None = None,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Compute the variance along `axis`: the mean of |x - mean(x)|^2, of n - `correction` elements.
-    Of complex numbers it is the sum of the variances of their real and imaginary parts. With
-    `where`, only the elements count at which that bool tensor is True.
+    """Compute the variance along `axis`: the sum of |x - mean(x)|^2, divided by n - `correction`.
+
+    For complex numbers it is the sum of the variances of their real and imaginary parts. With a
+    bool tensor `where`, only the elements where it is True are used.
 
     x: [...], any dtype, integers and bools as f32 -> f, the shape of x without the axes, or with 1
     in their place if `keepdims`. Raises `AxisRefused` if x has no such axis; `ShapeError` if
@@ -107,17 +108,18 @@ def gradient(
     axis: Axis = None,
     edge_order: Literal[1, 2] = 1,
 ) -> Any:
-    """Return the derivative of samples along each of the axes (None: all), by central differences,
-    as in `numpy.gradient`; for derivatives of functions see `grad`. At the two ends the differences
-    are one-sided, of first or second order.
+    """Return the derivative of samples along each of the axes (None: all), like `numpy.gradient`.
+
+    It uses central differences; at the two ends the differences are one-sided, of first or second
+    order. For derivatives of functions see `grad`.
 
     `spacing` is one distance for all axes (default: 1), or for each axis a distance or a vector of
-    coordinates. One axis gives a tensor, several give a tuple.
+    coordinates. One axis returns a tensor, several axes return a tuple.
 
     f: [..., n, ...], any dtype but bool, integers as f32 -> the shape of f. Raises `ShapeError` if
-    an axis is shorter than edge_order + 1 or coordinates have another length; `ArgumentError` if
-    the spacings are not as many as axes, or `edge_order` is unknown; `AxisRefused` if f has no such
-    axis; `DTypeError` if f is bool.
+    an axis is shorter than edge_order + 1 or the number of coordinates differs from its length;
+    `ArgumentError` if the numbers of spacings and axes differ, or `edge_order` is unknown;
+    `AxisRefused` if f has no such axis; `DTypeError` if f is bool.
 
         >>> ml.gradient(ml.asarray([1.0, 2.0, 4.0, 7.0]))
         Tensor([1. , 1.5, 2.5, 3. ], f32[4])
@@ -140,11 +142,12 @@ def gradient(
 
 @through_f32
 def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> Tensor:
-    """Differentiate samples along one axis (Fornberg, Math. Comp. 51, 1988, 699-706, for three
-    points)."""
+    """Differentiate samples along one axis, by three points.
+
+    Fornberg, Math. Comp. 51, 1988, 699-706."""
     n = f.shape[axis]
     if n < edge_order + 1:
-        raise ShapeError(f"axis {axis} of {n} samples is shorter than {edge_order + 1}")
+        raise ShapeError(f"expected at least {edge_order + 1} samples on axis {axis}, got {n}")
     if is_array(spacing):
         spacing = as_operand(spacing, f)
     ndim = f.ndim
@@ -164,7 +167,7 @@ def _slopes(f: Tensor, axis: int, spacing: float | Tensor, edge_order: int) -> T
             raise ShapeError(f"expected a distance or {n} coordinates, got {distance.type}")
         h = broadcast_to(distance, [n - 1 if i == axis else 1 for i in range(ndim)])
     after, before = neighbours(f, axis)
-    rises = (after - before) / h  # between neighbours
+    rises = (after - before) / h  # difference quotients of neighbours
     first, last = part(rises, axis, span(1)), part(rises, axis, span(n - 2, n - 1))
     if n == 2:
         return concat([first, last], axis=axis)
@@ -215,8 +218,8 @@ def diff(
 ) -> Tensor:
     """Subtract neighbours along `axis`, `n` times, so that it is shorter by n.
 
-    `prepend` and `append` are joined with x first; a number is one element everywhere. n = 0
-    returns x alone, as in numpy.
+    `prepend` and `append` are first joined with x; a number is used as one element everywhere. n =
+    0 returns only x, as in numpy.
 
     x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` if `prepend` or
     `append` does not fit x; `AxisRefused` if x has no such axis; `ArgumentError` if n is
@@ -263,13 +266,15 @@ def cumulative_sum(
     exclusive: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
-    `include_initial` a 0 comes before them, and the axis is longer by one; with `exclusive` each is
-    the sum of the elements before that one.
+    """Compute cumulative sums along `axis` (None: the only axis), in the dtype that `sum` uses.
 
-    x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
-    and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
-    is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
+    With `include_initial` a 0 is prepended, and the axis is longer by one. With `exclusive` each
+    result is the sum of the elements before the position.
+
+    x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
+    integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
+    `axis` is None and x is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if
+    `dtype` is bool.
 
         >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 3., 6.], f32[3])
@@ -283,8 +288,8 @@ def cumulative_sum(
         return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
         raise ArgumentError("out= is not supported with include_initial or exclusive")
-    after = _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
-    return _without_last(after, axis) if exclusive and not include_initial else after
+    sums = op.cumulative_sum(x, axis=axis, dtype=target)
+    return _from_initial(0.0, sums, axis, include_initial)
 
 
 def _counted(x: Tensor) -> Tensor:
@@ -292,15 +297,14 @@ def _counted(x: Tensor) -> Tensor:
     return astype(x, i64) if type_of(x).dtype is bool_ else x
 
 
-def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
-    """Prepend one element of that value along an axis (None: the only one)."""
-    along = (axis or 0) % x.ndim
-    return op.pad(x, widths=tuple((int(i == along), 0) for i in range(x.ndim)), value=value)
+def _from_initial(initial: float, x: Tensor, axis: int | None, include_last: bool) -> Tensor:
+    """Prepend one element with the value `initial` along an axis (None: the only axis).
 
-
-def _without_last(x: Tensor, axis: int | None) -> Tensor:
+    Drop the last element unless `include_last` is True."""
     along = (axis or 0) % x.ndim
-    return part(x, along, span(x.shape[along] - 1))
+    widths = tuple((int(i == along), 0) for i in range(x.ndim))
+    after = op.pad(x, widths=widths, value=initial)
+    return after if include_last else part(after, along, span(x.shape[along]))
 
 
 @public
@@ -313,17 +317,17 @@ def cumulative_prod(
     include_initial: bool = False,
     exclusive: bool = False,
 ) -> Tensor:
-    """Compute running products along `axis` (None: the only one), in the dtype that `prod` uses.
-    With `include_initial` a 1 comes before them, and the axis is longer by one; with `exclusive`
-    each is the product of the elements before that one.
+    """Compute cumulative products along `axis` (None: the only axis), in the dtype of `prod`.
 
-    It takes log2(n) products of all elements and no division, so gradients are right if x has zeros
-    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986). If all elements are finite, the
-    products from a 0 on are 0, also where a product of others overflows.
+    With `include_initial` a 1 is prepended, and the axis is longer by one. With `exclusive` each
+    result is the product of the elements before the position. The gradient needs no division, so it
+    is correct if x contains zeros. If all elements are finite, the products from a 0 on are 0, even
+    where a product of other elements overflows.
 
-    x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
-    and bools i64, floats and complex numbers their own. Raises `ShapeError` if `axis` is None and x
-    is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if `dtype` is bool.
+    x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
+    integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
+    `axis` is None and x is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if
+    `dtype` is bool.
 
         >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
         Tensor([1., 2., 6.], f32[3])
@@ -331,32 +335,26 @@ def cumulative_prod(
     Refuses:
         ml.cumulative_prod(v, dtype="bool")  # DTypeError
     """
-    target = None if dtype is None else DType.of(dtype).name
-    x = in_single(_counted(x))
-    kind = inferred(one_op("cumulative_sum", axis=axis, dtype=target), x).dtype
-    result = widened(astype(x, kind))
-    along, step = (axis or 0) % x.ndim, 1
-    finite = finite_along(result, along)
-    while step < x.shape[along]:
-        result = product(with_ones_before(result, along, step), result, finite)
-        step = 2 * step
-    result = rounded(result, kind)
+    target = None if dtype is None else DType.of(dtype)
+    products = op.cumulative_prod(_counted(x), axis=axis, dtype=target)
     if not (include_initial or exclusive):
-        return result
-    after = _after(1.0, result, axis)
-    return _without_last(after, axis) if exclusive and not include_initial else after
+        return products
+    return _from_initial(1.0, products, axis, include_initial)
 
 
 def finite_along(x: Tensor, axis: int | tuple[int, ...]) -> Tensor | None:
-    """Return whether all floats along an axis, which is kept, are finite; None for other dtypes."""
+    """Return whether all floats along an axis are finite, as bool with that axis kept.
+
+    Return None for other dtypes."""
     if not x.dtype.is_float:
         return None
     return op.all(op.isfinite(x), axis=axis, keepdims=True)
 
 
 def product(x: Tensor, y: Tensor, finite: Tensor | None) -> Tensor:
-    """Return x y. Where they are products of `finite` numbers, one is 0 and the other one has
-    overflowed, it is 0 instead of nan."""
+    """Return x y, with 0 instead of nan where an overflowed product of finite numbers meets a 0.
+
+    `finite` is True where the factors of both operands are finite."""
     if finite is None:
         return x * y
     most = float(finfo(x.dtype).max)
@@ -369,8 +367,10 @@ def product(x: Tensor, y: Tensor, finite: Tensor | None) -> Tensor:
 
 
 def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int | None) -> Tensor:
-    """Scan an associative function along an axis (None: the only one), in log2(n) steps over all
-    elements (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
+    """Scan an associative function along an axis (None: the only axis).
+
+    It needs log2(n) steps over all elements (Hillis and Steele, Data Parallel Algorithms, CACM 29,
+    1986)."""
     if axis is None and type_of(x).ndim != 1:
         raise ShapeError("expected an axis, unless x has 1 dimension")
     [along] = axes_of(axis or 0, x)
@@ -384,7 +384,7 @@ def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int |
 
 @public
 def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
-    """Compute the running maximum along `axis` (None: the only one); nan from the first nan on.
+    """Compute the cumulative maximum along `axis` (None: the only axis); nan from the first nan on.
 
     x: [...], integers or floats, and so is the result. Raises `ShapeError` if `axis` is None and x
     is not a vector; `AxisRefused` if x has no such axis; `DTypeError` if an operand is bool or
@@ -399,7 +399,7 @@ def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
 
 @public
 def cummin(x: Tensor, /, axis: int | None = None) -> Tensor:
-    """Compute the running minimum along `axis` (None: the only one); nan from the first nan on.
+    """Compute the cumulative minimum along `axis` (None: the only axis); nan from the first nan on.
 
     x: [...], integers or floats, and so is the result. Raises what `cummax` raises.
 
@@ -413,7 +413,7 @@ def cummin(x: Tensor, /, axis: int | None = None) -> Tensor:
 @public
 @in_f32
 def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
-    """Compute the running `logsumexp` along `axis` (None: the only one).
+    """Compute the cumulative `logsumexp` along `axis` (None: the only axis).
 
     x: [...], floats, and so is the result. Raises `ShapeError` if `axis` is None and x is not a
     vector; `AxisRefused` if x has no such axis; `DTypeError` if x is not of floats.
@@ -428,7 +428,7 @@ def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
 @public
 @in_f32
 def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
-    """Integrate y along `axis` by the trapezoidal rule, at the places x or at a spacing of `dx`.
+    """Integrate y along `axis` by the trapezoidal rule, at the positions x or with spacing `dx`.
 
     y: [..., n], any dtype but bool, integers as f32; x: as y, or [n] -> [...]. Raises `ShapeError`
     if x does not fit; `AxisRefused` if y has no such axis; `DTypeError` if an operand is bool or
@@ -450,13 +450,14 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -
     if x.ndim == 1:
         x = reshape(x, [x.size if i == along else 1 for i in range(y.ndim)])
     if x.ndim != y.ndim or x.shape[along] != y.shape[along]:
-        raise ShapeError(f"x is {x.type}, and has to be as y, or a vector of {y.shape[along]}")
+        raise ShapeError(f"expected x like y, or a vector of {y.shape[along]}, got {x.type}")
     return op.sum(heights * op.subtract(*neighbours(x, along)), axis=along) / 2.0
 
 
 def reduce_where(name: str, x: Tensor, *, where: Operand, **attributes: Any) -> Tensor:
-    """Reduce the elements of x at which `where` is True: the others become an element that changes
-    no result."""
+    """Reduce the elements of x at which `where` is True.
+
+    All other elements are replaced by the neutral element of the reduction."""
     mask = as_operand(where)
     if mask.dtype is not bool_:
         raise DTypeError(f"expected where as a bool tensor, got {mask.type}")
@@ -472,7 +473,7 @@ def reduce_where(name: str, x: Tensor, *, where: Operand, **attributes: Any) -> 
 
 
 def _neutral(name: str, dtype: DType) -> Any:
-    """Return the element that changes no result of a reduction in that dtype."""
+    """Return the neutral element of a reduction in that dtype."""
     if name in ("max", "min", "logsumexp"):
         sign = 1 if name == "min" else -1
         if dtype.is_inexact:
@@ -493,17 +494,10 @@ def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
     return total / op.sum(counted, **attributes)
 
 
-def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
-    """Shift x by `by` places along an axis, with ones before it; elements beyond the end are
-    dropped."""
-    by = min(by, x.shape[axis])
-    shifted = part(x, axis, span(x.shape[axis] - by))
-    return op.pad(shifted, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
-
-
 def sum_to(x: Tensor, type: TensorType) -> Tensor:
-    """Sum x over the axes that broadcasting added or stretched from `type`, and cast it. A real
-    type gets the real part."""
+    """Sum x over the axes that broadcasting added or stretched from `type`, and cast it.
+
+    A real type gets the real part."""
     if x.dtype.kind == "complex" and type.dtype.is_float:
         x = op.real(x)
     if x.dtype is not type.dtype:

@@ -1,6 +1,4 @@
-"""Windows of sequences, images and volumes, channels last: padding, grids of windows, `unfold` and
-`fold`.
-"""
+"""Windows of sequences, images and volumes, channels last: padding, `unfold` and `fold`."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ Volume: TypeAlias = int | tuple[int, int, int]
 """A window or a stride: (depth, height, width), or one int for all."""
 
 Sides: TypeAlias = str | int | tuple[int | Pair, ...]
-"""A padding: "SAME", "VALID" or (before, after) for each axis; for images, these are ((top,
-bottom), (left, right)). A number, alone or for an axis, is for both sides, as in PyTorch."""
+"""Padding: "SAME", "VALID" or (before, after) for each axis; for images ((top, bottom), (left,
+right)). As in PyTorch, a single number applies to both sides, for all axes or for one axis."""
 
 KINDS: Final = {
     1: ("a sequence", "(batch, length, channels)", "(before, after)"),
@@ -36,12 +34,13 @@ KINDS: Final = {
         "((front, back), (top, bottom), (left, right))",
     ),
 }
-"""By number of axes: the name, the axes, and the form of the padding."""
+"""For each number of axes: the name of the input, its axes, and the form of the padding."""
 
 
 def require_places(x: Tensor, axes: int) -> Shape:
-    """Return the number of places of x along each of `axes` axes. Raises `ShapeError` if x has
-    another number of axes."""
+    """Return the length of x along each of `axes` spatial axes.
+
+    Raises `ShapeError` if x does not have that number of axes."""
     kind, names, _ = KINDS[axes]
     if type_of(x).ndim != axes + 2:
         raise ShapeError(f"expected {kind} of {axes + 2} axes {names}, got {x.ndim}")
@@ -49,7 +48,7 @@ def require_places(x: Tensor, axes: int) -> Shape:
 
 
 class Geometry(NamedTuple):
-    """Places of windows along each axis, as ops take them."""
+    """Positions of windows along each axis, as attributes of an op."""
 
     stride: Shape
     padding: tuple[Pair, ...]
@@ -63,8 +62,9 @@ class Geometry(NamedTuple):
 def geometry_of(
     size: Shape, window: Shape, stride: Ints, padding: object, dilation: Ints
 ) -> tuple[Geometry, Shape]:
-    """Return the geometry of windows in an input of that size, and the span of a window. Raises
-    `ArgumentError`."""
+    """Return the geometry of windows in an input of that size, and the span of a window.
+
+    Raises `ArgumentError` if an argument is invalid."""
     axes = len(size)
     steps, dilations, span = each_of(stride, axes, "stride"), (1,) * axes, window
     if type(dilation) is not int or dilation != 1:
@@ -74,17 +74,20 @@ def geometry_of(
 
 
 def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
-    """Return the padding, (before, after) for each axis. Raises `ArgumentError` if it is
-    invalid."""
+    """Return the padding, (before, after) for each axis.
+
+    Raises `ArgumentError` if it is invalid."""
     if isinstance(padding, str):
         return resolve_padding(padding.upper(), span, stride, size)
     return numbers_of(padding, len(size))
 
 
 def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
-    """Return a padding of numbers as (before, after) for each axis. As in PyTorch, one number is
-    for both sides of all axes, and a number an axis for both sides of it; of a sequence a pair is
-    (before, after). Raises `ArgumentError`."""
+    """Return a padding of numbers as (before, after) for each axis.
+
+    As in PyTorch, a single number applies to both sides of all axes, and one number per axis
+    applies to both sides of that axis. A pair within a sequence is (before, after). Raises
+    `ArgumentError`."""
     if isinstance(padding, (int, np.integer)):
         padding = (padding,) * axes
     elif axes == 1 and isinstance(padding, (tuple, list)) and len(padding) == 2:
@@ -101,33 +104,34 @@ def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
 
 
 def grid_of(size: Shape, span: Shape, stride: Shape, sides: tuple[Pair, ...]) -> Shape:
-    """Return the number of windows along each axis. Raises `ShapeError` if one is too large."""
+    """Return the number of windows along each axis.
+
+    Raises `ShapeError` if a window is too large."""
     padded = tuple(n + sum(side) for n, side in zip(size, sides, strict=True))
     if any(length > n for n, length in zip(padded, span, strict=True)):
         shown, available = (" x ".join(map(str, each)) for each in (span, padded))
-        raise ShapeError(
-            f"a window spans {shown}, more than the padded input, which is {available}"
-        )
+        raise ShapeError(f"the window ({shown}) exceeds the padded input ({available})")
     return tuple(
         (n - length) // step + 1 for n, length, step in zip(padded, span, stride, strict=True)
     )
 
 
-# --- images cut into windows -------------------------------------------------------------
+# --- images split into windows -----------------------------------------------------------
 
 
 @public
 def unfold(
     x: Tensor, window: Window, *, stride: Window = 1, padding: Sides = "VALID", dilation: Window = 1
 ) -> Tensor:
-    """Return all windows of NHWC images, which `fold` adds up again: f[N, H, W, C] -> f[N, OH, OW,
-    KH, KW, C]. `stride`, `padding` and `dilation` are those of `conv2d`.
+    """Return all windows of NHWC images: f[N, H, W, C] -> f[N, OH, OW, KH, KW, C].
 
-    PyTorch's columns are [N, C KH KW, OH OW]: the same elements in another order.
+    `fold` adds the windows up again. `stride`, `padding` and `dilation` are those of `conv2d`.
 
-    Raises `ShapeError` if x has another number of axes, or the window is larger than the padded
-    image; `ArgumentError` if the window, stride, padding or dilation is invalid; `DTypeError` if
-    x is not of floats.
+    PyTorch's columns are [N, C KH KW, OH OW]: the same elements in a different order.
+
+    Raises `ShapeError` if x does not have 4 axes, or the window is larger than the padded image;
+    `ArgumentError` if the window, stride, padding or dilation is invalid; `DTypeError` if x is not
+    of floats.
 
         >>> ml.unfold(ml.ones((1, 4, 4, 3)), 2).type
         f32[1,3,3,2,2,3]
@@ -150,13 +154,14 @@ def fold(
     padding: Sides = "VALID",
     dilation: Window = 1,
 ) -> Tensor:
-    """Add up windows at their places in images of the `size` (H, W), the inverse layout of
-    `unfold`: f[N, OH, OW, KH, KW, C] -> f[N, H, W, C]. It is the transpose of `unfold` as a linear
-    map.
+    """Add up windows at their positions in images: f[N, OH, OW, KH, KW, C] -> f[N, H, W, C].
 
-    Raises `ShapeError` unless the windows are as many as `unfold` makes of such images;
-    `ArgumentError` if the size, stride, padding or dilation is invalid; `DTypeError` if x is not
-    of floats.
+    `size` is (H, W). The windows have the layout of `unfold`; as a linear map, `fold` is the
+    transpose of `unfold`.
+
+    Raises `ShapeError` unless the number of windows is the one that `unfold` returns for such
+    images; `ArgumentError` if the size, stride, padding or dilation is invalid; `DTypeError` if x
+    is not of floats.
 
         >>> x = ml.reshape(ml.arange(9.0), (1, 3, 3, 1))
         >>> ml.fold(ml.unfold(x, 2), 3)[0, :, :, 0]
@@ -174,6 +179,6 @@ def fold(
     geometry, span = geometry_of(lengths, window, stride, padding, dilation)
     grid = grid_of(lengths, span, geometry.stride, geometry.padding)
     if places != grid:
-        raise ShapeError(f"images of {lengths} have {grid} windows, not {places}")
+        raise ShapeError(f"expected {grid} windows for images of {lengths}, got {places}")
     shape = (windows.shape[0], *lengths, windows.shape[5])
     return op.unpatches(windows, shape=shape, **geometry._asdict())

@@ -1,1 +1,1 @@
-"""Interoperation with other libraries."""
+"""Interoperability with other libraries."""

@@ -1,9 +1,9 @@
-"""Tensors and other libraries: DLPack, arrays, copies and pickles.
+"""Exchange of tensors with other libraries: DLPack, arrays, copies and pickles.
 
 A VM of this process lends the memory of a tensor: numpy or PyTorch gets a read-only array over the
 same bytes. The array counts as a view: an update of the tensor moves it, and the array keeps its
-values. It outlives the tensor, its arena's reset, and the arena. Values from other libraries are
-copied, since they may be written to.
+values. The array may outlive the tensor, a reset of its arena, and the arena. Values from other
+libraries are copied, because they may be written to.
 
 DLPack: https://dmlc.github.io/dlpack/latest/python_spec.html
 """
@@ -41,11 +41,11 @@ from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.wrapper import hinted
 
 _CPU: Final = (1, 0)  # kDLCPU
-_MOST_SHOWN: Final = 16  # rows or columns of a table
+_MOST_SHOWN: Final = 16  # maximum number of rows or columns of a table
 
 
 class _Lent:
-    """The base of an array over a tensor's memory, and of all its views: it has the loan."""
+    """Base object of an array over a tensor's memory, and of all its views; it owns the loan."""
 
     def __init__(self, memory: Array, view: Tensor, loan: Loan) -> None:
         address, _ = memory.__array_interface__["data"]
@@ -58,15 +58,16 @@ class _Lent:
 
 
 def lent(x: Tensor) -> Array | None:
-    """Return a read-only array over the bytes of x; None if they are not accessible: on a VM
-    elsewhere or without bytes, in a trace, and in memory that is not the tensor's. Raises
-    `StaleTensor` if x has ended."""
+    """Return a read-only array over the bytes of x; None if they are not accessible.
+
+    They are not accessible on a remote VM or a VM without bytes, in a trace, and if the memory does
+    not belong to the tensor. Raises `StaleTensor` if x was freed."""
     if x.handle == STALE:
         raise x.stale()
     borrow = getattr(x.arena.vm, "borrow", None)
     if borrow is None or not can_lend(x):
         return None
-    view = stop_gradient(x)  # which an update of x does not move
+    view = stop_gradient(x)  # an update of x does not move this alias
     loan = Loan(view)
     try:
         return np.asarray(_Lent(borrow(view.handle), view, loan))
@@ -85,8 +86,9 @@ def _refuse_copy(x: Tensor, why: str) -> CopyRefused:
 
 
 def _require_untracked(x: Tensor) -> None:
-    """Raise `GradientError` where x depends on what a gradient is being taken for: another library
-    would compute with its values, and the gradient would miss that."""
+    """Raise `GradientError` if a gradient flows through x.
+
+    Another library would compute with its values, and the gradient would be incomplete."""
     if is_tracked(x):
         raise GradientError(
             f"a gradient goes through this {x.type}, and none goes through another library: use "
@@ -95,10 +97,11 @@ def _require_untracked(x: Tensor) -> None:
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """Implement `numpy.asarray(x)`: a read-only copy in that dtype (default: f32 for bf16), as a
-    write to it would not reach x. `numpy.array(x)`, of `copy=True`, gives an array to write to;
-    `copy=False` a read-only array over the bytes of x. Raises `CopyRefused` if they are not
-    accessible; `GradientError` if a gradient flows through x; `StaleTensor` if x has ended."""
+    """Implement `numpy.asarray(x)`: a read-only copy, since a write to it would not reach x.
+
+    The default dtype for bf16 is f32. `numpy.array(x)`, with `copy=True`, returns a writable array;
+    `copy=False` returns a read-only array over the bytes of x. Raises `CopyRefused` if they are not
+    accessible; `GradientError` if a gradient flows through x; `StaleTensor` if x was freed."""
     _require_untracked(x)
     if copy is not False:
         is_own = dtype is not None and x.dtype is bf16 and np.dtype(dtype) == bf16.numpy
@@ -125,12 +128,14 @@ def dlpack(
     dl_device: tuple[int, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """Return a DLPack capsule in host memory: of the bytes of x, read-only, if its VM lends them
-    and the consumer's `max_version` supports it; else of a copy.
+    """Return a DLPack capsule in host memory.
+
+    It refers to the bytes of x, read-only, if its VM lends them and the consumer's `max_version`
+    supports it; otherwise to a copy.
 
     Raises `CopyRefused` if `copy` is False and a copy is needed; `ExchangeRefused` if a stream or
-    another device is given, or x is bf16 or has no values (of a dry VM, or in a captured function);
-    `GradientError` if a gradient flows through x; `StaleTensor` if x has ended.
+    another device is given, or x is bf16 or has no values (on a dry VM, or in a captured function);
+    `GradientError` if a gradient flows through x; `StaleTensor` if x was freed.
     """
     _require_untracked(x)
     if x.dtype is bf16:
@@ -159,7 +164,7 @@ def dlpack(
 
 
 def dlpack_device(x: Tensor, /) -> tuple[int, int]:
-    """Return (1, 0), the host: values on a VM elsewhere are copied."""
+    """Return (1, 0), the host: values on a remote VM are copied."""
     return _CPU
 
 
@@ -167,13 +172,14 @@ def dlpack_device(x: Tensor, /) -> tuple[int, int]:
 def from_dlpack(
     x: object, /, *, device: VMProtocol | None = None, copy: bool | None = None
 ) -> Tensor:
-    """Return a tensor with the values of x, of any library with DLPack, in the current arena or on
-    the VM `device`. They are copied, as x may change; a Tensor on that VM gives a new Tensor over
-    the same bytes.
+    """Return a tensor with the values of x, an object of any library that supports DLPack.
 
-    The result: [...], the shape of x. Raises `NoExchange` if x has no DLPack; `CopyRefused` if
-    `copy` is False and a copy is needed; `DTypeError` if the dtype is not supported; and what the
-    exporter raises.
+    The tensor is allocated in the current arena or on the VM `device`. The values are copied,
+    because x may change; a Tensor on that VM results in a new Tensor over the same bytes.
+
+    The result: [...], the shape of x. Raises `NoExchange` if x does not support DLPack;
+    `CopyRefused` if `copy` is False and a copy is needed; `DTypeError` if the dtype is not
+    supported; and what the exporter raises.
 
         >>> import numpy as np
         >>> ml.from_dlpack(np.ones(2))
@@ -195,7 +201,7 @@ def from_dlpack(
             f"copy=False forbids"
         )
     with placed(device):
-        # PyTorch exports no tensor that it tracks, and numpy reads no bf16.
+        # PyTorch does not export tensors that it tracks, and numpy cannot read bf16.
         if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
             return asarray(x)
         try:
@@ -206,7 +212,7 @@ def from_dlpack(
 
 
 def _copy(x: Tensor, memo: object = None, /) -> Any:
-    """Copy x on its VM, into the arena that `arena_on` names; in a template it is a leaf."""
+    """Copy x on its VM, into the arena that `arena_on` returns; in a template it becomes a leaf."""
     if isinstance(memo, LeafMemo):
         return memo.leaf(x)
     with arena_on(x.arena.vm).hosting():
@@ -214,18 +220,19 @@ def _copy(x: Tensor, memo: object = None, /) -> Any:
 
 
 def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
-    """Pickle the values; they load into the arena that is current then."""
+    """Pickle the values; unpickling allocates in the current arena."""
     return public_name(asarray), (values_of(x),)
 
 
 def _shown(x: Tensor) -> str:
-    """Return the representation of notebooks: a table of few values in one or two axes; else the
-    printed text."""
-    from mlvm.show import html  # which many programs do not use
+    """Return the representation in notebooks: a table for a small tensor, otherwise the text.
+
+    A tensor is small if it has one or two short axes."""
+    from mlvm.show import html  # imported here because many programs do not use it
 
     text = repr(x)
     is_small = 0 < x.ndim <= 2 and 0 < max(x.shape) <= _MOST_SHOWN and x.size
-    if not is_small or text.startswith("<"):  # there are no values to be had
+    if not is_small or text.startswith("<"):  # the values are not available
         return html.block(text)
     rows = x.numpy().reshape(-1, x.shape[-1])
     cells = [[np.array2string(each) for each in row] for row in rows]
@@ -247,15 +254,16 @@ OURS: Final = {
     "rint": "round",
     **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
 }
-"""Names here of ufuncs of numpy and SciPy that differ."""
+"""Our names of those ufuncs of numpy and SciPy whose names differ."""
 
 
 def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:
-    """Dispatch ufuncs to functions of `mlvm.eager`: `numpy.exp(x)` is `exp(x)`, a tensor, and `a +
-    x` of an array a is `add(a, x)`.
+    """Dispatch ufuncs to functions of `mlvm.eager`: `numpy.exp(x)` is `exp(x)`, a tensor.
+
+    `a + x` with an array a is `add(a, x)`.
 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
-    `reduce`, or with options: a tensor is not written into an array.
+    `reduce`, or with options: the result of a tensor cannot be written to an array.
     """
     name = OURS.get(ufunc.__name__, ufunc.__name__)
     function = getattr(sys.modules["mlvm.eager"], name, None)

@@ -1,8 +1,8 @@
-"""Names of numpy, PyTorch and JAX that are other names here: `ml.cat` says "use ml.concat".
+"""Hints for names of numpy, PyTorch and JAX that differ here: `ml.cat` reports "use ml.concat".
 
-`hints.txt` has the names and the hints. A method that a tensor does not have is a descriptor;
-`__getattr__` would slow every other attribute down. A module has a `__getattr__`, which is asked
-only for what it lacks. `dir` leaves all of these names out.
+`hints.txt` contains the names and the hints. A method that a tensor lacks is a descriptor, because
+`__getattr__` would slow down every other attribute. A module has a `__getattr__`, which Python
+calls only for missing names. `dir` omits all of these names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _KEY: Final = TensorType(u64, (2,))
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Yield owner, name and hint of each row of the table. Code in a hint is between backticks."""
+    """Yield owner, name and hint of each row of the table.
+
+    Code in a hint is in backticks."""
     owners = ""
     for line in Path(__file__).with_name("hints.txt").read_text("utf-8").splitlines():
         if line.startswith("["):
@@ -49,9 +51,10 @@ Hint: TypeAlias = str | Callable[[], Callable[..., Any]]
 
 
 class Elsewhere:
-    """Stands in a class for a name of other libraries. Asking for it raises `AttributeError` with
-    the hint. A hint that is a function gives a function of `ml`, and the error shows a call of it.
-    `help` shows the hint, too."""
+    """Descriptor for a name of other libraries.
+
+    Reading it raises `AttributeError` with the hint. If the hint is a function, it returns a
+    function of `ml`, and the error contains a call of this function. `help` also shows the hint."""
 
     def __init__(self, name: str, hint: Hint) -> None:
         self.name = name
@@ -63,13 +66,14 @@ class Elsewhere:
         if not isinstance(hint, str):
             hint = f"use ml.{_call(self.name, hint())}"
         name = owner.__name__
-        vowels = "AEFHILMNORSX" if name.isupper() else "AEIOU"  # as they are spelled: an LSTM
+        # by pronunciation of the letters: an LSTM
+        vowels = "AEFHILMNORSX" if name.isupper() else "AEIOU"
         article = "an" if name[0] in vowels else "a"
         raise AttributeError(f"{article} {name} has no {self.name}; {hint}")
 
 
 class Refused(Elsewhere):
-    """Refuses an assignment, too, where it would have no effect."""
+    """Descriptor that also rejects an assignment, which would have no effect."""
 
     def __set__(self, instance: object, value: object) -> NoReturn:
         self.__get__(instance, type(instance))
@@ -91,8 +95,9 @@ _UNUSED: Final = {"requires_grad", "trainable"}
 
 
 def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
-    """Give the class a hint at each of these names that it lacks. `listing` becomes the `dir` of
-    its instances."""
+    """Add a hint to the class for each of these names that it lacks.
+
+    `listing` becomes the `dir` of its instances."""
     own = set(dir(owner))
     for name, text in texts.items():
         if name not in own or isinstance(getattr_static(owner, name), Elsewhere):
@@ -121,9 +126,11 @@ def hint(
     keywords: Mapping[str, object],
     names: Mapping[str, object],
 ) -> str | None:
-    """Return the remedy for arguments of another library's function of that name: arguments that
-    mean something else here by position, and replacements of unknown keywords. Of arguments that do
-    not fit the parameters for another reason, say which there are. None if they fit."""
+    """Return the remedy for arguments of another library's function with that name.
+
+    These are arguments with a different meaning by position, and replacements of unknown keywords.
+    If the arguments do not fit the parameters for another reason, list the parameters. Return None
+    if they fit."""
     if function == "__call__":
         function = type(args[0]).__name__
     text = _of_places(function, args, keywords, names)
@@ -139,9 +146,9 @@ def hint(
             also = ", 1 for True" if name == "unbiased" else ""
             remedies.append(f"there is no {name}=; use {here}={also}")
     parameters = [x for x in names.values() if isinstance(x, Parameter)]
-    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # of no op
+    if not remedies and (parameters or isinstance(names, MappingProxyType)):  # not an op
         try:
-            Signature(parameters).bind_partial(*args, **keywords)  # first those too many
+            Signature(parameters).bind_partial(*args, **keywords)  # report too many arguments first
             Signature(parameters).bind(*args, **keywords)
         except TypeError as error:
             remedies = [f"{error}; it takes {_listed(parameters)}"]
@@ -149,7 +156,7 @@ def hint(
 
 
 def _listed(parameters: Iterable[Parameter]) -> str:
-    """List arguments by their names: those by position, then the others."""
+    """List arguments by their names: positional arguments first."""
     named = [each for each in parameters if each.name != "self"]
     by_name = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
     by_place = [each.name for each in named if each.kind < each.KEYWORD_ONLY]
@@ -200,7 +207,7 @@ def _of_places(
 
 
 def _is_of_groups(x: object) -> bool:
-    """Return whether it is a list of groups as PyTorch's optimizers take them."""
+    """Return whether it is a list of parameter groups in the form of PyTorch's optimizers."""
     return isinstance(x, list) and any(isinstance(each, dict) and "params" in each for each in x)
 
 
@@ -212,7 +219,7 @@ wrapper.hint = hint
 
 
 _INNER: Final = {"prepare", "region", "root", "stale", "tape"}
-"""Names of a tensor that only the files here need."""
+"""Names of a tensor that are used only within mlvm."""
 
 
 def existing(instance: object) -> list[str]:
@@ -225,8 +232,9 @@ hint_at(Places, hints()["mlvm.eager.Places"], existing)
 
 
 def of_users(instance: object) -> list[str]:
-    """Return the public names of a tensor. No property is evaluated, except those that some shapes
-    lack."""
+    """Return the public names of a tensor.
+
+    Properties are not evaluated, except those that exist only for some shapes."""
     owner = type(instance)
     return [
         name
@@ -238,9 +246,11 @@ def of_users(instance: object) -> list[str]:
 
 
 def is_slip(name: str, candidate: str) -> bool:
-    """Return whether a name is another one, mistyped: in other case, with one letter missing, added
-    or changed, or two swapped. The slip is inside a name of five letters or more, or doubles a
-    letter: `glu` is not gelu, `image` not imag and `savez` not save, but `Addam` is Adam."""
+    """Return whether a name is a misspelling of another name.
+
+    It differs in case, or by one missing, additional or changed letter, or by two swapped letters.
+    The difference is inside a name of five letters or more, or it doubles a letter: `glu` is not a
+    misspelling of gelu, `image` not of imag and `savez` not of save, but `Addam` is one of Adam."""
     if name.lower().replace("_", "") == candidate.lower().replace("_", ""):
         return True
     start = _alike(name, candidate)
@@ -261,11 +271,12 @@ def _alike(x: str, y: str) -> int:
 
 
 def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return a module's `__getattr__` that raises a remedy for names that the module lacks. `names`
-    are those that it has."""
+    """Return a module's `__getattr__` that raises a remedy for names that the module lacks.
+
+    `names` are its existing names."""
     names = list(names)
 
-    @memoized(1024)  # libraries ask for the same names again and again
+    @memoized(1024)  # libraries request the same names repeatedly
     def text(name: str) -> str:
         hint = hints()[module].get(name)
         if hint is None:

@@ -1,8 +1,9 @@
-"""einops and opt_einsum find the functions for an array in lists of their own, by the library that
-it is from. When one of them is imported, before mlvm or after, this enters mlvm there.
+"""Registration of mlvm with einops and opt_einsum.
 
-Neither is needed: nothing is imported here that the program does not import itself. Libraries that
-ask an array for its namespace, as the Python Array API standard says, need no entry.
+These libraries select the functions for an array from their own lists, by the library of the array.
+When one of them is imported, before mlvm or after, this module registers mlvm. Neither is required:
+this module imports nothing that the program does not import itself. Libraries that ask an array for
+its namespace, as in the Python Array API standard, need no registration.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 def _enter_in_einops(backends: Any) -> None:
-    """Define a subclass of einops' `AbstractBackend`: einops selects the one whose framework is
-    imported and whose arrays these are."""
+    """Define a subclass of einops' `AbstractBackend` for mlvm.
+
+    einops selects the backend whose framework is imported and whose arrays it gets."""
 
     class Backend(backends.AbstractBackend):  # type: ignore[misc]
-        """Reshapes, transposes and reduces by the methods of a tensor, as einops does unless told
-        otherwise."""
+        """Backend that reshapes, transposes and reduces by the methods of a tensor."""
 
         framework_name = "mlvm"
 
@@ -60,12 +61,11 @@ def _enter_in_einops(backends: Any) -> None:
         def einsum(self, pattern: str, *x: Tensor) -> Tensor:
             return einsum(pattern, *x)
 
-    backends.MlvmBackend = Backend  # a base holds no reference to what derives from it
+    backends.MlvmBackend = Backend  # a base class holds no strong reference to its subclasses
 
 
 def _enter_in_opt_einsum(dispatch: Any) -> None:
-    """Register the functions of "mlvm", the package of a Tensor's class, and those whose names
-    differ from numpy's."""
+    """Register the functions of "mlvm", the package of Tensor, whose names differ from numpy's."""
     dispatch._aliases["mlvm"] = "mlvm.eager"
     dispatch._cached_funcs["transpose", "mlvm"] = permute_dims
 
@@ -77,8 +77,9 @@ _THEN: Final[dict[str, Callable[[Any], None]]] = {
 
 
 class _AfterImport:
-    """Has a module found by the other finders, and runs a function on it when it has been loaded.
-    Where another version of the library has no such lists, nothing is entered."""
+    """Import hook that runs a function on a module after another finder has loaded it.
+
+    If another version of the library has no such lists, nothing is registered."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

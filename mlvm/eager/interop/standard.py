@@ -1,6 +1,6 @@
 """Namespace of the Python Array API standard: its version and capabilities.
 
-A tensor names its namespace, `mlvm.eager`, in `x.__array_namespace__()`. A device is a VM.
+`x.__array_namespace__()` returns the namespace of a tensor, `mlvm.eager`. A device is a VM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VERSIONS: Final = ("2021.12", "2022.12", "2023.12", "2024.12", VERSION)
 class Info:
     """Result of `__array_namespace_info__()`: devices, dtypes, and capabilities.
 
-    Each `device` is a VM; another raises `ArgumentError`. All VMs have the same dtypes.
+    Each `device` is a VM; any other value raises `ArgumentError`. All VMs support the same dtypes.
     """
 
     def capabilities(self) -> dict[str, Any]:
@@ -59,8 +59,9 @@ class Info:
     def dtypes(
         self, *, device: VMProtocol | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """Return the standard's dtypes by its names; those of a `kind` (see `isdtype`), or of one
-        of several kinds. Raises `ArgumentError` if the kind is unknown."""
+        """Return the standard's dtypes by name; with `kind` only those of one or several kinds.
+
+        For the kinds see `isdtype`. Raises `ArgumentError` if the kind is unknown."""
         with placed(device):
             every = [dtype for dtype in DType.all.values() if not dtype.is_half]
             names = {dtype.numpy.name: dtype for dtype in every}
@@ -70,8 +71,9 @@ class Info:
 
 
 def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleType:
-    """Return the module with the functions for x. Raises `ArgumentError` if it does not
-    implement that version of the standard."""
+    """Return the module with the functions for x.
+
+    Raises `ArgumentError` if it does not implement that version of the standard."""
     if api_version is not None and api_version not in _VERSIONS:
         raise ArgumentError(
             f"versions of the standard are {', '.join(_VERSIONS)}, not {brief(api_version)}"
@@ -80,8 +82,10 @@ def array_namespace(x: Tensor, /, *, api_version: str | None = None) -> ModuleTy
 
 
 def to_device(x: Tensor, device: VMProtocol, /, *, stream: None = None) -> Tensor:
-    """Move x to a VM: a tensor over the same bytes if it is there already; else a copy through this
-    machine, in that VM's current arena, through which no gradient flows.
+    """Move x to a VM; if it is there already, return a tensor over the same bytes.
+
+    Otherwise x is copied through this machine to that VM's current arena; no gradient flows through
+    the copy.
 
     Raises `ArgumentError` if the device is not a VM, or a stream is given: VMs have none;
     `GradientError` if a gradient would flow through a copy.

@@ -1,14 +1,15 @@
-"""Layers: Modules that hold parameters and are called on tensors.
+"""Layers: Modules that contain parameters and are called on tensors.
 
-A Module's fields are its parameters, submodules and buffers, assigned in `__init__`; annotations
-on the class head are the inventory. Modules are trees, so `value_and_grad` and the optimizers
-take them as they are.
+The fields of a Module are its parameters, submodules and buffers, assigned in `__init__`; the
+annotations in the class body list them. Modules are trees, so they can be passed to
+`value_and_grad` and to the optimizers.
 
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
-`mlvm.eager.random`, or with the next global key if that is None. Their initial values come from
-`kernel_init=`, `bias_init=` and the like, functions as in `mlvm.eager.nn.init`. Bad hyperparameters
-raise `ArgumentError`, and a `dtype` that is no float `DTypeError`. So does an x that is wider
-than half-precision weights; a half-precision x is widened to f32 weights.
+`mlvm.eager.random`, or with the next global key if `key` is None. `kernel_init=`, `bias_init=` and
+similar options set their initial values; they are functions as in `mlvm.eager.nn.init`. Invalid
+hyperparameters raise `ArgumentError`, and a `dtype` that is not a float raises `DTypeError`. An x
+that is wider than half-precision weights also raises `DTypeError`; a half-precision x is converted
+to f32 for f32 weights.
 """
 
 from mlvm.eager.nn import init

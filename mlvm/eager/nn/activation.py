@@ -1,6 +1,6 @@
-"""Activations as layers for a Sequential, by PyTorch's names.
+"""Activations as layers for a Sequential, with PyTorch's names.
 
-A function is a layer too: `Sequential(Linear(3, 4), relu)`.
+A function is also a layer: `Sequential(Linear(3, 4), relu)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Activation(Module):
-    """Base of activations without options: `_function` of x."""
+    """Base class of activations without options, which apply `_function` to x."""
 
     _function: Callable[..., Tensor]
 
@@ -26,7 +26,7 @@ class _Activation(Module):
 
 
 class _AlongAxis(Module):
-    """Base of activations along an axis: `_function` of x and that."""
+    """Base class of activations that apply `_function` to x along an axis."""
 
     _function: Callable[..., Tensor]
 
@@ -38,7 +38,7 @@ class _AlongAxis(Module):
 
 
 class ReLU(_Activation):
-    """max(x, 0).
+    """Rectified linear unit: max(x, 0).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -50,7 +50,7 @@ class ReLU(_Activation):
 
 
 class LeakyReLU(Module):
-    """x where x > 0, else negative_slope x; see `leaky_relu`.
+    """Leaky ReLU: x where x > 0, else negative_slope x; see `leaky_relu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` if an operand is complex; `ArgumentError` if the slope is not a number.
@@ -70,7 +70,7 @@ class LeakyReLU(Module):
 
 
 class ELU(Module):
-    """x where x > 0, else alpha (exp(x) - 1); see `elu`.
+    """Exponential linear unit: x where x > 0, else alpha (exp(x) - 1); see `elu`.
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` if an operand is complex; `ArgumentError` if alpha is not a number.
@@ -90,7 +90,7 @@ class ELU(Module):
 
 
 class GELU(Module):
-    """x Phi(x), with the tanh formula if `approximate`; see `gelu`.
+    """Gaussian error linear unit: x Phi(x), by the tanh formula if `approximate`; see `gelu`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -106,7 +106,7 @@ class GELU(Module):
 
 
 class SiLU(_Activation):
-    """x sigmoid(x).
+    """Sigmoid linear unit (swish): x sigmoid(x).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` if an operand is complex.
@@ -119,7 +119,7 @@ class SiLU(_Activation):
 
 
 class Sigmoid(_Activation):
-    """1 / (1 + exp(-x)).
+    """Logistic function: 1 / (1 + exp(-x)).
 
     x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
     Raises `DTypeError` if an operand is complex.
@@ -132,7 +132,7 @@ class Sigmoid(_Activation):
 
 
 class Tanh(_Activation):
-    """The hyperbolic tangent of x.
+    """Hyperbolic tangent of x.
 
     x: [...], any dtype; the result: [...], the same, or f32 for integers and bools.
 
@@ -144,7 +144,7 @@ class Tanh(_Activation):
 
 
 class Softplus(_Activation):
-    """log(1 + exp(x)).
+    """Softplus function: log(1 + exp(x)).
 
     x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
     `DTypeError` if an operand is bool or complex.
@@ -157,7 +157,7 @@ class Softplus(_Activation):
 
 
 class Softmax(_AlongAxis):
-    """exp(x) / sum(exp(x)) along the axis.
+    """Softmax along an axis: exp(x) / sum(exp(x)).
 
     x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
     floats.
@@ -173,7 +173,7 @@ class Softmax(_AlongAxis):
 
 
 class CELU(Module):
-    """x where x > 0, else alpha (exp(x / alpha) - 1); see `celu`.
+    """Continuously differentiable ELU: x where x > 0, else alpha (exp(x / alpha) - 1); see `celu`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if alpha is 0
     or not a number.
@@ -195,7 +195,7 @@ class CELU(Module):
 
 
 class SELU(_Activation):
-    """1.0507 elu(x, 1.6733); see `selu`.
+    """Scaled ELU: 1.0507 elu(x, 1.6733); see `selu`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -207,7 +207,7 @@ class SELU(_Activation):
 
 
 class Mish(_Activation):
-    """x tanh(softplus(x)); see `mish`.
+    """Mish function: x tanh(softplus(x)); see `mish`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -219,7 +219,7 @@ class Mish(_Activation):
 
 
 class GLU(_AlongAxis):
-    """a sigmoid(b), with a and b the halves of x along the axis; see `glu`.
+    """Gated linear unit: a sigmoid(b), where a and b are the halves of x along an axis; see `glu`.
 
     x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` if the length is odd; `AxisRefused` if x has no
     such axis; `DTypeError` if x is not of floats.
@@ -235,11 +235,13 @@ class GLU(_AlongAxis):
 
 
 class PReLU(Module):
-    """x where x > 0, else slope x, with a learned slope: one, or one for each of the `channels`;
-    see `prelu`. It starts at 0.25.
+    """Parametric ReLU: x where x > 0, else slope x, with a learned slope; see `prelu`.
 
-    x: f[..., channels] -> f[..., channels]. Raises `ShapeError` if x has other channels;
-    `DTypeError` if x is not of floats; `ArgumentError` if `channels` is below 1.
+    The slope is a scalar, or a vector with one element per channel if `channels` is given. It is
+    initialised to 0.25.
+
+    x: f[..., channels] -> f[..., channels]. Raises `ShapeError` if x has a different number of
+    channels; `DTypeError` if x is not of floats; `ArgumentError` if `channels` is below 1.
 
         >>> ml.nn.PReLU(2)(ml.asarray([-1.0, 2.0]))
         Tensor([-0.25,  2.  ], f32[2])
@@ -259,7 +261,7 @@ class PReLU(Module):
 
 
 class ReLU6(_Activation):
-    """min(max(x, 0), 6).
+    """Limited ReLU: min(max(x, 0), 6).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -271,7 +273,7 @@ class ReLU6(_Activation):
 
 
 class Hardsigmoid(_Activation):
-    """min(max(x + 3, 0), 6) / 6; see `hard_sigmoid`.
+    """Piecewise linear sigmoid: min(max(x + 3, 0), 6) / 6; see `hard_sigmoid`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -283,7 +285,7 @@ class Hardsigmoid(_Activation):
 
 
 class Hardswish(_Activation):
-    """x min(max(x + 3, 0), 6) / 6; see `hard_swish`.
+    """Piecewise approximation of swish: x min(max(x + 3, 0), 6) / 6; see `hard_swish`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -295,7 +297,7 @@ class Hardswish(_Activation):
 
 
 class Hardtanh(Module):
-    """x, limited to min <= x <= max.
+    """Limited identity: x, limited to min <= x <= max.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if a limit is
     not a number.
@@ -315,7 +317,7 @@ class Hardtanh(Module):
 
 
 class LogSigmoid(_Activation):
-    """log(1 / (1 + exp(-x))); see `log_sigmoid`.
+    """Logarithm of the sigmoid: log(1 / (1 + exp(-x))); see `log_sigmoid`.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -327,7 +329,7 @@ class LogSigmoid(_Activation):
 
 
 class LogSoftmax(_AlongAxis):
-    """x - log(sum(exp(x))) along the axis.
+    """Logarithm of the softmax along an axis: x - log(sum(exp(x))).
 
     x: f[...] -> f[...]. Raises `AxisRefused` if x has no such axis; `DTypeError` if x is not of
     floats.
@@ -343,7 +345,7 @@ class LogSoftmax(_AlongAxis):
 
 
 class Softsign(_Activation):
-    """x / (1 + |x|).
+    """Softsign function: x / (1 + |x|).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -355,7 +357,7 @@ class Softsign(_Activation):
 
 
 class Tanhshrink(_Activation):
-    """x - tanh(x).
+    """Tanhshrink function: x - tanh(x).
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats.
 
@@ -367,7 +369,7 @@ class Tanhshrink(_Activation):
 
 
 class Softshrink(Module):
-    """x moved towards 0 by `limit`, and 0 where |x| <= limit.
+    """Soft shrinkage: x moved towards 0 by `limit`, and 0 where |x| <= limit.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if a limit is
     not a number.
@@ -387,7 +389,7 @@ class Softshrink(Module):
 
 
 class Hardshrink(Module):
-    """x where |x| > limit, else 0.
+    """Hard shrinkage: x where |x| > limit, else 0.
 
     x: f[...] -> f[...]. Raises `DTypeError` if x is not of floats; `ArgumentError` if a limit is
     not a number.

@@ -20,25 +20,33 @@ from mlvm.eager.tensor.wrapper import public
 from mlvm.eager.tree import among_others, flatten
 
 Cache: TypeAlias = tuple[Tensor, ...]
-"""Keys and values of the positions so far, each f[batch, num_kv_heads, max_length, head_dim]; with
-rotary positions then cosines and sines of all, f[max_length, head_dim / 2]."""
+"""Keys and values of the previous positions, each f[batch, num_kv_heads, max_length, head_dim].
+
+With rotary positions, the cosines and sines of all positions follow, f[max_length, head_dim / 2].
+"""
 
 
 class MultiHeadAttention(Module):
-    """out(concat of scaled_dot_product_attention(query, key, value) of each head), with query, key,
-    value and out linear maps (Vaswani et al., arXiv 1706.03762, section 3.2.2).
+    """Multi-head attention: `scaled_dot_product_attention` per head, between linear projections.
 
-    Queries come from f[batch, time, embed_dim]; keys and values from the same, or from a memory of
-    `memory_dim` features. A head has embed_dim / num_heads features. `num_kv_heads` is the number
-    of heads of keys and values; it divides `num_heads`, and each is shared by equally many query
-    heads (Ainslie et al., arXiv 2305.13245). `dropout` is the rate at which weights of the softmax
-    are dropped while `training`. With a `rotary_base`, such as 10000, `rotary_encoding` rotates
-    queries and keys.
+    The projections are `query`, `key`, `value` and, for the concatenated heads, `out` (Vaswani et
+    al., arXiv 1706.03762, section 3.2.2).
+
+    Queries are computed from x, f[batch, time, embed_dim]; keys and values from x, or from a memory
+    with `memory_dim` features. A head has embed_dim / num_heads features.
+
+    Arguments:
+
+    - `num_kv_heads`: the number of key and value heads, a divisor of `num_heads`. Each is shared by
+      num_heads / num_kv_heads query heads (Ainslie et al., arXiv 2305.13245). Default: num_heads.
+    - `dropout`: the rate at which softmax weights are dropped while `training`.
+    - `rotary_base`: with a number, such as 10000, `rotary_encoding` rotates queries and keys.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
-    `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1, or unless
-    `num_heads` divides `embed_dim` and `num_kv_heads` divides `num_heads`. Another Module may
-    replace each of the four Linears, such as one with an adapter, if it returns as many features.
+    `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1, if `embed_dim` is
+    not a multiple of `num_heads`, or if `num_heads` is not a multiple of `num_kv_heads`. Each of
+    the four Linears may be replaced by another Module with the same number of output features, such
+    as one with an adapter.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
         f32[2,5,16]
@@ -110,20 +118,23 @@ class MultiHeadAttention(Module):
         cache: Cache | None = None,
         position: Tensor | int | None = None,
     ) -> Any:
-        """Attend: f[batch, time, embed_dim] -> the same. It is self-attention unless there is a
-        `memory`, f[batch, length, memory_dim].
+        """Compute attention: f[batch, time, embed_dim] -> the same.
 
-        `mask`, a bool tensor that broadcasts to [batch, num_heads, time, length], is True where a
-        query may see a key; with `is_causal`, query i sees keys 0 .. i only. With a cache the
-        length is its `max_length`.
+        It is self-attention unless `memory`, f[batch, length, memory_dim], is given.
 
-        With a `cache` of `init_cache`, x is at `position` .. `position + time - 1`, where
-        `position` is an int or an i64[], >= 0. Its keys and values are written there, and attention
-        is causal. The result is (y, cache), with the new cache: the old one keeps its value.
+        Arguments:
 
-        Raises `ShapeError` or `DTypeError` if operands have other types; `ArgumentError` if a
-        cache comes with a memory or without a position; `OperandValueError` if the cache is too
-        short for the position.
+        - `mask`: a bool tensor that broadcasts to [batch, num_heads, time, length], True where a
+          query may attend to a key. With a cache the length is its `max_length`.
+        - `is_causal`: query i attends only to keys 0 .. i.
+        - `cache`: a cache of `init_cache`. x is then at the positions `position` .. `position +
+          time - 1`; its keys and values are written there, and attention is causal. The result is
+          (y, cache) with a new cache; the old cache does not change.
+        - `position`: an int or an i64[], >= 0.
+
+        Raises `ShapeError` or `DTypeError` if operands have wrong types; `ArgumentError` if a cache
+        is combined with a memory or passed without a position; `OperandValueError` if the cache is
+        too short for the position.
         """
         if isinstance(position, np.integer):
             position = int(position)
@@ -163,13 +174,13 @@ class MultiHeadAttention(Module):
         return keys, values, *self._turns(length, self.rotary_base)
 
     def _turns(self, length: int, base: float) -> list[Tensor]:
-        """Return cosines and sines for positions 0 .. length - 1."""
+        """Return the cosines and sines for positions 0 .. length - 1."""
         positions = creation.arange(length)
         return [*attention.rotary_table(positions, self.head_dim, base, self._dtype)]
 
     @property
     def _dtype(self) -> DType:
-        """Dtype of queries and keys: that of the widest weight that computes them."""
+        """Dtype of queries and keys: the dtype of the widest weight that computes them."""
         weights, _ = flatten([self.query, self.key], ends=among_others, buffers=True)
         floats = [x.dtype for _, x in weights if x.dtype.is_float]
         return max(floats, key=lambda dtype: dtype.itemsize, default=f32)

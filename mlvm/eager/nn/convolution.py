@@ -1,4 +1,4 @@
-"""Convolutions, channels last."""
+"""Convolution layers (channels last)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Convolution(Module):
-    """Base of convolutions: `_function` over `_axes` axes with a kernel and a bias."""
+    """Base class of convolutions: `_function` over `_axes` axes with a kernel and a bias."""
 
     _axes: int
     _function: Callable[..., Tensor]
@@ -87,8 +87,9 @@ class _Convolution(Module):
 
 
 def _transpose_of(init: Init) -> Init:
-    """Return an initialiser of kernels [*window, channels out, channels in] from one of ordinary
-    kernels."""
+    """Return an initialiser for transposed kernels from an initialiser for ordinary kernels.
+
+    A transposed kernel is [*window, channels out, channels in]."""
 
     def transposed(shape: tuple[int, ...], *, key: Tensor | None, dtype: object) -> Tensor:
         *window, outputs, inputs = shape
@@ -99,18 +100,24 @@ def _transpose_of(init: Init) -> Init:
 
 
 class Conv2d(_Convolution):
-    """y = x * kernel + bias, cross-correlated: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
+    """2D convolution with a bias: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
 
-    `window`, `stride` and `dilation` are numbers, or (vertical, horizontal). `padding` is "SAME",
-    "VALID" or ((top, bottom), (left, right)) zeros. Neighbouring elements of the window are
-    `dilation` places apart in x. Each of the `groups` of results depends only on its group of the
-    channels of x; with as many groups as channels, the convolution is depthwise. The kernel is
-    LeCun normal, the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
+    The operation is a cross-correlation.
 
-    Raises `ShapeError` if x has other channels, or the window is larger than the padded image;
-    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError`
-    if a number of channels is below 1, or the window, stride, dilation, groups or padding is
-    invalid.
+    Arguments:
+
+    - `window`, `stride`, `dilation`: numbers, or (vertical, horizontal). Adjacent elements of the
+      window are `dilation` positions apart in x.
+    - `padding`: "SAME", "VALID" or ((top, bottom), (left, right)) zeros.
+    - `groups`: each group of output channels depends only on its group of the channels of x. If
+      `groups` equals the number of channels, the convolution is depthwise.
+    - `kernel_init`, `bias_init`: initialisers, see `ml.nn.init`. Default: LeCun normal for the
+      kernel, zeros for the bias.
+
+    Raises `ShapeError` if x has a different number of channels, or the window is larger than the
+    padded image; `DTypeError` if x is not of floats, or is wider than half-precision weights;
+    `ArgumentError` if a number of channels is below 1, or the window, stride, dilation, groups or
+    padding is invalid.
 
         >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
         f32[2,6,6,8]
@@ -126,14 +133,14 @@ class Conv2d(_Convolution):
 
 
 class Conv1d(_Convolution):
-    """y = x * kernel + bias, cross-correlated: [N, L, in_channels] -> [N, OL, out_channels].
+    """1D convolution with a bias: [N, L, in_channels] -> [N, OL, out_channels].
 
-    `padding` is "SAME", "VALID" or (before, after) zeros; otherwise as `Conv2d`.
+    `padding` is "SAME", "VALID" or (before, after) zeros. The other options are those of `Conv2d`.
 
-    Raises `ShapeError` if x has other channels, or the window is larger than the padded sequence;
-    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError`
-    if a number of channels is below 1, or the window, stride, dilation, groups or padding is
-    invalid.
+    Raises `ShapeError` if x has a different number of channels, or the window is larger than the
+    padded sequence; `DTypeError` if x is not of floats, or is wider than half-precision weights;
+    `ArgumentError` if a number of channels is below 1, or the window, stride, dilation, groups or
+    padding is invalid.
 
         >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
         f32[2,6,8]
@@ -149,16 +156,16 @@ class Conv1d(_Convolution):
 
 
 class Conv3d(_Convolution):
-    """y = x * kernel + bias, cross-correlated: [N, D, H, W, in_channels] -> [N, OD, OH, OW,
-    out_channels].
+    """3D convolution with a bias: [N, D, H, W, in_channels] -> [N, OD, OH, OW, out_channels].
 
     `window`, `stride` and `dilation` are numbers, or (depth, vertical, horizontal). `padding` is
-    "SAME", "VALID" or ((front, back), (top, bottom), (left, right)) zeros; otherwise as `Conv2d`.
+    "SAME", "VALID" or ((front, back), (top, bottom), (left, right)) zeros. The other options are
+    those of `Conv2d`.
 
-    Raises `ShapeError` if x has other channels, or the window is larger than the padded volume;
-    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError`
-    if a number of channels is below 1, or the window, stride, dilation, groups or padding is
-    invalid.
+    Raises `ShapeError` if x has a different number of channels, or the window is larger than the
+    padded volume; `DTypeError` if x is not of floats, or is wider than half-precision weights;
+    `ArgumentError` if a number of channels is below 1, or the window, stride, dilation, groups or
+    padding is invalid.
 
         >>> ml.nn.Conv3d(3, 8, 3)(ml.ones((2, 6, 6, 6, 3))).type
         f32[2,6,6,6,8]
@@ -174,17 +181,17 @@ class Conv3d(_Convolution):
 
 
 class ConvTranspose2d(_Convolution):
-    """The transpose of a convolution from out_channels to in_channels, plus a bias:
-    [N, H, W, in_channels] -> [N, OH, OW, out_channels]; see `conv_transpose2d`.
+    """Transposed 2D convolution with a bias: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
 
+    It is the transpose of a convolution from out_channels to in_channels; see `conv_transpose2d`.
     OH is H stride with the padding "SAME", and (H - 1) stride + the span of the window with
-    "VALID", less top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal, with
-    the average number of elements that add up to one result as fan in, and the bias is zero.
-    `kernel_init` and `bias_init` replace them.
+    "VALID". With ((top, bottom), (left, right)) it is top + bottom less. By default the kernel is
+    LeCun normal, where fan in is the average number of products per output element, and the bias is
+    zero; `kernel_init` and `bias_init` replace them.
 
-    Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
-    operand is complex; `ArgumentError` if a number of channels is below 1, or the window,
-    stride, dilation, groups or padding is invalid.
+    Raises `ShapeError` if x has a different number of channels or the result would be empty;
+    `DTypeError` if an operand is complex; `ArgumentError` if a number of channels is below 1, or
+    the window, stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
         f32[2,12,12,8]
@@ -201,13 +208,14 @@ class ConvTranspose2d(_Convolution):
 
 
 class ConvTranspose1d(_Convolution):
-    """The transpose of a convolution from out_channels to in_channels, plus a bias:
-    [N, L, in_channels] -> [N, OL, out_channels]. `padding` is "SAME", "VALID" or (before, after);
-    otherwise as `ConvTranspose2d`.
+    """Transposed 1D convolution with a bias: [N, L, in_channels] -> [N, OL, out_channels].
 
-    Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
-    operand is complex; `ArgumentError` if a number of channels is below 1, or the window,
-    stride, dilation, groups or padding is invalid.
+    `padding` is "SAME", "VALID" or (before, after). The other options are those of
+    `ConvTranspose2d`.
+
+    Raises `ShapeError` if x has a different number of channels or the result would be empty;
+    `DTypeError` if an operand is complex; `ArgumentError` if a number of channels is below 1, or
+    the window, stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose1d(3, 8, 2, stride=2)(ml.ones((2, 6, 3))).type
         f32[2,12,8]
@@ -224,13 +232,14 @@ class ConvTranspose1d(_Convolution):
 
 
 class ConvTranspose3d(_Convolution):
-    """The transpose of a convolution from out_channels to in_channels, plus a bias:
-    [N, D, H, W, in_channels] -> [N, OD, OH, OW, out_channels]. `padding` is "SAME", "VALID" or
-    ((front, back), (top, bottom), (left, right)); otherwise as `ConvTranspose2d`.
+    """Transposed 3D convolution with a bias, from in_channels to out_channels.
 
-    Raises `ShapeError` if x has other channels or the result would be empty; `DTypeError` if an
-    operand is complex; `ArgumentError` if a number of channels is below 1, or the window,
-    stride, dilation, groups or padding is invalid.
+    [N, D, H, W, in_channels] -> [N, OD, OH, OW, out_channels]. `padding` is "SAME", "VALID" or
+    ((front, back), (top, bottom), (left, right)). The other options are those of `ConvTranspose2d`.
+
+    Raises `ShapeError` if x has a different number of channels or the result would be empty;
+    `DTypeError` if an operand is complex; `ArgumentError` if a number of channels is below 1, or
+    the window, stride, dilation, groups or padding is invalid.
 
         >>> ml.nn.ConvTranspose3d(3, 8, 2, stride=2)(ml.ones((2, 3, 3, 3, 3))).type
         f32[2,6,6,6,8]

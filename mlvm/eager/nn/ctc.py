@@ -1,5 +1,6 @@
-"""The loss of sequences that are not aligned (Graves et al., Connectionist Temporal Classification,
-ICML 2006)."""
+"""Connectionist temporal classification: the loss of sequences without alignment.
+
+Graves et al., Connectionist Temporal Classification, ICML 2006."""
 
 from __future__ import annotations
 
@@ -31,20 +32,22 @@ def ctc(
     blank: int = 0,
     reduction: Reduction = "none",
 ) -> Tensor:
-    """Compute -log of the probability of the labels: the sum over all alignments of labels to
-    steps. In an alignment a label may be repeated, and `blank` may separate labels, and must
-    separate equal ones. It is the forward algorithm in logarithms (Graves et al., ICML 2006,
+    """Compute -log of the probability of the labels, summed over all alignments of labels to steps.
+
+    In an alignment a label may be repeated. `blank` may separate labels, and must separate equal
+    labels. The loss is computed by the forward algorithm in logarithms (Graves et al., ICML 2006,
     section 4.1), as a scan along time.
 
-    Of each sequence, the first `lengths` steps and `label_lengths` labels count. The loss is inf if
-    there are too few steps; where(isinf(loss), 0, loss) drops those. "mean" averages losses;
-    PyTorch divides each by its number of labels first.
+    For each sequence, only the first `lengths` steps and `label_lengths` labels are used. The loss
+    is inf if there are too few steps; where(isinf(loss), 0, loss) removes these. "mean" averages
+    the losses; PyTorch first divides each loss by its number of labels.
 
-    log_predictions: f[time, batch, K], as `log_softmax` gives them; labels: i[batch, S]; lengths
-    and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises `ShapeError` if the
-    shapes do not fit; `PositionRefused` if a label is not one of the K classes, or `label_lengths`
-    exceeds S; `DTypeError` if the predictions are not floats, or the others not integers;
-    `ArgumentError` if `blank` is not one of the classes or the reduction is unknown.
+    log_predictions: f[time, batch, K], such as the result of `log_softmax`; labels: i[batch, S];
+    lengths and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises
+    `ShapeError` if the shapes do not fit; `PositionRefused` if a label is not one of the K classes,
+    or `label_lengths` exceeds S; `DTypeError` if the predictions are not floats, or the other
+    operands are not integers; `ArgumentError` if `blank` is not one of the classes or the reduction
+    is unknown.
 
         >>> even = ml.log(ml.full((3, 1, 2), 0.5))
         >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
@@ -69,9 +72,11 @@ def ctc(
         raise ArgumentError(f"expected blank as one of the {classes} classes, got {number}")
     size, count = labels.shape[1], 2 * labels.shape[1] + 1
     counts = expand_dims(label_lengths, axis=1)
-    counts = where(op.less(counts, 0), size + 1, counts)  # which is refused, as too many are
+    # rejected below, like a number that is too large
+    counts = where(op.less(counts, 0), size + 1, counts)
     labels = where(op.less(arange(size, dtype=labels.dtype), counts), labels, number)
-    labels = where(op.less(labels, 0), classes, labels)  # likewise; -1 is not the last class
+    # also rejected; -1 does not mean the last class
+    labels = where(op.less(labels, 0), classes, labels)
     states = reshape(stack([full_like(labels, number), labels], axis=-1), (n, count - 1))
     states = pad(states, ((0, 0), (0, 1)), number)
     before = part(pad(states, ((0, 0), (2, 0)), number), 1, span(count))
@@ -82,7 +87,7 @@ def ctc(
     counted = expand_dims(op.less(expand_dims(steps, axis=1), lengths), axis=2)
 
     def turn(paths: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
-        """Advance the log probabilities of all paths to each state by a step."""
+        """Advance the log probabilities of all paths to each state by one step."""
         emission, counts = row
         padded = pad(paths, ((0, 0), (2, 0)), -math.inf)
         previous, skipped = (part(padded, 1, span(i, i + count)) for i in (1, 0))

@@ -1,4 +1,4 @@
-"""Dropout."""
+"""Dropout layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Dropout(Module):
-    """While `training`, multiply each element of x by 1 / (1 - rate) with probability 1 - rate,
-    else by 0; otherwise return x itself (Srivastava et al., JMLR 15, 2014). Each call draws with
-    `key`, or with the next global key.
+    """Dropout: in training, zero each element of x with probability `rate`, and scale the rest.
+
+    The remaining elements are multiplied by 1 / (1 - rate). Unless `training`, the layer returns x
+    itself (Srivastava et al., JMLR 15, 2014). Each call draws with `key`, or with the next global
+    key.
 
     x: f[...] -> f[...]. Raises `ArgumentError` unless 0 <= rate < 1; `DTypeError` if x is not of
     floats.
@@ -37,7 +39,7 @@ class Dropout(Module):
 
 
 class _OfChannels(Dropout):
-    """Base of the layers that drop whole channels of inputs with `_axes` axes of positions."""
+    """Base class of layers that drop whole channels, for inputs with `_axes` position axes."""
 
     _axes: int
 
@@ -52,11 +54,13 @@ class _OfChannels(Dropout):
 
 
 class Dropout1d(_OfChannels):
-    """While `training`, multiply each channel of each of the sequences by 1 / (1 - rate) with
-    probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
+    """Channel dropout for sequences: in training, zero each channel with probability `rate`.
 
-    x: f[N, L, C] -> f[N, L, C]. Raises `ArgumentError` unless 0 <= rate
-    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
+    The remaining channels are multiplied by 1 / (1 - rate). Unless `training`, the layer returns x
+    itself (Tompson et al., CVPR 2015).
+
+    x: f[N, L, C] -> f[N, L, C]. Raises `ArgumentError` unless 0 <= rate < 1; `ShapeError` if x does
+    not have 3 axes; `DTypeError` if x is not of floats.
 
         >>> ml.nn.Dropout1d(0.5).eval()(ml.ones((1, 4, 3))).shape
         (1, 4, 3)
@@ -71,11 +75,13 @@ class Dropout1d(_OfChannels):
 
 
 class Dropout2d(_OfChannels):
-    """While `training`, multiply each channel of each of the images by 1 / (1 - rate) with
-    probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
+    """Channel dropout for images: in training, zero each channel with probability `rate`.
 
-    x: f[N, H, W, C] -> f[N, H, W, C]. Raises `ArgumentError` unless 0 <= rate
-    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
+    The remaining channels are multiplied by 1 / (1 - rate). Unless `training`, the layer returns x
+    itself (Tompson et al., CVPR 2015).
+
+    x: f[N, H, W, C] -> f[N, H, W, C]. Raises `ArgumentError` unless 0 <= rate < 1; `ShapeError` if
+    x does not have 4 axes; `DTypeError` if x is not of floats.
 
         >>> ml.nn.Dropout2d(0.5).eval()(ml.ones((1, 4, 4, 3))).shape
         (1, 4, 4, 3)
@@ -90,11 +96,13 @@ class Dropout2d(_OfChannels):
 
 
 class Dropout3d(_OfChannels):
-    """While `training`, multiply each channel of each of the volumes by 1 / (1 - rate) with
-    probability 1 - rate, else by 0; otherwise return x itself (Tompson et al., CVPR 2015).
+    """Channel dropout for volumes: in training, zero each channel with probability `rate`.
 
-    x: f[N, D, H, W, C] -> f[N, D, H, W, C]. Raises `ArgumentError` unless 0 <= rate
-    < 1; `ShapeError` if x has another number of axes; `DTypeError` if x is not of floats.
+    The remaining channels are multiplied by 1 / (1 - rate). Unless `training`, the layer returns x
+    itself (Tompson et al., CVPR 2015).
+
+    x: f[N, D, H, W, C] -> f[N, D, H, W, C]. Raises `ArgumentError` unless 0 <= rate < 1;
+    `ShapeError` if x does not have 5 axes; `DTypeError` if x is not of floats.
 
         >>> ml.nn.Dropout3d(0.5).eval()(ml.ones((1, 4, 4, 4, 3))).shape
         (1, 4, 4, 4, 3)

@@ -1,12 +1,14 @@
-"""Initialisers of parameters: for `kernel_init=`, `bias_init=`, `embedding_init=` of layers.
+"""Initialisers of parameters, for `kernel_init=`, `bias_init=` and `embedding_init=` of layers.
 
 An initialiser is a function of a shape, `init(shape, key=..., dtype=...)`, such as
-`ml.random.normal` or those here. Called without a shape, these return an initialiser with those
-options: `kernel_init=ml.nn.init.normal(std=0.02)`. The same key gives the same values.
+`ml.random.normal` or the functions of this module. Called without a shape, a function of this
+module returns an initialiser with the given options: `kernel_init=ml.nn.init.normal(std=0.02)`. The
+same key results in the same values.
 
-A kernel is [*window, channels in, channels out]. Its fan in is the product of window and channels
-in, its fan out that of window and channels out. Names are those that JAX and PyTorch share. Normal
-distributions are not truncated, as in PyTorch, except for `truncated_normal`.
+A kernel is [*window, channels in, channels out]. Its fan in is the product of the window and the
+channels in, its fan out the product of the window and the channels out. The names are those that
+JAX and PyTorch share. As in PyTorch, normal distributions are not truncated, except
+`truncated_normal`.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Ten
 def constant(
     value: float, shape: Ints, *, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Return the value everywhere; nothing is drawn.
+    """Return a tensor filled with the value; nothing is drawn.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative; `DTypeError` if `dtype` is
     not a float; `ArgumentError` if the value is not a number.
@@ -114,7 +116,7 @@ def normal(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw normal values of that mean and standard deviation.
+    """Draw normal values with that mean and standard deviation.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if mean or std is not a number.
@@ -168,8 +170,9 @@ def truncated_normal(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw mean + std x for standard normal x with lower <= x <= upper, as in JAX; PyTorch's bounds
-    are those of the result.
+    """Draw mean + std x for standard normal x with lower <= x <= upper, as in JAX.
+
+    PyTorch's bounds apply to the result instead.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` unless lower < upper or if mean or
@@ -190,8 +193,9 @@ def truncated_normal(
 
 @_initialiser
 def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw normal values of variance 1 / fan in (LeCun et al., Efficient BackProp, 1998), the
-    default of layers.
+    """Draw normal values with variance 1 / fan in, the default initialiser of layers.
+
+    LeCun et al., Efficient BackProp, 1998.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes.
@@ -209,7 +213,7 @@ def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = None
 
 @_initialiser
 def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = None) -> Tensor:
-    """Draw uniform values around 0 of variance 1 / fan in, as `lecun_normal`.
+    """Draw uniform values around 0 with variance 1 / fan in, like `lecun_normal`.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes.
@@ -229,8 +233,9 @@ def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = Non
 def xavier_normal(
     shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw normal values of variance 2 gain^2 / (fan in + fan out) (Glorot and Bengio, AISTATS
-    2010); JAX's glorot_normal.
+    """Draw normal values with variance 2 gain^2 / (fan in + fan out), like JAX's glorot_normal.
+
+    Glorot and Bengio, AISTATS 2010.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes or
@@ -252,7 +257,7 @@ def xavier_normal(
 def xavier_uniform(
     shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw uniform values around 0 of the variance of `xavier_normal`; JAX's glorot_uniform.
+    """Draw uniform values around 0 with the variance of `xavier_normal`; JAX's glorot_uniform.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes or
@@ -279,8 +284,10 @@ def kaiming_normal(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw normal values of variance 2 / ((1 + negative_slope^2) fan), for layers followed by a
-    `relu`, or a `leaky_relu` of that slope (He et al., arXiv 1502.01852); JAX's he_normal.
+    """Draw normal values with variance 2 / ((1 + negative_slope^2) fan); JAX's he_normal.
+
+    Use it for layers followed by a `relu`, or by a `leaky_relu` with that slope (He et al., arXiv
+    1502.01852).
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes, the
@@ -307,7 +314,7 @@ def kaiming_uniform(
     key: Tensor | None = None,
     dtype: object = None,
 ) -> Tensor:
-    """Draw uniform values around 0 of the variance of `kaiming_normal`; JAX's he_uniform.
+    """Draw uniform values around 0 with the variance of `kaiming_normal`; JAX's he_uniform.
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes, the
@@ -329,9 +336,10 @@ def kaiming_uniform(
 def orthogonal(
     shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = None
 ) -> Tensor:
-    """Draw `gain` times an orthogonal matrix of [window and channels in, channels out], uniformly
-    distributed (Saxe et al., arXiv 1312.6120). Its columns, or rows if these are fewer, are
-    orthonormal.
+    """Draw `gain` times a uniformly distributed orthogonal matrix.
+
+    The matrix is [window and channels in, channels out]; its columns, or its rows if there are
+    fewer, are orthonormal (Saxe et al., arXiv 1312.6120).
 
     The result: f[*shape]. Raises `ShapeError` if a length is negative or `key` is not a u64[2];
     `DTypeError` if `dtype` is not a float; `ArgumentError` if there are fewer than two axes or
@@ -385,7 +393,7 @@ def _fans(shape: Ints) -> tuple[int, int]:
 def _of_variance(
     name: str, shape: Ints, variance: float, key: Tensor | None, dtype: object
 ) -> Tensor:
-    """Draw values of that variance, normal or uniform by the end of the name."""
+    """Draw values with that variance, normal or uniform depending on the suffix of the name."""
     kind = require_float(name, dtype)
     if name.endswith("normal"):
         return _moved(random.normal(shape, key=key, dtype=kind), 0.0, math.sqrt(variance))

@@ -1,4 +1,4 @@
-"""Path of the running layer, found on the call stack, for errors."""
+"""Path of the running layer, determined from the call stack, for error messages."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from mlvm.eager.tree import named_nodes, noting_flattened
 Paths: TypeAlias = dict[
     tuple[int, int], tuple[tuple[weakref.ref[Any], weakref.ref[Any]], str | None]
 ]
-"""Paths of Modules in others, by the ids of both, with references to both."""
+"""Paths of Modules within other Modules, by the ids of both, with references to both."""
 
 _OTHERS: Final[dict[int, weakref.ref[CodeType]]] = {}
-"""Code objects that are not methods of Modules, by id: reading a frame's variables and hashing a
-code object are slow."""
+"""Code objects that are not methods of Modules, by id.
+
+Reading the variables of a frame and hashing a code object are slow."""
 
 
 def layer_here() -> str | None:
-    """Return the path of the innermost running Module, relative to the outermost one that contains
-    it; None if that is itself. If it is not a part of its caller, such as a copy in another dtype,
-    the path begins with its class."""
+    """Return the path of the innermost running Module in the outermost Module that contains it.
+
+    Return None if the innermost Module is itself the outermost. If it is not a part of its caller,
+    for example a copy in another dtype, the path begins with its class."""
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:
@@ -48,11 +50,11 @@ def layer_here() -> str | None:
 
 
 def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
-    """Return the path of a Module in another, which is searched once in a recording."""
+    """Return the path of a Module within another, which is searched once per recording."""
     key = id(inner), id(outer)
     modules, path = paths.get(key, (None, None))
     if modules is None or modules[0]() is not inner or modules[1]() is not outer:
-        with noting_flattened(None):  # a path is no part of what is computed
+        with noting_flattened(None):  # a path does not affect the result
             nodes = [(None, inner), *named_nodes(outer)]
         for each, part in nodes:
             paths[id(part), id(outer)] = (weakref.ref(part), weakref.ref(outer)), each
@@ -61,7 +63,7 @@ def _path_of(inner: Module, outer: Module, paths: Paths) -> str | None:
 
 
 def _owner_of(frame: FrameType) -> Any:
-    """Return the `self` of a frame's method, if its first parameter has that name."""
+    """Return the `self` of a method's frame, if its first parameter has that name."""
     code = frame.f_code
     if not (code.co_argcount and code.co_varnames[0] == "self" and code.co_flags & CO_OPTIMIZED):
         _pass_over(code)
@@ -70,7 +72,7 @@ def _owner_of(frame: FrameType) -> Any:
     owner = variables.get("self")
     traced = frame.f_trace is not None or sys.gettrace() is not None
     if type(variables) is dict and not traced:
-        variables.clear()  # a copy, until Python 3.12, which would keep all variables alive
+        variables.clear()  # before Python 3.13 this is a copy, which would keep all variables alive
     if not isinstance(owner, Module) and OURS.get(code.co_filename):
         _pass_over(code)
     return owner
@@ -82,7 +84,7 @@ def _pass_over(code: CodeType) -> None:
 
 
 def _with_layer(error: MlvmError, *args: object) -> None:
-    """Construct an error; inside of a model, add a note with the path of the layer."""
+    """Construct an error; inside a model, add a note with the path of the layer."""
     super(MlvmError, error).__init__(*args)
     layer = layer_here()
     if layer is not None:

@@ -1,4 +1,4 @@
-"""Layers of a product or a lookup: Linear, Bilinear, Embedding, EmbeddingBag."""
+"""Linear, Bilinear, Embedding and EmbeddingBag layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from mlvm.eager.tensor.wrapper import public
 
 
 class Linear(Module):
-    """y = x kernel + bias along the last axis: [..., in_features] -> [..., out_features].
+    """Linear layer: y = x kernel + bias, [..., in_features] -> [..., out_features].
 
-    With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]: [...,
-    in_features, n] -> [..., out_features, n]; nothing is transposed in memory. The kernel is LeCun
-    normal, the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
+    With axis=-2 the map is applied along the second-to-last axis, y = kernel^T x + bias[:, None]:
+    [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory. By default the
+    kernel is LeCun normal and the bias zero; `kernel_init` and `bias_init` replace them: see
+    `ml.nn.init`.
 
-    Raises `ShapeError` if x has other features; `DTypeError` if x is wider than half-precision
-    weights; `ArgumentError` if a size is below 1.
+    Raises `ShapeError` if x has a different number of features; `DTypeError` if x is wider than
+    half-precision weights; `ArgumentError` if a size is below 1.
 
         >>> layer = ml.nn.Linear(3, 2)
         >>> layer(ml.ones((5, 3))).type
@@ -66,18 +67,19 @@ class Linear(Module):
         except ShapeError:
             axis, features = self.axis, self.kernel.shape[0]
             if not isinstance(x, Tensor) or x.ndim < -axis or x.shape[axis] == features:
-                raise  # of weights that fit no longer, or what is no tensor
+                raise  # the weights do not fit, or x is not a tensor
             actual = f"x has {x.shape[axis]} ({x.type}, axis {axis})"
             raise ShapeError(f"Linear takes {features} features, {actual}") from None
 
 
 class Bilinear(Module):
-    """z_k = x kernel_k y + bias_k along the last axes: [..., in_features], [..., other_features] ->
-    [..., out_features]. The kernel is LeCun normal, the bias zero; `kernel_init` and `bias_init`
-    replace them: see `ml.nn.init`.
+    """Bilinear layer: z_k = x kernel_k y + bias_k along the last axes.
 
-    Raises `ShapeError` if x has other features; `DTypeError` if x is wider than half-precision
-    weights; `ArgumentError` if a size is below 1.
+    [..., in_features], [..., other_features] -> [..., out_features]. By default the kernel is LeCun
+    normal and the bias zero; `kernel_init` and `bias_init` replace them: see `ml.nn.init`.
+
+    Raises `ShapeError` if x or y has a different number of features; `DTypeError` if x is wider
+    than half-precision weights; `ArgumentError` if a size is below 1.
 
         >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
         f32[5,2]
@@ -124,9 +126,10 @@ class Bilinear(Module):
 
 
 class Embedding(Module):
-    """Row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features; `embedding_init` replaces them: see `ml.nn.init`. As in an index, -1 is
-    the last row.
+    """Embedding layer: one row of `embedding` per integer, i[...] -> [..., features].
+
+    By default the rows are normal with variance 1 / features; `embedding_init` replaces them: see
+    `ml.nn.init`. As in indexing, -1 is the last row.
 
     Raises `OperandValueError` if an integer is out of range; `DTypeError` if the indices are not
     integers; `ArgumentError` if a size is below 1.
@@ -164,12 +167,14 @@ class Embedding(Module):
 
 class EmbeddingBag(Embedding):
     """Sum, mean or max of the rows of `embedding` for each bag of integers; see `embedding_bag`.
-    Bags of one length are i[..., L] -> [..., features]; consecutive bags of any length are i[L] and
-    offsets i[B] -> [B, features]. The rows are normal of variance 1 / features.
+
+    Bags of equal length are i[..., L] -> [..., features]. Consecutive bags of different lengths are
+    i[L] with offsets i[B] -> [B, features]. By default the rows are normal with variance 1 /
+    features.
 
     Raises `PositionRefused` if an integer is out of range; `ShapeError` if the shapes do not fit;
     `DTypeError` if the indices are not integers; `ArgumentError` if a size is below 1 or
-    `embedding_bag` refuses the arguments.
+    `embedding_bag` rejects the arguments.
 
         >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type
         f32[1,4]

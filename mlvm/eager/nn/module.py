@@ -44,8 +44,9 @@ _TRAINING: Final = "training"
 
 
 class Name(str):
-    """Name of a parameter. Methods of PyTorch's tensors and pairs raise errors that say where these
-    are."""
+    """Name of a parameter, a str.
+
+    Attributes of tensors and pairs raise errors that explain how to get the tensor."""
 
     __slots__ = ()
 
@@ -64,7 +65,7 @@ class Name(str):
 
 
 class Module(Node):
-    """Base of all layers and models: a tree of parameters and buffers with a `__call__`.
+    """Base class of all layers and models: a tree of parameters and buffers with a `__call__`.
 
         >>> class Mlp(ml.nn.Module):
         ...     def __init__(self, features: int, classes: int) -> None:
@@ -77,9 +78,9 @@ class Module(Node):
         >>> model(ml.ones((5, 8))).type, model.num_parameters(), list(model.state())[0]
         (f32[5,2], 706, 'hidden/kernel')
 
-    `training` is True while the Module is trained; Dropout and BatchNorm read it. It starts True,
-    as in PyTorch. `train` and `eval` set it for all parts of a model, and a captured function has a
-    program for each. Gradients and copies keep it.
+    `training` is True while the Module is trained; Dropout and BatchNorm read it. It is initially
+    True, as in PyTorch. `train` and `eval` set it for all parts of a model; a captured function
+    compiles one program for each mode. Gradients and copies keep the value.
     """
 
     training: bool
@@ -110,19 +111,22 @@ class Module(Node):
         return self
 
     def eval(self) -> Self:
-        """Set `training` to False in all parts, those in buffers too; return self."""
+        """Set `training` to False in all parts, including parts in buffers; return self."""
         return self.train(False)
 
     @hinted
     def freeze(self, where: Where | None = None) -> Self:
-        """Make parameters constant: they are buffers until `unfreeze`. Return self.
+        """Make parameters constant: they become buffers until `unfreeze`.
 
-        `where` selects them: a pattern of the paths of `named_parameters`, in which `*` matches "/"
-        too, or a function of path and tensor; None selects all. A pattern that matches the path of
-        a part selects all in it: "blocks_*/mlp". A tensor that occurs twice in the model is frozen
-        in both places. `training` does not change. Make an optimizer after this, not before.
+        Return self.
 
-        Raises `ArgumentError` if `where` matches none or it matches only some tensors of a dict.
+        `where` selects the parameters: a pattern for the paths of `named_parameters`, in which `*`
+        also matches "/", or a function of path and tensor; None selects all. A pattern that matches
+        the path of a part selects all parameters in it: "blocks_*/mlp". A tensor that occurs twice
+        in the model is frozen in both positions. `training` does not change. Create an optimizer
+        after this call, not before.
+
+        Raises `ArgumentError` if `where` selects nothing, or only some tensors of a dict.
 
             >>> model = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.nn.Linear(3, 1))
             >>> list(model.freeze("layers_0").named_parameters()), len(model.state())
@@ -136,8 +140,9 @@ class Module(Node):
 
     @hinted
     def unfreeze(self, where: Where | None = None) -> Self:
-        """Undo `freeze` for the parameters that `where` selects; return self. Fields assigned as an
-        `nn.buffer` stay buffers.
+        """Undo `freeze` for the parameters that `where` selects; return self.
+
+        Fields assigned as an `nn.buffer` stay buffers.
 
             >>> model = ml.nn.Linear(2, 3).freeze()
             >>> list(model.unfreeze("bias").named_parameters())
@@ -148,15 +153,17 @@ class Module(Node):
 
     @hinted
     def astype(self, dtype: object) -> Self:
-        """Return another Module with the float parameters in that dtype, and the same buffers: to
-        compute in f16 or bf16 while the parameters are trained in f32. Gradients flow through it.
+        """Return a Module with the float parameters converted to that dtype, and the same buffers.
+
+        Use it to compute in f16 or bf16 while the parameters are trained in f32. Gradients flow
+        through the conversion.
 
             def loss_of(model, x, labels):
                 logits = model.astype(ml.bfloat16)(ml.astype(x, ml.bfloat16))
                 logits = ml.astype(logits, ml.float32)
                 return ml.softmax_cross_entropy(logits, labels, reduction="mean")
 
-        A buffer that is assigned to the other Module is assigned to this one too. Raises
+        A buffer that is assigned to the returned Module is also assigned to this Module. Raises
         `DTypeError` if `dtype` is not a float.
 
             >>> half = ml.nn.Linear(2, 3).astype(ml.bfloat16)
@@ -178,35 +185,36 @@ class Module(Node):
         return converted
 
     def parameters(self) -> dict[str, Tree]:
-        """Return the parameters as nested dicts by field name; a list field `Dense` as `Dense_0`,
-        ..."""
+        """Return the parameters as nested dicts by field name.
+
+        The items of a list field `Dense` are named `Dense_0`, `Dense_1`, ..."""
         parameters: dict[str, Tree] = map_to_dicts(lambda x: x, self)
         return type(parameters)({Name(name): part for name, part in parameters.items()})
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Return the parameters by path, `block_0/token_mixing/kernel`, shared ones once."""
+        """Return the parameters by path, as in `block_0/mixing/kernel`; shared tensors once."""
         return {Name(path): x for path, x in _named_tensors(self).items()}
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """Return the tensors of the buffers by path; a shared one occurs once."""
+        """Return the tensors of the buffers by path; a shared tensor occurs once."""
         parameters = dict(named_leaves(self))
         return {path: x for path, x in self.state().items() if path not in parameters}
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors by path, parameters and buffers, as a model is saved."""
+        """Return all parameters and buffers by path, in the form in which a model is saved."""
         return self._whole(_named_tensors(self, buffers=True))
 
     def num_parameters(self) -> int:
-        """Return the number of elements of all parameters."""
+        """Return the total number of elements of all parameters."""
         named = self.named_parameters()
         return sum(self._wholes.get(path, x.type).size for path, x in named.items())
 
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the parameters, in place, by the paths of `named_parameters`.
+        """Write arrays to the parameters, in place, by the paths of `named_parameters`.
 
-        Nothing is written unless all fit. Raises `PathError` if paths are missing or unknown;
-        `DTypeError` if a dtype is wrong, or `arrays` is not a mapping to arrays; `ShapeError` if a
-        shape is wrong.
+        Nothing is written unless all arrays fit. Raises `PathError` if paths are missing or
+        unknown; `DTypeError` if a dtype is wrong, or `arrays` is not a mapping to arrays;
+        `ShapeError` if a shape is wrong.
 
         Refuses:
             model.load_parameters({"kernel": np.eye(2), "bias": bias})  # DTypeError
@@ -217,15 +225,18 @@ class Module(Node):
 
     @hinted
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
-        `load_parameters`."""
+        """Write arrays to parameters and buffers, in place, by the paths of `state`.
+
+        The rules and errors are those of `load_parameters`."""
         self._load(_named_tensors(self, buffers=True), arrays, "tensor")
 
     _wholes: ClassVar[Mapping[str, TensorType]] = {}
-    """Types of parameters of which this process has only a shard, by path."""
+    """Types of the parameters of which this process stores only a shard, by path."""
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole tensors. Classes of `ml.parallel` gather them, and load shards."""
+        """Return the whole tensors.
+
+        Classes of `ml.parallel` gather and load shards here."""
         return tensors
 
     _load = staticmethod(load)
@@ -241,26 +252,25 @@ class Module(Node):
         return copied
 
     def _alone(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a copy; a buffer of another Module becomes a buffer of itself."""
+        """Return the fields of a copy, in which buffers of other Modules become its own buffers."""
         return state if self._buffer_of is None else {**state, BUFFER_OF: self}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values of parameters and buffers; they load into the arena that is current
-        then."""
+        """Pickle the values of parameters and buffers, which load into the current arena."""
         make, kind, state = reduced(self)
         return make, kind, self._alone(state)
 
     summary: ClassVar[Callable[..., Any]]
-    """Table of the layers, bound by `summary.py`."""
+    """Table of the layers; `summary.py` assigns it."""
 
     def __repr__(self) -> str:
         return "\n".join(_describe(self, (), counted=True))
 
     def _repr_html_(self) -> str:
-        """Return the representation of notebooks, which folds."""
+        """Return a collapsible representation for notebooks."""
         return html.folded(repr(self).splitlines())
 
-    if not TYPE_CHECKING:  # else a type checker would allow it
+    if not TYPE_CHECKING:  # otherwise a type checker would allow it
 
         def __getitem__(self, index: object) -> NoReturn:
             raise TypeError(f"{_a(self)} is not indexed; {_PARTS}")
@@ -274,10 +284,11 @@ class Module(Node):
 
 @hinted
 def buffer(x: T) -> T:
-    """Mark state of a Module that is saved and not trained: a tensor of any dtype, a container of
-    tensors, or a Module whose parameters are constant. Assign the result to a field. A numpy array
-    is copied into a tensor. A Module may also be an item of a list or dict: `blocks[0] =
-    ml.nn.buffer(blocks[0])`. `Module.freeze` makes parameters constant temporarily.
+    """Mark state of a Module that is saved but not trained; assign the result to a field.
+
+    x is a tensor of any dtype, a container of tensors, or a Module whose parameters are constant. A
+    numpy array is copied into a tensor. A Module may also be an item of a list or dict: `blocks[0]
+    = ml.nn.buffer(blocks[0])`. `Module.freeze` makes parameters constant temporarily.
 
         >>> class Centered(ml.nn.Module):
         ...     def __init__(self, features: int) -> None:
@@ -292,12 +303,13 @@ def buffer(x: T) -> T:
         >>> list(layer.named_parameters()), list(layer.named_buffers())
         (['scale'], ['mean'])
 
-    The field has x itself, a list another Module with the tensors of x. Later values of the field
-    are buffers, too, until the field is deleted. A buffer is constant for gradients and unknown to
-    optimizers; `state` has it. A function being differentiated may assign to it, and the Module
-    keeps the new value. Inside an arena that is reset after the step, update it in place as above.
+    The field contains x itself; a list item becomes a new Module with the tensors of x. Later
+    values of the field are also buffers, until the field is deleted. A buffer is a constant for
+    gradients and is ignored by optimizers; `state` contains it. A function being differentiated may
+    assign to the field, and the Module keeps the new value. Inside an arena that is reset after the
+    step, update the buffer in place as above.
 
-    Raises `DTypeError` if x is not a Module and holds no tensor.
+    Raises `DTypeError` if x is not a Module and contains no tensor.
 
     Refuses:
         ml.nn.buffer(5)  # DTypeError
@@ -307,7 +319,7 @@ def buffer(x: T) -> T:
     values = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(values):
         raise DTypeError(f"expected a buffer of a tensor or several, got {brief(x)}; see asarray")
-    return cast(T, Buffer(values))  # to a type checker it is what the field will have
+    return cast(T, Buffer(values))  # for a type checker it has the type of the field's value
 
 
 _PARTS: Final = "its layers are its fields, and an nn.Sequential or a list is indexed"
@@ -318,8 +330,9 @@ def _a(module: Module) -> str:
 
 
 def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
-    """Yield a line for a part of a Module, and an indented one for each part of it. The parameters
-    are `counted`, except in buffers."""
+    """Yield one line for a part of a Module, and one indented line for each of its parts.
+
+    The parameters are `counted`, except in buffers."""
     if isinstance(part, Tensor):
         yield repr(part.type)
         return

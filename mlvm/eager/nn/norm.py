@@ -1,4 +1,4 @@
-"""Layers that normalise."""
+"""Normalisation layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from mlvm.eager.tensor.wrapper import public
 
 
 class LayerNorm(Module):
-    """y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, of length `features` (Ba
-    et al., arXiv 1607.06450). The scale starts at one, the bias at zero.
+    """Layer normalisation: y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis.
 
-    [..., features] -> the same. Raises `ShapeError` if x has other features; `DTypeError` if x is
-    not of floats, or is wider than half-precision weights; `ArgumentError` if `features` is
-    below 1 or unless eps > 0.
+    The axis has length `features` (Ba et al., arXiv 1607.06450). The scale is initialised to one,
+    the bias to zero.
+
+    [..., features] -> the same. Raises `ShapeError` if x has a different number of features;
+    `DTypeError` if x is not of floats, or is wider than half-precision weights; `ArgumentError` if
+    `features` is below 1 or eps <= 0.
 
         >>> ml.nn.LayerNorm(3)(ml.asarray([[1.0, 2.0, 3.0]]))
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
@@ -45,11 +47,13 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """y = x / sqrt(mean(x^2) + eps) * scale over the last axis, of length `features` (Zhang and
-    Sennrich, arXiv 1910.07467). The scale starts at one.
+    """RMS normalisation: y = x / sqrt(mean(x^2) + eps) * scale over the last axis.
 
-    [..., features] -> the same. Raises `ShapeError` if x has other features; `DTypeError` if an
-    operand is bool; `ArgumentError` if `features` is below 1 or unless eps > 0.
+    The axis has length `features` (Zhang and Sennrich, arXiv 1910.07467). The scale is initialised
+    to one.
+
+    [..., features] -> the same. Raises `ShapeError` if x has a different number of features;
+    `DTypeError` if an operand is bool; `ArgumentError` if `features` is below 1 or eps <= 0.
 
         >>> ml.nn.RMSNorm(2)(ml.asarray([[1.0, 1.0]]))
         Tensor([[0.9999995, 0.9999995]], f32[1,2])
@@ -71,13 +75,15 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance over a group of
-    channels and all places of a sample (Wu and He, arXiv 1803.08494): [N, ..., channels] -> the
-    same. `groups` divides `channels`; with one group for each channel it is an `InstanceNorm`. The
-    scale starts at one, the bias at zero.
+    """Group normalisation: y = (x - mean) / sqrt(var + eps) * scale + bias.
 
-    Raises `ShapeError` if x has other channels or fewer than two axes; `ArgumentError` unless
-    groups divide the channels and eps > 0.
+    Mean and variance are computed over a group of channels and all positions of a sample (Wu and
+    He, arXiv 1803.08494): [N, ..., channels] -> the same. `channels` must be a multiple of
+    `groups`; with one group per channel it is an `InstanceNorm`. The scale is initialised to one,
+    the bias to zero.
+
+    Raises `ShapeError` if x has a different number of channels or fewer than two axes;
+    `ArgumentError` if `channels` is not a multiple of `groups` or eps <= 0.
 
         >>> ml.nn.GroupNorm(2, 4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
@@ -116,8 +122,10 @@ class GroupNorm(Module):
         return shapes.reshape(y, x.shape)
 
     def _over_groups(self, means: Tensor) -> Tensor:
-        """Replace means of channels, f[N, 1, channels], by the mean of their group. Reducing places
-        first, and then channels, is much faster than both at once."""
+        """Replace means of channels, f[N, 1, channels], by the mean of their group.
+
+        Reducing the positions first, and then the channels, is much faster than reducing both
+        together."""
         shape = (means.shape[0], 1, self.groups, means.shape[2] // self.groups)
         grouped = shapes.reshape(means, shape)
         mean = op.mean(grouped, axis=3, keepdims=True)
@@ -125,13 +133,15 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(GroupNorm):
-    """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance of each channel over
-    all places of a sample. [N, ..., channels] -> the same. It is a `GroupNorm` with a group for
-    each channel (Ulyanov et al., arXiv 1607.08022). It is PyTorch's InstanceNorm1d, 2d and 3d for
-    channels last. The scale starts at one, the bias at zero.
+    """Instance normalisation: y = (x - mean) / sqrt(var + eps) * scale + bias.
 
-    Raises `ShapeError` if x has other channels or fewer than two axes; `ArgumentError` unless
-    eps > 0.
+    Mean and variance of each channel are computed over all positions of a sample: [N, ...,
+    channels] -> the same. It is a `GroupNorm` with one group per channel (Ulyanov et al., arXiv
+    1607.08022). It corresponds to PyTorch's InstanceNorm1d, 2d and 3d, but expects channels last.
+    The scale is initialised to one, the bias to zero.
+
+    Raises `ShapeError` if x has a different number of channels or fewer than two axes;
+    `ArgumentError` if eps <= 0.
 
         >>> ml.nn.InstanceNorm(4)(ml.ones((1, 3, 3, 4))).type
         f32[1,3,3,4]
@@ -145,18 +155,20 @@ class InstanceNorm(GroupNorm):
 
 
 class BatchNorm(Module):
-    """y = (x - mean) / sqrt(var + eps) * scale + bias for each channel: [..., channels] -> the same
-    (Ioffe and Szegedy, arXiv 1502.03167). It is PyTorch's BatchNorm1d and BatchNorm2d for channels
-    last. The scale starts at one, the bias at zero.
+    """Batch normalisation: y = (x - mean) / sqrt(var + eps) * scale + bias for each channel.
 
-    While `training`, mean and variance are those of x over all axes but the last. The running ones
-    move towards them, as in PyTorch: running += momentum (new - running), with the unbiased
-    variance. Otherwise the running ones are used. They are buffers, updated in place, and f32 for
+    [..., channels] -> the same (Ioffe and Szegedy, arXiv 1502.03167). It corresponds to PyTorch's
+    BatchNorm1d and BatchNorm2d, but expects channels last. The scale is initialised to one, the
+    bias to zero.
+
+    While `training`, mean and variance are those of x over all axes except the last, and the
+    running values are updated as in PyTorch: running += momentum (new - running), with the unbiased
+    variance. Otherwise the running values are used. They are buffers, updated in place, and f32 for
     half-precision weights.
 
-    Raises `ShapeError` if x has other channels or a channel has one value while `training`;
-    `DTypeError` if an operand is complex; `ArgumentError` if `channels` is below 1, or momentum
-    or eps is out of range.
+    Raises `ShapeError` if x has a different number of channels or a channel has only one value
+    while `training`; `DTypeError` if an operand is complex; `ArgumentError` if `channels` is below
+    1, or momentum or eps is out of range.
 
         >>> ml.nn.BatchNorm(3)(ml.ones((8, 3))).type
         f32[8,3]
@@ -220,8 +232,9 @@ def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 def _checked(
     layer: str, features: int, eps: float, dtype: object, name: str = "features"
 ) -> tuple[tuple[int, ...], float, DType]:
-    """Check and return the shape of a scale, eps and dtype. Raises `ArgumentError` or
-    `DTypeError`."""
+    """Check the arguments of a layer; return the shape of its scale, eps and dtype.
+
+    Raises `ArgumentError` or `DTypeError`."""
     shape = sizes(layer, **{name: features})
     if not eps > 0:
         raise ArgumentError(f"{layer}: expected a positive eps, got {eps}")

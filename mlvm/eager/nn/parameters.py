@@ -1,4 +1,4 @@
-"""Construction of parameters: initial values, and checks of sizes and dtypes."""
+"""Creation of parameters: initial values, and checks of sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlvm.eager.tensor.tensor import Tensor, described
 from mlvm.eager.tensor.wrapper import annotate_error
 
 Init: TypeAlias = Callable[..., Tensor]
-"""An initialiser, `init(shape, key=..., dtype=...)`: see `mlvm.eager.nn.init`."""
+"""Initialiser, `init(shape, key=..., dtype=...)`: see `mlvm.eager.nn.init`."""
 
 
 def kernel_of(
@@ -34,9 +34,10 @@ def kernel_of(
     *,
     name: str = "kernel_init",
 ) -> Tensor:
-    """Return a parameter of the shape from the initialiser, or normal values of variance 1 / fan_in
-    (LeCun et al., Efficient BackProp, 1998). Raises `ShapeError` and `DTypeError` for a result of
-    another type."""
+    """Return a parameter from the initialiser, by default normal values with variance 1 / fan_in.
+
+    LeCun et al., Efficient BackProp, 1998. Raises `ShapeError` and `DTypeError` if the result has a
+    different type."""
     kind = require_float(layer, dtype)
     if init is None:
         kernel = random.normal(shape, key=key, dtype=kind)
@@ -54,7 +55,7 @@ def kernel_of(
 def bias_of(
     layer: str, init: Init | None, length: int, key: Tensor | None, dtype: object
 ) -> Tensor:
-    """Return a bias from the initialiser, with another key than the kernel's, or zeros."""
+    """Return a bias from the initialiser, with a different key than the kernel, or zeros."""
     if init is None:
         return creation.zeros(length, dtype=require_float(layer, dtype))
     other = None if key is None else random.fold_in(key, 1)
@@ -69,12 +70,13 @@ def require_float(layer: str, dtype: object) -> DType:
 
 
 def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
-    """Match the dtype of x to the weights of a layer: half precision is widened to wider weights.
-    Raises `DTypeError` if x is a wider float than half-precision weights: later layers would
-    silently compute in f32."""
+    """Match the dtype of x to the weights of a layer: half precision is converted to wider weights.
+
+    Raises `DTypeError` if x is a wider float than half-precision weights, because later layers
+    would silently compute in f32."""
     if x.__class__ is not Tensor:
         if not is_array(x):
-            return x  # for the op to refuse
+            return x  # the op rejects it
         try:
             x = as_operand(x, weight)
         except MlvmError as error:
@@ -83,7 +85,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     own, target = x.dtype, weight.dtype
     if own is target or not (own.is_half or (target.is_half and own.is_inexact)):
         return x
-    if autocast_dtype() is not None:  # which casts both, or neither
+    if autocast_dtype() is not None:  # it casts both, or neither
         return x
     if target.is_half:
         raise DTypeError(
@@ -94,7 +96,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def biased(y: Tensor, bias: Tensor | None) -> Tensor:
-    """Add the bias to the product of a layer, in the product's dtype if that is half precision."""
+    """Add the bias to a layer's product, in the product's dtype if that is half precision."""
     if bias is None:
         return y
     return y + (rounded(bias, y.dtype) if y.dtype.is_half else bias)
@@ -109,8 +111,9 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
 
 
 def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
-    """Return an int >= 1 for each axis; a single int is repeated. Raises `ArgumentError` if
-    there are others."""
+    """Return an int >= 1 for each axis; a single int is repeated.
+
+    Raises `ArgumentError` for any other value."""
     try:
         return each_of(value, axes, name)
     except ArgumentError as error:
@@ -118,7 +121,7 @@ def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
 
 
 def _size(value: Any) -> int:
-    """Return the value, of Python or numpy, as an int; 0 if it is not an integer >= 1."""
+    """Return a Python or numpy integer as an int; 0 if it is not an integer >= 1."""
     try:
         return 0 if isinstance(value, bool) else max(operator.index(value), 0)
     except TypeError:
@@ -126,8 +129,11 @@ def _size(value: Any) -> int:
 
 
 def checked_padding(layer: str, padding: Any, axes: int) -> Any:
-    """Return the padding: "SAME", "VALID", (before, after) of a sequence, or one such pair for each
-    axis. Raises `ArgumentError` if it is none of these."""
+    """Return a valid padding.
+
+    Raises `ArgumentError` if it is invalid.
+
+    It is "SAME", "VALID", (before, after) of a sequence, or one such pair per axis."""
     if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
         return padding.upper()
     try:

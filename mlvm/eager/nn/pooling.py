@@ -1,4 +1,4 @@
-"""Layers that reduce windows, or all places, to one value a channel."""
+"""Layers that reduce windows, or all positions, to one value per channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Pool(Module):
-    """Base of pooling layers: `_function` pools windows over `_axes` axes."""
+    """Base class of pooling layers: `_function` pools windows over `_axes` axes."""
 
     _axes: int
     _function: Callable[..., Tensor]
@@ -48,7 +48,7 @@ class _Pool(Module):
 
 
 class _AvgPool(_Pool):
-    """Base of the layers of means; `count_include_pad` decides whether padding counts."""
+    """Base class of mean pooling; `count_include_pad` determines whether padding is included."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class _AvgPool(_Pool):
 
 
 class MaxPool1d(_Pool):
-    """The largest element of each window of f[N, L, C]; see `max_pool1d`.
+    """Max pooling of sequences f[N, L, C]; see `max_pool1d`.
 
-    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
+    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x does not have 3 axes, or the window is
     larger than the padded sequence; `DTypeError` if x is not of floats; `ArgumentError` if the
     window, stride, padding or dilation is invalid.
 
@@ -89,11 +89,11 @@ class MaxPool1d(_Pool):
 
 
 class MaxPool2d(_Pool):
-    """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
+    """Max pooling of images f[N, H, W, C]; see `max_pool2d`.
 
-    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
-    window is larger than the padded image; `DTypeError` if x is not of floats; `ArgumentError`
-    if the window, stride, padding or dilation is invalid.
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x does not have 4 axes, or the window
+    is larger than the padded image; `DTypeError` if x is not of floats; `ArgumentError` if the
+    window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
@@ -107,11 +107,11 @@ class MaxPool2d(_Pool):
 
 
 class MaxPool3d(_Pool):
-    """The largest element of each window of f[N, D, H, W, C]; see `max_pool3d`.
+    """Max pooling of volumes f[N, D, H, W, C]; see `max_pool3d`.
 
-    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or
-    the window is larger than the padded volume; `DTypeError` if x is not of floats;
-    `ArgumentError` if the window, stride, padding or dilation is invalid.
+    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x does not have 5 axes, or the
+    window is larger than the padded volume; `DTypeError` if x is not of floats; `ArgumentError` if
+    the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -125,9 +125,9 @@ class MaxPool3d(_Pool):
 
 
 class AvgPool1d(_AvgPool):
-    """The mean of each window of f[N, L, C]; padding counts as zeros; see `avg_pool1d`.
+    """Mean pooling of sequences f[N, L, C]; padding is zeros; see `avg_pool1d`.
 
-    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x has another number of axes, or the window is
+    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` if x does not have 3 axes, or the window is
     larger than the padded sequence; `DTypeError` if x is not of floats; `ArgumentError` if the
     window, stride, padding or dilation is invalid.
 
@@ -143,11 +143,11 @@ class AvgPool1d(_AvgPool):
 
 
 class AvgPool2d(_AvgPool):
-    """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
+    """Mean pooling of images f[N, H, W, C]; padding is zeros; see `avg_pool2d`.
 
-    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or the
-    window is larger than the padded image; `DTypeError` if x is not of floats; `ArgumentError`
-    if the window, stride, padding or dilation is invalid.
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` if x does not have 4 axes, or the window
+    is larger than the padded image; `DTypeError` if x is not of floats; `ArgumentError` if the
+    window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
@@ -161,11 +161,11 @@ class AvgPool2d(_AvgPool):
 
 
 class AvgPool3d(_AvgPool):
-    """The mean of each window of f[N, D, H, W, C]; padding counts as zeros; see `avg_pool3d`.
+    """Mean pooling of volumes f[N, D, H, W, C]; padding is zeros; see `avg_pool3d`.
 
-    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x has another number of axes, or
-    the window is larger than the padded volume; `DTypeError` if x is not of floats;
-    `ArgumentError` if the window, stride, padding or dilation is invalid.
+    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` if x does not have 5 axes, or the
+    window is larger than the padded volume; `DTypeError` if x is not of floats; `ArgumentError` if
+    the window, stride, padding or dilation is invalid.
 
         >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -191,11 +191,13 @@ class _AdaptivePool(Module):
 
 
 class AdaptiveAvgPool(_AdaptivePool):
-    """The means of `size` windows, or (vertical, horizontal, ...) as many, that together cover x;
-    see `adaptive_avg_pool`. It is PyTorch's AdaptiveAvgPool1d, 2d and 3d.
+    """Mean pooling to a given size: the means of `size` windows that together cover x.
 
-    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has no
-    places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
+    `size` is one number or (vertical, horizontal, ...); see `adaptive_avg_pool`. It corresponds to
+    PyTorch's AdaptiveAvgPool1d, 2d and 3d.
+
+    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis of
+    length 0; `ArgumentError` if a size is below 1 or the numbers of sizes and axes differ;
     `DTypeError` if x is not of floats.
 
         >>> ml.nn.AdaptiveAvgPool(2)(ml.ones((1, 5, 7, 3))).type
@@ -209,11 +211,13 @@ class AdaptiveAvgPool(_AdaptivePool):
 
 
 class AdaptiveMaxPool(_AdaptivePool):
-    """The largest elements of `size` windows, or (vertical, horizontal, ...) as many, that together
-    cover x; see `adaptive_max_pool`. It is PyTorch's AdaptiveMaxPool1d, 2d and 3d.
+    """Max pooling to a given size: the largest elements of `size` windows that together cover x.
 
-    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or x has no
-    places; `ArgumentError` if a size is below 1 or the number of sizes is not that of axes;
+    `size` is one number or (vertical, horizontal, ...); see `adaptive_max_pool`. It corresponds to
+    PyTorch's AdaptiveMaxPool1d, 2d and 3d.
+
+    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` if x has fewer than three axes or an axis of
+    length 0; `ArgumentError` if a size is below 1 or the numbers of sizes and axes differ;
     `DTypeError` if x is not of floats.
 
         >>> ml.nn.AdaptiveMaxPool(2)(ml.ones((1, 5, 7, 3))).type
@@ -227,8 +231,9 @@ class AdaptiveMaxPool(_AdaptivePool):
 
 
 class GlobalAvgPool(Module):
-    """The mean of each channel over all places: f[N, ..., C] -> f[N, C] (Lin et al., arXiv
-    1312.4400); PyTorch's AdaptiveAvgPool2d(1).
+    """Mean of each channel over all positions: f[N, ..., C] -> f[N, C].
+
+    It corresponds to PyTorch's AdaptiveAvgPool2d(1) (Lin et al., arXiv 1312.4400).
 
     Raises `ShapeError` if there are fewer than two axes.
 
@@ -241,10 +246,11 @@ class GlobalAvgPool(Module):
 
 
 class GlobalMaxPool(Module):
-    """The largest element of each channel over all places: f[N, ..., C] -> f[N, C]; PyTorch's
-    AdaptiveMaxPool2d(1).
+    """Largest element of each channel over all positions: f[N, ..., C] -> f[N, C].
 
-    Raises `ShapeError` if there are fewer than two axes or x has no places; `DTypeError` if an
+    It corresponds to PyTorch's AdaptiveMaxPool2d(1).
+
+    Raises `ShapeError` if x has fewer than two axes or an axis of length 0; `DTypeError` if an
     operand is complex.
 
         >>> ml.nn.GlobalMaxPool()(ml.ones((1, 4, 4, 3))).type
@@ -256,7 +262,9 @@ class GlobalMaxPool(Module):
 
 
 def _places(layer: str, x: Tensor) -> tuple[int, ...]:
-    """Return the axes of places. Raises `ShapeError` if x has fewer than two axes."""
+    """Return the spatial axes.
+
+    Raises `ShapeError` if x has fewer than two axes."""
     if x.ndim < 2:
         raise ShapeError(f"{layer}: expected x as [N, ..., C], got {x.type}")
     return tuple(range(1, x.ndim - 1))

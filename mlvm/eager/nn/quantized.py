@@ -1,4 +1,4 @@
-"""Layers with few-bit weights, and `quantize`, which replaces Linear layers of a model by them."""
+"""Layers with low-bit weights, and `quantize`, which replaces a model's Linear layers by them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ _A_LOOKUP: Final = "a lookup, see nn.QuantizedEmbedding"
 
 
 class QuantizedLinear(Module):
-    """y = x dequantize(weight, scale)^T + bias: f32[..., in_features] -> f32[..., out_features],
-    with few-bit weights (`quantized_matmul`). All tensors are buffers: gradients go to x. A
-    half-precision x is converted to f32.
+    """Linear layer with low-bit weights: y = x dequantize(weight, scale)^T + bias.
 
-    If `dynamic`, each row of x is quantised to i8, too, by its largest number, and the product is
-    one of integers (`integer_matmul`). This needs i8 weights with one scale a row.
+    f32[..., in_features] -> f32[..., out_features], by `quantized_matmul`. All tensors are buffers;
+    gradients flow to x. A half-precision x is converted to f32.
 
-    Raises `DTypeError` and `ShapeError` for tensors that do not go together.
+    If `dynamic`, each row of x is also quantized to i8, with a scale from its largest absolute
+    value, and the layer computes an integer matrix product (`integer_matmul`). This requires i8
+    weights with one scale per row.
+
+    Raises `DTypeError` and `ShapeError` for tensors that do not fit together.
 
         >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
         >>> ml.nn.QuantizedLinear(q, scale)(ml.ones((1, 2))).shape
@@ -79,9 +81,10 @@ class QuantizedLinear(Module):
 
 
 class QuantizedEmbedding(Module):
-    """Row of dequantize(embedding, scale) for each integer: i[...] -> f32[..., features], by
-    `dequantize_rows`. Raises `OperandValueError` if an integer is out of range, `DTypeError` for
-    indices of another dtype.
+    """Embedding with low-bit weights: a row of dequantize(embedding, scale) for each integer.
+
+    i[...] -> f32[..., features], by `dequantize_rows`. Raises `OperandValueError` if an integer is
+    out of range, `DTypeError` for indices that are not integers.
 
         >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
         >>> ml.nn.QuantizedEmbedding(q, scale)(ml.asarray([1, 1, 0])).shape
@@ -112,15 +115,22 @@ def quantize(
     dynamic: bool = False,
     where: Where | None = None,
 ) -> M:
-    """Return another Module in which each Linear, or those that `where` selects, is a
-    QuantizedLinear with weights in that dtype, by groups of `group` elements (`quantize_groups`),
-    or by rows. If `dynamic`, rows of x are quantised to i8, too. The rest is shared with the model,
-    which does not change: embeddings, norms, convolutions, recurrent layers and layers of custom
-    classes. `quantization_errors` measures the error, and lists the layers that were not quantised.
+    """Return a copy of a model in which Linear layers are replaced by QuantizedLinear layers.
 
-    Raises `DTypeError` if `dtype` is not a few-bit or 8-bit type; `ShapeError` if groups do not
-    fill rows; `ArgumentError` if no Linear matches, `group` is not a number of elements, or
-    `dynamic` is combined with groups.
+    All other layers are shared with the model, which does not change: embeddings, norms,
+    convolutions, recurrent layers and layers of custom classes. `quantization_errors` measures the
+    error, and lists the layers that were not quantized.
+
+    Arguments:
+
+    - `dtype`: the dtype of the weights. Default: i8.
+    - `group`: the number of elements per group (`quantize_groups`). Default: a whole row.
+    - `dynamic`: also quantize rows of x to i8. Default: False.
+    - `where`: selects the Linear layers, as in `Module.freeze`. Default: all.
+
+    Raises `DTypeError` if `dtype` is not a low-bit or 8-bit type; `ShapeError` if the length of a
+    row is not a multiple of `group`; `ArgumentError` if no Linear is selected, `group` is not a
+    number of elements, or `dynamic` is combined with groups.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(64, 32), ml.gelu, ml.nn.Linear(32, 4))
         >>> small = ml.quantize(model, "i4", group=32)
@@ -164,7 +174,7 @@ def quantize(
 
 
 def _no_linear(classes: list[str]) -> str:
-    """Return the reason why a tree of such layers has nothing to quantise, and a remedy."""
+    """Return the reason why a tree of such layers contains nothing to quantize, and a remedy."""
     there = f"only Linear layers are made smaller, and there are {', '.join(classes) or 'none'}"
     if "Embedding" in classes:
         remedy = "ml.nn.QuantizedEmbedding(*ml.quantize_groups(layer.embedding))"
@@ -173,20 +183,15 @@ def _no_linear(classes: list[str]) -> str:
 
 
 class Row(NamedTuple):
-    """Layer with few-bit weights.
+    """Layer with low-bit weights.
 
-    path: path in the model.
-
-    weight: type of the weights.
-
-    nbytes: bytes of weights and scales.
-
-    nbytes_before: bytes of the Linear.
-
-    weight_error: relative root mean square error of the weights.
-
-    output_error: relative root mean square error of the outputs of all calls; None if it was not
-    called.
+    - path: path in the model.
+    - weight: type of the weights.
+    - nbytes: bytes of weights and scales.
+    - nbytes_before: bytes of the Linear.
+    - weight_error: relative root mean square error of the weights.
+    - output_error: relative root mean square error of the outputs of all calls; None if the layer
+      was not called.
     """
 
     path: str
@@ -198,7 +203,7 @@ class Row(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Layer that was not quantised: path, class, bytes of its floats, and the reason."""
+    """Layer that was not quantized: its path, class, bytes of floats, and the reason."""
 
     path: str
     layer: str
@@ -207,8 +212,9 @@ class Left(NamedTuple):
 
 
 class QuantizationErrors:
-    """Table of the layers that `quantize` has replaced; `rows` has it as numbers. `left` has the
-    layers that were not quantised."""
+    """Table of the layers that `quantize` has replaced; `rows` contains the numbers.
+
+    `left` lists the layers that were not quantized."""
 
     def __init__(self, rows: list[Row], left: list[Left]) -> None:
         self.rows = rows
@@ -230,7 +236,7 @@ class QuantizationErrors:
         return "\n".join([*table([head, *cells], right=4), *self._stays()])
 
     def _stays(self) -> list[str]:
-        """Return a line for each class of unquantised layers and reason."""
+        """Return one line for each class of unquantized layers and reason."""
         nbytes: dict[tuple[str, str], int] = {}
         for each in self.left:
             kind = each.layer, each.why
@@ -240,7 +246,7 @@ class QuantizationErrors:
 
 
 class _Compared(Module):
-    """Linear that accumulates the errors of the quantised layer's outputs."""
+    """Linear layer that accumulates the errors of the quantized layer's outputs."""
 
     def __init__(self, layer: Linear, quantized: QuantizedLinear) -> None:
         self.layer, self.quantized = layer, quantized
@@ -256,12 +262,14 @@ class _Compared(Module):
 
 @hinted
 def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> QuantizationErrors:
-    """Measure the error of each quantised layer against its Linear: of its weights, and with
-    `inputs`, of its outputs in a call of the model. Each layer gets its inputs in the unquantised
-    model, so that no error is counted twice. The table also lists the layers that were not
-    quantised, their bytes, and why.
+    """Measure the error of each quantized layer compared with its Linear.
 
-    Raises `ArgumentError` if `quantized` was not made from the model by `quantize`.
+    The error of the weights is always measured; with `inputs`, also the error of the outputs in a
+    call of the model. Each layer gets its inputs from the unquantized model, so that no error is
+    counted twice. The table also lists the layers that were not quantized, their bytes, and the
+    reason.
+
+    Raises `ArgumentError` if `quantized` is not a result of `quantize` for the model.
 
         >>> model = ml.nn.Linear(64, 4)
         >>> ml.quantization_errors(model, ml.quantize(model, "i8"), ml.ones((1, 64))).rows[0].weight
@@ -297,7 +305,7 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
 
 
 def _unquantized(tree: Any) -> Iterator[Left]:
-    """Yield the layers with float tensors that are not quantised."""
+    """Yield the layers with float tensors that are not quantized."""
     layers = dict(named_nodes(tree))
     nbytes = dict.fromkeys(layers, 0)
     for owner, x in named_leaves(tree, buffers=True):
@@ -332,7 +340,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Linear]]:
 
 
 def _with_layers(tree: Any, build: Callable[[Linear], Module], chosen: Mapping[int, str]) -> Any:
-    """Replace those layers of the tree by `build(layer)`; Modules become copies."""
+    """Replace the chosen layers of the tree by `build(layer)`; Modules are copied."""
     copies: dict[int, Any] = {}
 
     def of(part: Any) -> Any:

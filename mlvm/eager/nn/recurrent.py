@@ -1,14 +1,15 @@
-"""Recurrent layers: cells of one step, and layers that run cells over sequences.
+"""Recurrent layers: cells for one step, and layers that run cells over sequences.
 
 Formulas and the order of gates are those of PyTorch's documentation of `torch.nn.LSTM`, `GRU` and
-`RNN`. Kernels are transposed, [in, gates * hidden], and PyTorch's two biases are one.
+`RNN`. Kernels are transposed, [in, gates * hidden], and PyTorch's two biases are combined into one.
 
-Sequences are time-major, f[time, batch, features]: a step's rows lie together, so none is copied or
-gathered. The inputs of all steps are projected before the loop, by one product, or block by block
-up to the longest of `lengths`. A step then makes one product, of the state with the kernel of all
-gates. With a batch of 1, reading that kernel dominates a step.
+Sequences are time-major, f[time, batch, features]: the rows of a step are contiguous, so they are
+neither copied nor gathered. The inputs of all steps are projected before the loop, by one matrix
+product, or block by block up to the longest of `lengths`. Each step then needs one matrix product,
+of the state with the kernel of all gates. With a batch of 1, reading that kernel dominates the time
+of a step.
 
-All steps are one call, `recurrence`, and its gradient another. Under other transformations, on a
+All steps are one call, `recurrence`, and its gradient is another. Under other transformations, on a
 device, in ONNX files, and for other cells, a loop runs step by step.
 """
 
@@ -49,18 +50,18 @@ step_by_step: Final = ContextVar("step_by_step", default=False)
 """True while loops replace the op `recurrence`."""
 
 _BLOCK: Final = 8
-"""Steps whose inputs are projected at once if there are `lengths`."""
+"""Number of steps whose inputs are projected together if there are `lengths`."""
 
 
 class _Cell(Module):
-    """Base of cells: the kernels of all gates, and one bias.
+    """Base class of cells, with the kernels of all gates and one bias.
 
-    Both kernels are uniform over +-1 / sqrt(hidden_size), as in PyTorch, and the bias is zero.
-    `kernel_init`, `hidden_kernel_init` and `bias_init` replace them.
+    By default, both kernels are uniform in +-1 / sqrt(hidden_size), as in PyTorch, and the bias is
+    zero. `kernel_init`, `hidden_kernel_init` and `bias_init` replace them.
     """
 
     GATES: int
-    STATES = 1  # tensors in the state
+    STATES = 1  # number of tensors in the state
 
     input_kernel: Tensor  # [input_size, gates * hidden_size]
     hidden_kernel: Tensor  # [hidden_size, gates * hidden_size]
@@ -94,13 +95,13 @@ class _Cell(Module):
         self._begin()
 
     def _begin(self) -> None:
-        """Create parameters that only some cells have."""
+        """Create parameters that only some cells need."""
 
     @public
     def __call__(self, x: Tensor, state: Any = None) -> Any:
         """Return the next state, from f[batch, input_size] and the previous state; None is zeros.
 
-        Raises `ShapeError` or `DTypeError` for an x or a state of another type.
+        Raises `ShapeError` or `DTypeError` if x or the state has the wrong type.
         """
         name = type(self).__name__
         x = matched(name, x, self.bias)
@@ -110,14 +111,15 @@ class _Cell(Module):
         return self.step(self.project(x), self.required_state(name, state, x.shape[0]))
 
     def initial_state(self, *batch: int) -> Any:
-        """Return the state before the first step: zeros, f[*batch, hidden_size]."""
+        """Return the initial state: zeros, f[*batch, hidden_size]."""
         shape, dtype = (*batch, self.hidden_size), self.bias.dtype
         zeros = [creation.zeros(shape, dtype=dtype) for _ in range(self.STATES)]
         return zeros[0] if self.STATES == 1 else tuple(zeros)
 
     def required_state(self, layer: str, state: Any, *batch: int) -> Any:
-        """Return the state as tensors. Raises `ShapeError` or `DTypeError` unless it has the types
-        of `initial_state(*batch)`.
+        """Return the state as tensors.
+
+        Raises `ShapeError` or `DTypeError` unless it has the types of `initial_state(*batch)`.
 
         Refuses:
             cell.required_state("GRUCell", ml.ones((1, 2), dtype="i64"), 1)  # DTypeError
@@ -157,11 +159,12 @@ class _Cell(Module):
 
 
 class RNNCell(_Cell):
-    """h' = activation(x input_kernel + h hidden_kernel + bias), the state being h (Elman, Finding
-    Structure in Time, Cognitive Science 14, 1990).
+    """Elman cell: h' = activation(x input_kernel + h hidden_kernel + bias), with the state h.
+
+    Elman, Finding Structure in Time, Cognitive Science 14, 1990.
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    or `DTypeError` for others, `ArgumentError` for a size below 1.
+    or `DTypeError` if x or the state has the wrong type, `ArgumentError` for a size below 1.
 
         >>> ml.nn.RNNCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -201,15 +204,16 @@ class RNNCell(_Cell):
 
 
 class LSTMCell(_Cell):
-    """The state is (h, c) (Hochreiter and Schmidhuber, Neural Computation 9, 1997; with the forget
-    gate of Gers et al., 2000). With the gates i, f, g, o as the parts of x input_kernel + h
-    hidden_kernel + bias:
+    """Long short-term memory cell, with the state (h, c).
+
+    Hochreiter and Schmidhuber, Neural Computation 9, 1997; with the forget gate of Gers et al.,
+    2000. The gates i, f, g, o are the parts of x input_kernel + h hidden_kernel + bias:
 
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    or `DTypeError` for others, `ArgumentError` for a size below 1.
+    or `DTypeError` if x or the state has the wrong type, `ArgumentError` for a size below 1.
 
         >>> h, c = ml.nn.LSTMCell(4, 8)(ml.ones((2, 4)), (ml.zeros((2, 8)), ml.zeros((2, 8))))
         >>> h.type
@@ -228,15 +232,16 @@ class LSTMCell(_Cell):
 
 
 class GRUCell(_Cell):
-    """The state is h (Cho et al., arXiv 1406.1078). With the gates r, z, n as the parts of p = x
-    input_kernel + bias and of q = h hidden_kernel:
+    """Gated recurrent unit, with the state h (Cho et al., arXiv 1406.1078).
+
+    The gates r, z, n are the parts of p = x input_kernel + bias and of q = h hidden_kernel:
 
         r, z = sigmoid(p_r + q_r), sigmoid(p_z + q_z)
         n = tanh(p_n + r (q_n + hidden_bias))
         h' = (1 - z) n + z h
 
     f[batch, input_size] and a state of f[batch, hidden_size] -> the next state. Raises `ShapeError`
-    or `DTypeError` for others, `ArgumentError` for a size below 1.
+    or `DTypeError` if x or the state has the wrong type, `ArgumentError` for a size below 1.
 
         >>> ml.nn.GRUCell(4, 8)(ml.ones((2, 4)), ml.zeros((2, 8))).type
         f32[2,8]
@@ -277,17 +282,17 @@ def _gru_state(projected: Tensor, recurrent: Tensor, state: Tensor, hidden_bias:
 
 
 class _Recurrent(Module):
-    """Base of layers of cells.
+    """Base class of layers of cells.
 
-    Each of the `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
-    forward and a backward cell, whose outputs are concatenated. `dropout` is the rate between
-    layers while `training`.
+    Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
+    layer has a forward and a backward cell, whose outputs are concatenated. `dropout` is the rate
+    between layers while `training`.
     """
 
     CELL: Callable[..., Any]
 
-    forward: list[Any]  # a cell for each layer
-    backward: list[Any]  # likewise; empty unless bidirectional
+    forward: list[Any]  # one cell per layer
+    backward: list[Any]  # one cell per layer; empty unless bidirectional
 
     def __init__(
         self,
@@ -324,15 +329,15 @@ class _Recurrent(Module):
     def __call__(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Run the layers over f[time, batch, input_size]; return the outputs of the last layer,
-        f[time, batch, directions * hidden_size], and the last state.
+        """Run the layers over f[time, batch, input_size]; return the outputs and the last state.
 
-        A tensor of the state is f[num_layers * directions, batch, hidden_size], a layer's
-        directions together, as in PyTorch; None is zeros. `lengths`, i[batch], is the number of
-        valid steps of each sequence. Behind them the outputs are zero, and the state does not
-        change. The backward cell starts at the last valid step.
+        The outputs are those of the last layer, f[time, batch, directions * hidden_size]. A tensor
+        of the state is f[num_layers * directions, batch, hidden_size], with the directions of a
+        layer next to each other, as in PyTorch; None is zeros. `lengths`, i[batch], is the number
+        of valid steps of each sequence. After these steps the outputs are zero, and the state does
+        not change. The backward cell starts at the last valid step.
 
-        Raises `ShapeError` or `DTypeError` for an x, a state or lengths of another type.
+        Raises `ShapeError` or `DTypeError` if x, the state or the lengths have the wrong type.
         """
         name = type(self).__name__
         x = matched(name, x, self.forward[0].bias)
@@ -369,17 +374,18 @@ class _Recurrent(Module):
 
 
 class RNN(_Recurrent):
-    """Layers of `RNNCell`s over sequences (Elman, Cognitive Science 14, 1990), with an `activation`
-    of a tensor; `nn.RNNCell` has the equations. The state is h.
+    """Layers of `RNNCell`s over sequences, with an elementwise `activation`; the state is h.
 
-    Each of `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
-    forward and a backward cell, whose outputs are concatenated: directions is 2, else 1. `dropout`
-    is the rate between layers while `training`.
+    `nn.RNNCell` documents the equations (Elman, Cognitive Science 14, 1990).
+
+    Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
+    layer has a forward and a backward cell, whose outputs are concatenated: directions is 2, else
+    1. `dropout` is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
-    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
-    types; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1,
-    or the rate is not in [0, 1).
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if an operand has the wrong
+    type; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1, or
+    the rate is not in [0, 1).
 
         >>> outputs, h = ml.nn.RNN(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
@@ -423,17 +429,18 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Layers of `LSTMCell`s over sequences (Hochreiter and Schmidhuber, Neural Computation 9,
-    1997); `nn.LSTMCell` has the equations. The state is (h, c).
+    """Layers of `LSTMCell`s over sequences; the state is (h, c).
 
-    Each of `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
-    forward and a backward cell, whose outputs are concatenated: directions is 2, else 1. `dropout`
-    is the rate between layers while `training`.
+    `nn.LSTMCell` documents the equations (Hochreiter and Schmidhuber, Neural Computation 9, 1997).
+
+    Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
+    layer has a forward and a backward cell, whose outputs are concatenated: directions is 2, else
+    1. `dropout` is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
-    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
-    types; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1,
-    or the rate is not in [0, 1).
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if an operand has the wrong
+    type; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1, or
+    the rate is not in [0, 1).
 
         >>> outputs, (h, c) = ml.nn.LSTM(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
@@ -447,17 +454,18 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """Layers of `GRUCell`s over sequences (Cho et al., arXiv 1406.1078); `nn.GRUCell` has the
-    equations. The state is h.
+    """Layers of `GRUCell`s over sequences; the state is h.
 
-    Each of `num_layers` reads the outputs of the one below. With `bidirectional`, a layer has a
-    forward and a backward cell, whose outputs are concatenated: directions is 2, else 1. `dropout`
-    is the rate between layers while `training`.
+    `nn.GRUCell` documents the equations (Cho et al., arXiv 1406.1078).
+
+    Each of the `num_layers` layers reads the outputs of the previous layer. With `bidirectional`, a
+    layer has a forward and a backward cell, whose outputs are concatenated: directions is 2, else
+    1. `dropout` is the rate between layers while `training`.
 
     f[time, batch, input_size] -> f[time, batch, directions * hidden_size], and the last state,
-    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if the operands are of other
-    types; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1,
-    or the rate is not in [0, 1).
+    f[num_layers * directions, batch, hidden_size]. Raises `ShapeError` if an operand has the wrong
+    type; `DTypeError` if an operand is complex; `ArgumentError` if a size or number is below 1, or
+    the rate is not in [0, 1).
 
         >>> outputs, h = ml.nn.GRU(4, 8)(ml.ones((5, 2, 4)))
         >>> outputs.type, h.type
@@ -480,8 +488,9 @@ def _passed(
     *,
     reverse: bool,
 ) -> tuple[Tensor, Any]:
-    """Run one cell over a sequence; return its outputs and last state. Steps behind the `longest`
-    are skipped."""
+    """Run one cell over a sequence; return its outputs and last state.
+
+    Steps after the `longest` sequence are skipped."""
 
     def turn(state: Any, row: tuple[Tensor, Tensor | None]) -> tuple[Any, Tensor]:
         projected, counts = row
@@ -497,7 +506,7 @@ def _passed(
     else:
         project: Callable[..., Tensor] = cell.product
         bias = cell.bias
-        if kind == "gru":  # only that of the last gate stands beside the product
+        if kind == "gru":  # the bias of the last gate is added next to the product, inside the gate
             project = cell.project
             bias = shapes.concat([creation.zeros_like(bias[cell.hidden_size :]), cell.hidden_bias])
         projected = _projected(project, x, longest)
@@ -509,7 +518,7 @@ def _passed(
 
 
 def _kind_of(cell: Any) -> Cell | None:
-    """Return the kind of a cell for `recurrence`; None if it has none."""
+    """Return the kind of a cell for `recurrence`; None if the op does not support the cell."""
     if type(cell) is RNNCell:
         activations: list[tuple[Any, Cell]] = [(op.tanh, "tanh"), (op.relu, "relu")]
         return next((kind for function, kind in activations if cell.activation is function), None)
@@ -517,8 +526,10 @@ def _kind_of(cell: Any) -> Cell | None:
 
 
 def _goes_step_by_step() -> bool:
-    """Return whether a loop must replace the op: under other transformations, for an export, and on
-    a device, which has no kernel for the op."""
+    """Return whether a loop must replace the op.
+
+    This is necessary under other transformations, for an export, and on a device, which has no
+    kernel for the op."""
     on_device = hasattr(current_arena().vm.stands_for, "counts")
     return on_device or step_by_step.get() or isinstance(current().recorder, Tracer)
 
@@ -533,8 +544,9 @@ def recurrence(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run a cell over a sequence; return its outputs and the parts of its last state: see
-    `mlvm.core.ops.recurrent`. Behind the end of a sequence its last output is repeated."""
+    """Run a cell over a sequence; return its outputs and the parts of its last state.
+
+    See `mlvm.core.ops.recurrent`. After the end of a sequence its last output is repeated."""
     time, batch, _ = projected.shape
     if lengths is None:
         lengths = creation.full((batch,), time, dtype=i64)
@@ -554,7 +566,7 @@ def recurrence(
 def _run(
     kind: Cell, reverse: bool, keep: bool, operands: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the outputs and the last state, and the residuals of the backward pass."""
+    """Return the outputs and the last state, and the residuals for the backward pass."""
     states = op.recurrence(*operands, cell=kind, reverse=reverse, keep=keep)
     time, parts = operands[0].shape[0], operands[1].shape[0]
     y = states[0, :time] if reverse else states[0, 1:]
@@ -564,12 +576,11 @@ def _run(
 def _back(
     kind: Cell, reverse: bool, residuals: list[Tensor], gs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the cotangents of `recurrence`'s operands; under a further derivative, those of the
-    loop."""
+    """Return the cotangents of `recurrence`'s operands, computed by its loop if differentiated."""
     *operands, lengths, states = residuals
     projected, begin, kernel, _ = operands
     g, g_last = gs
-    assert g is not None  # `CustomRule` makes zeros of none
+    assert g is not None  # `CustomRule` replaces None by zeros
     assert g_last is not None
     on = current().recorder
     if taping() is not None or (on is not None and on.outer):
@@ -625,7 +636,7 @@ def _stepped(
 
 
 def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None) -> Tensor:
-    """Compute `project(x)` in blocks of steps, up to the longest sequence."""
+    """Compute `project(x)` in blocks of steps, up to the end of the longest sequence."""
     if longest is None:
         return project(x)
     blocks = shapes.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
@@ -635,7 +646,7 @@ def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None
 
 
 def _longest(lengths: Tensor, time: int) -> Tensor | None:
-    """Return the longest of the lengths: i64[], from 0 to `time`; None without sequences."""
+    """Return the largest length: i64[], from 0 to `time`; None without sequences."""
     if not lengths.size:
         return None
     return elements.astype(elements.clip(op.max(lengths), 0, time), i64)

@@ -1,4 +1,4 @@
-"""Layers one after the other."""
+"""Layers that run one after the other."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sequential(Module):
-    """Layers in sequence, as arguments or in one list; each is a Module or a function of one
-    tensor.
+    """Layers in sequence, as arguments or in one list: Modules or functions of one tensor.
 
-    x: of the shape that the first layer takes; the result is that of the last. Raises what the
+    x: the shape that the first layer expects; the result is that of the last layer. Raises what the
     layers raise.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
@@ -56,7 +55,7 @@ class Sequential(Module):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Return the layer of that number; for a slice, another Sequential of these layers."""
+        """Return the layer with that index; for a slice, a new Sequential of these layers."""
         if isinstance(index, slice):
             part = copy.copy(self)
             part._set(self.layers[index])
@@ -64,12 +63,16 @@ class Sequential(Module):
         return self.layers[self._number(index)]
 
     def __setitem__(self, index: int, layer: Callable[..., Tensor]) -> None:
-        """Replace a layer. Make an optimizer after this, not before."""
+        """Replace a layer.
+
+        Create an optimizer after this call, not before."""
         i = self._number(index)
         self._set((*self.layers[:i], layer, *self.layers[i:][1:]))
 
     def _number(self, index: int) -> int:
-        """Return the index from the front. Raises `IndexRefused` if there is no such layer."""
+        """Return the index from the front.
+
+        Raises `IndexRefused` if there is no such layer."""
         try:
             return range(len(self.layers))[index]
         except (IndexError, TypeError):

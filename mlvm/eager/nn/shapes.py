@@ -1,4 +1,4 @@
-"""Layers without parameters that change the shape, or nothing."""
+"""Layers without parameters that change the shape, and the identity."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Upsample(Module):
-    """Resizing of x to a `size`, or by `scale`: f[N, ..., C] -> f[N, *size, C]; see `interpolate`,
-    also for the modes.
+    """Resizing of x to a `size`, or by `scale`: f[N, ..., C] -> f[N, *size, C].
 
-    Raises `ShapeError` if x has fewer than three axes or x has no places; `ArgumentError` unless
-    one of size and scale is given, if it is invalid, or the mode is unknown; `DTypeError` if x is
-    not of floats.
+    See `interpolate`, also for the modes.
+
+    Raises `ShapeError` if x has fewer than three axes or an axis of length 0; `ArgumentError`
+    unless exactly one of `size` and `scale` is given, if it is invalid, or if the mode is unknown;
+    `DTypeError` if x is not of floats.
 
         >>> ml.nn.Upsample(scale=2, mode="bilinear")(ml.ones((1, 4, 4, 3))).type
         f32[1,8,8,3]
@@ -50,11 +51,12 @@ class Upsample(Module):
 
 
 class PixelShuffle(Module):
-    """Rearrangement of channels to places: [N, H, W, C r^2] -> [N, H r, W r, C] for a factor r; see
-    `pixel_shuffle`.
+    """Rearrangement of channels to pixels: [N, H, W, C r^2] -> [N, H r, W r, C] for a factor r.
 
-    Raises `ShapeError` if x has another number of axes or r^2 does not divide the channels;
-    `ArgumentError` if the factor is below 1.
+    See `pixel_shuffle`.
+
+    Raises `ShapeError` if x does not have 4 axes or the number of channels is not a multiple of
+    r^2; `ArgumentError` if the factor is below 1.
 
         >>> ml.nn.PixelShuffle(2)(ml.ones((1, 4, 4, 12))).type
         f32[1,8,8,3]
@@ -72,10 +74,11 @@ class PixelShuffle(Module):
 
 
 class PixelUnshuffle(PixelShuffle):
-    """Rearrangement of places to channels: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r; see
-    `pixel_unshuffle`.
+    """Rearrangement of pixels to channels: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r.
 
-    Raises `ShapeError` if x has another number of axes, or r does not divide height and width;
+    See `pixel_unshuffle`.
+
+    Raises `ShapeError` if x does not have 4 axes, or its height or width is not a multiple of r;
     `ArgumentError` if the factor is below 1.
 
         >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type
@@ -90,8 +93,9 @@ class PixelUnshuffle(PixelShuffle):
 
 
 class Flatten(Module):
-    """Merge the axes from `start` on, in row-major order: [N, ...] -> [N, n]. Channels vary fastest
-    in the result; in PyTorch, places do.
+    """Merging of the axes from `start` on, in row-major order: [N, ...] -> [N, n].
+
+    Channels vary fastest in the result; in PyTorch, spatial positions do.
 
     Raises `ShapeError` if x has fewer than `start` axes; `ArgumentError` if `start` is below 0.
 

@@ -21,12 +21,13 @@ _HEAD: Final = "parameters", "bytes", "output bytes", "output", "layer"
 
 
 Outputs: TypeAlias = dict[str, list[tuple[TensorType, ...]]]
-"""Types that each call of a layer returned, by its path."""
+"""Types that each call of a layer has returned, by the path of the layer."""
 
 
 class Row(NamedTuple):
-    """Layer: path, class, number of parameters, bytes of parameters and buffers, and the types that
-    each of its calls returned."""
+    """A layer: path, class, number of parameters, bytes, and the output types of its calls.
+
+    The bytes are those of parameters and buffers."""
 
     path: str
     layer: str
@@ -36,8 +37,9 @@ class Row(NamedTuple):
 
 
 class Summary:
-    """Table of the layers of a model; `rows` has it as numbers. `needed` is the capacity in bytes
-    of an arena for the call, without parameters and inputs."""
+    """Table of the layers of a model; `rows` contains the numbers.
+
+    `needed` is the capacity in bytes of an arena for the call, without parameters and inputs."""
 
     def __init__(self, rows: list[Row], needed: int | None) -> None:
         self.rows = rows
@@ -79,13 +81,14 @@ class Summary:
 
 
 def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
-    """Return a table of the layers in order: parameters, and bytes of parameters and buffers. With
-    `inputs` for a call of the model, the table has the type of each layer's output.
+    """Return a table of the layers in order: parameters, and bytes of parameters and buffers.
+
+    With `inputs` for a call of the model, the table contains the type of each layer's output.
 
     The inputs are tensors, arrays or `TensorType`s, possibly in lists and dicts; a single tuple of
-    ints is the shape of an f32 tensor. No value is computed and no memory allocated: the call of a
-    copy of the model is traced, as by `ml.measure`. Raises what the call raises, and `CaptureError`
-    if it reads values.
+    ints is the shape of an f32 tensor. No value is computed and no memory is allocated: the call of
+    a copy of the model is traced, as by `ml.measure`. Raises what the call raises, and
+    `CaptureError` if it reads values.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model.summary(ml.TensorType("f32", [5, 3]))
@@ -99,7 +102,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
         ml.nn.Sequential(lambda x: x * x.item()).summary(ml.ones(()))  # CaptureError
     """
     outputs: Outputs = {}
-    match inputs:  # the shape of x, as torchinfo takes it
+    match inputs:  # the shape of x, as in torchinfo
         case ((int(), *_) as shape,) if all(type(n) is int for n in shape):
             inputs = (TensorType(f32, shape),)
     needed = _run(model, inputs, named, outputs) if inputs or named else None
@@ -118,7 +121,7 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
 
 
 def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
-    """Trace a call of a copy of the model on a dry VM; collect the types that its parts return."""
+    """Trace a call of a copy of the model on a dry VM, and collect the types of its outputs."""
     vm = DryVM("summary")
     with Arena(vm, "given").allocating():
         leaves, structure = flatten(model, None, ends=among_others, buffers=True)

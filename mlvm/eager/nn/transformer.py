@@ -1,4 +1,4 @@
-"""The layers of transformers (Vaswani et al., Attention is All you Need, arXiv 1706.03762)."""
+"""Transformer layers (Vaswani et al., Attention is All you Need, arXiv 1706.03762)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from mlvm.eager.tensor.wrapper import public
 
 
 class _TransformerLayer(Module):
-    """Base of encoder and decoder layers. Each part is a residual branch; the sum is normalised, or
-    with `pre_norm` the input of the branch."""
+    """Base class of encoder and decoder layers.
+
+    Each part is a residual branch. The sum is normalised, or with `pre_norm` the input of the
+    branch."""
 
     _parts: int
 
     attention: MultiHeadAttention
     hidden: Linear
     out: Linear
-    norm: list[LayerNorm]  # one for each part
+    norm: list[LayerNorm]  # one per part
 
     def __init__(
         self,
@@ -93,19 +95,21 @@ class _TransformerLayer(Module):
 
 
 class TransformerEncoderLayer(_TransformerLayer):
-    """Self-attention, then a perceptron with one hidden layer of `hidden_dim` (default: 4
-    embed_dim). Both are residual branches, and the sum is normalised: norm(x + attention(x))
-    (Vaswani et al., arXiv 1706.03762, section 3.1). With `pre_norm`, x + attention(norm(x)) (Xiong
-    et al., arXiv 2002.04745); a model then has a norm behind its last layer.
+    """Encoder layer: self-attention, then a perceptron with one hidden layer of `hidden_dim`.
 
-    `dropout` is the rate for weights of the softmax, the hidden layer and the branches' outputs,
-    while `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Called as
-    `layer(x, mask=None, is_causal=False)`, or with `cache=` and `position=`, for (y, cache), as
-    that is, with a cache of `layer.init_cache(batch, max_length)`.
+    Both are residual branches, and the sum is normalised: norm(x + attention(x)) (Vaswani et al.,
+    arXiv 1706.03762, section 3.1). With `pre_norm`, it is x + attention(norm(x)) (Xiong et al.,
+    arXiv 2002.04745); a model then needs a norm after its last layer. The default `hidden_dim` is 4
+    embed_dim.
+
+    `dropout` is the rate for softmax weights, the hidden layer and the outputs of the branches,
+    while `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Call it as
+    `layer(x, mask=None, is_causal=False)`. With `cache=` and `position=` the result is (y, cache),
+    as in `MultiHeadAttention`; `layer.init_cache(batch, max_length)` returns a cache.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` if the features or axes do not fit;
-    `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1 or unless
-    `num_heads` divides `embed_dim`.
+    `DTypeError` if an operand is complex; `ArgumentError` if a size is below 1 or `embed_dim` is
+    not a multiple of `num_heads`.
 
         >>> ml.nn.TransformerEncoderLayer(16, 4)(ml.ones((2, 5, 16))).type
         f32[2,5,16]
@@ -132,17 +136,19 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class TransformerDecoderLayer(_TransformerLayer):
-    """Causal self-attention, attention to a memory such as an encoder's output, and a perceptron;
-    otherwise as `TransformerEncoderLayer` (Vaswani et al., arXiv 1706.03762, section 3.1). The
-    memory has `memory_dim` features (default: embed_dim).
+    """Decoder layer: causal self-attention, attention to a memory, and a perceptron.
 
-    Called as `layer(x, memory, mask=None, memory_mask=None, is_causal=True)`, or with `cache=` and
-    `position=`, for (y, cache). Self-attention is causal unless `is_causal` is False, PyTorch's
-    default.
+    The memory is, for example, the output of an encoder, with `memory_dim` features (default:
+    embed_dim). The other options are those of `TransformerEncoderLayer` (Vaswani et al., arXiv
+    1706.03762, section 3.1).
+
+    Call it as `layer(x, memory, mask=None, memory_mask=None, is_causal=True)`. With `cache=` and
+    `position=` the result is (y, cache). Self-attention is causal unless `is_causal` is False,
+    which is PyTorch's default.
 
     f[batch, time, embed_dim] and f[batch, length, memory_dim] -> f[batch, time, embed_dim]. Raises
     `ShapeError` if the features or axes do not fit; `DTypeError` if an operand is complex;
-    `ArgumentError` if a size is below 1 or unless `num_heads` divides `embed_dim`.
+    `ArgumentError` if a size is below 1 or `embed_dim` is not a multiple of `num_heads`.
 
         >>> layer = ml.nn.TransformerDecoderLayer(16, 4)
         >>> layer(ml.ones((2, 5, 16)), ml.ones((2, 7, 16))).type

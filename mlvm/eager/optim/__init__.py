@@ -1,13 +1,15 @@
-"""Optimizers, which update parameters in place, learning-rate schedules, and clipping.
+"""Optimizers, which update parameters in place, learning-rate schedules, and gradient clipping.
 
     optimizer = Adam(model, cosine(1e-3, total_steps=1000))
     loss, grads = value_and_grad(loss_of)(model, x, y)
     optimizer.update(clip_by_global_norm(grads, 1.0))
 
-A schedule is a function from the number of updates done, f32[], to the learning rate, f32[]. It is
-written with ops, so that it can be captured. A float is a rate, until another is assigned.
+A schedule is a function from the number of completed updates, f32[], to the learning rate, f32[].
+It consists of ops, so that it can be captured. A float is a constant learning rate, until another
+is assigned.
 
-Groups give some parameters hyperparameters of their own; a parameter is in the first that fits it:
+Groups assign different hyperparameters to some parameters; each parameter belongs to the first
+group that matches it:
 
     AdamW(model, 1e-3, groups=[("*/bias", {"weight_decay": 0.0}), ("head/*", {"eps": 1e-6})])
 """

@@ -1,4 +1,4 @@
-"""Averages of weights, and updates by the gradients of several batches."""
+"""Averages of weights, and updates from the gradients of several batches."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from mlvm.eager.tree import (
 
 
 class EMA:
-    """Exponential moving averages of the parameters of a model or another tree (Polyak and
-    Juditsky, 1992): each update sets average = decay * average + (1 - decay) * parameter. They
-    start as the parameters.
+    """Exponential moving averages of the parameters of a model or another tree.
+
+    Each update sets average = decay * average + (1 - decay) * parameter (Polyak and Juditsky,
+    1992). The averages are initialised with the parameters.
 
         average = ml.optim.EMA(model, 0.999)
         optimizer.update(grads)                 # in a step, captured or not
@@ -44,8 +45,9 @@ class EMA:
             evaluate(model)
 
     With `warmup` the decay is min(decay, (1 + t) / (10 + t)) after t updates, as in TensorFlow, so
-    that the initial weights decay fast. Averages of half-precision parameters are f32. Buffers are
-    not averaged. `count`, f32[], is the number of updates; it lies beside the first parameter.
+    that the influence of the initial weights decreases fast. Averages of half-precision parameters
+    are f32. Buffers are not averaged. `count`, f32[], is the number of updates; it is allocated in
+    the arena of the first parameter.
 
     Raises `ArgumentError` unless 0 <= decay < 1 or if the model is sharded over a group.
 
@@ -82,9 +84,10 @@ class EMA:
             apply_into(average, COPY, widened(parameters[path]))
 
     def update(self) -> None:
-        """Take the parameters as they are now into the averages. Raises as `Optimizer.update` does
-        for parameters of other paths or types, `ArgumentError` inside `swapped()`, and
-        `GradientError` inside a differentiated function.
+        """Update the averages with the current parameters.
+
+        Raises as `Optimizer.update` does for parameters with other paths or types, `ArgumentError`
+        inside `swapped()`, and `GradientError` inside a differentiated function.
 
         Refuses:
             within(swapped.swapped(), swapped.update)  # ArgumentError
@@ -101,7 +104,8 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Swap the averages into the parameters inside the block, and their values back after it.
+        """Swap the averages into the parameters inside the block, and restore them afterwards.
+
         Raises what `update` raises."""
         params = self._checked("swapped")
         own = {path: zeros_beside(x, x.type) for path, x in params.items()}
@@ -122,8 +126,9 @@ class EMA:
         return dict(named_leaves({"count": self.count, "average": self._averages}))
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the paths of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays to the state, in place, by the paths of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
 
     def _params(self) -> dict[str, Tensor]:
@@ -147,8 +152,9 @@ def _wide(type: TensorType) -> TensorType:
 
 
 class MultiSteps:
-    """Optimizer that updates with the mean gradient of `every` batches, as optax's of that name:
-    for batches that are too large for the memory.
+    """Optimizer that updates with the mean gradient of `every` batches, like MultiSteps of optax.
+
+    Use it for batches that are too large for the memory.
 
         optimizer = ml.optim.MultiSteps(ml.optim.AdamW(model, 1e-3), 4)
         for x, y in batches:                    # of a quarter of the size
@@ -156,7 +162,8 @@ class MultiSteps:
             optimizer.update(grads)
 
     The sums of gradients are allocated in the arenas of the parameters. `count`, f32[], is the
-    number of gradients in them. A step with it may be captured: the program decides when to update.
+    number of gradients in them. A step with this optimizer may be captured: the program decides
+    when to update.
 
     Raises `ArgumentError` unless `every` is an int from 1 to 2**24.
 
@@ -184,8 +191,9 @@ class MultiSteps:
         self.count = zeros_beside(optimizer.count, optimizer.count.type)
 
     def update(self, grads: Tree) -> Tensor:
-        """Add gradients to the sums; with the last of `every` ones update the parameters. Whether
-        they were updated: bool[]. Raises what `Optimizer.update` does."""
+        """Add gradients to the sums; after every `every` calls, update the parameters.
+
+        Return whether they were updated: bool[]. Raises what `Optimizer.update` raises."""
         sums = self._sums_of(grads)
         for total, g in {id(total): (total, g) for total, g in sums.values()}.values():
             total += g * (1.0 / self.every)
@@ -203,8 +211,7 @@ class MultiSteps:
         return is_full
 
     def _sums_of(self, grads: Tree) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return for each gradient that the optimizer takes the sum that it is added to, and
-        itself; those of a shared parameter twice."""
+        """Return pairs of a sum and the gradient to add; shared parameters occur twice."""
         gradients = self.optimizer._own(named_leaves(grads))
         leaves = self.optimizer._leaves
         first = {id(x): path for path, x in self.optimizer._params.items()}
@@ -220,8 +227,9 @@ class MultiSteps:
         return self.optimizer.rate
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of the optimizer, the sums by path, as `gradients/Dense_0/kernel`, and
-        the number of gradients in them, `num_gradients`."""
+        """Return the state of the optimizer, and the sums by path, as `gradients/Dense_0/kernel`.
+
+        `num_gradients` is the number of gradients in the sums."""
         return self.optimizer._layout.state(self._own_state())
 
     def _own_state(self) -> dict[str, Tensor]:
@@ -229,8 +237,9 @@ class MultiSteps:
         return {**self.optimizer._own_state(), **own}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the paths of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays to the state, in place, by the paths of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         self.optimizer._layout.load_state(self._own_state(), arrays)
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""Norms and clipping of gradients, and scaling of losses.
+"""Norms and clipping of gradients, and loss scaling.
 
-The norm of a sharded tree is that of the whole: see `Parts`.
+The norm of a sharded tree is the norm of the whole tree: see `Parts`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
 
 _MOST_SCALE: Final = 2.0**126
-_MOST_INTERVAL: Final = 2**24  # up to which f32 counts
+_MOST_INTERVAL: Final = 2**24  # f32 can count up to this number
 
 
 class Parts(dict[str, Any]):
-    """A tree of pieces: of each tensor the piece that is this member's, f[ceil(size / n)].
+    """Tree of shards: for each tensor the shard of this member, f[ceil(size / n)].
 
     >>> loss_and_grads = ml.parallel.value_and_grad(lambda params: ml.sum(params["w"] ** 2))
     >>> def make_step(vm):
@@ -47,7 +47,7 @@ class Parts(dict[str, Any]):
 
     @staticmethod
     def _all_reduce(tree: Tree, op: Any = "sum") -> None:
-        """Combine pieces over all members: `ml.parallel` puts its own function here."""
+        """Combine shards over all members: `ml.parallel` assigns its own function."""
         raise NotImplementedError
 
 
@@ -66,11 +66,14 @@ def is_in_parts(tree: Tree) -> bool:
 
 @hinted
 def global_norm(tree: Tree) -> Tensor:
-    """Return the square root of the sum of all squares in a tree of float tensors: f[]; f32 for
-    half precision. Of complex numbers it takes the squares of their magnitudes.
+    """Return the square root of the sum of all squares in a tree of float tensors: f[].
 
-    A tensor that occurs twice counts once, such as the gradient of a shared parameter. Of sharded
-    gradients (`ml.parallel.Parts`) it is the norm of the whole: all members call this.
+    The result is f32 for half precision. For complex numbers it uses the squares of their
+    magnitudes.
+
+    A tensor that occurs twice, such as the gradient of a shared parameter, is counted once. For
+    sharded gradients (`ml.parallel.Parts`) it is the norm of the whole gradients, and all members
+    must call this function.
 
     Raises `DTypeError` if a leaf is not a tensor of floats or complex numbers.
 
@@ -99,11 +102,12 @@ def _sum_of_squares(x: Tensor) -> Tensor:
 
 @hinted
 def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
-    """Scale a tree by max_norm / global_norm(grads) if that is below 1 (Pascanu et al., arXiv
-    1211.5063).
+    """Scale a tree by max_norm / global_norm(grads) if that is below 1.
 
-    The gradients: float tensors of any shapes, and so is the result. Raises `ArgumentError`
-    unless max_norm > 0, or if `model.parameters()` is passed for gradients; `DTypeError` if a
+    Pascanu et al., arXiv 1211.5063.
+
+    The gradients: float tensors of any shapes, and so is the result. Raises `ArgumentError` unless
+    max_norm > 0, or if `model.parameters()` is passed instead of gradients; `DTypeError` if a
     gradient is of integers.
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
@@ -133,18 +137,20 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
 
 class LossScale:
-    """Factor for the loss, so that gradients in f16 neither underflow nor overflow (Micikevicius et
-    al., "Mixed Precision Training", arXiv 1710.03740). It halves if a gradient is not finite, and
-    that update is skipped; after `growth_interval` updates it doubles. Names and defaults are those
-    of PyTorch's `GradScaler`. bf16 has the range of f32 and needs no scaling.
+    """Factor for the loss, so that gradients in f16 neither underflow nor overflow.
+
+    If a gradient is not finite, the factor is halved and that update is skipped. After
+    `growth_interval` updates it is doubled. Names and defaults are those of PyTorch's `GradScaler`
+    (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740). bf16 has the range of f32
+    and needs no scaling.
 
         scale = ml.optim.LossScale()
         loss, grads = ml.value_and_grad(lambda model: scale.scale(loss_of(model)))(model)
         scale.update(optimizer, scale.unscale(grads))
 
-    `value` and `good_steps`, f32[], are the factor and the updates since it last changed. They are
-    tensors in the current arena, so a captured step can update them. The factor stays within 1 and
-    2**126. If initial value and factors are powers of two, it rounds nothing.
+    `value` is the factor, and `good_steps` the number of updates since it last changed. Both are
+    f32[] in the current arena, so a captured step can update them. The factor stays within 1 and
+    2**126. If the initial value and the factors are powers of two, scaling does not round.
 
     Raises `ArgumentError` unless init_scale >= 1, growth_factor > 1, 0 < backoff_factor < 1 and
     growth_interval is an int from 1 to 2**24.
@@ -187,8 +193,9 @@ class LossScale:
         self.good_steps = creation.zeros((), dtype=f32)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss by the factor; a half-precision loss becomes f32, as f16 would
-        overflow. Raises `DTypeError` if the loss is not a tensor of floats.
+        """Multiply the loss by the factor; a half-precision loss is first converted to f32.
+
+        f16 would overflow. Raises `DTypeError` if the loss is not a tensor of floats.
 
         Refuses:
             ml.optim.LossScale().scale(1.0)  # DTypeError
@@ -199,8 +206,10 @@ class LossScale:
         return loss * elements.astype(self.value, loss.dtype)
 
     def unscale(self, grads: Tree) -> Tree:
-        """Divide each gradient of a tree by the factor; half-precision ones become f32, as they
-        would underflow. Raises `DTypeError` if a leaf is not a tensor.
+        """Divide each gradient of a tree by the factor.
+
+        Half-precision gradients become f32, because they would underflow. Raises `DTypeError` if a
+        leaf is not a tensor.
 
         Refuses:
             ml.optim.LossScale().unscale({"w": 1.0})  # DTypeError
@@ -216,9 +225,10 @@ class LossScale:
         return substitute(divided, grads)
 
     def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
-        """Update the parameters from unscaled gradients if all are finite, and adapt the factor;
-        return whether they were: bool[]. Otherwise parameters and the optimizer's state do not
-        change, nor does `count`. Raises `DTypeError` if it is not an optimizer.
+        """Update the parameters if all unscaled gradients are finite, and adapt the factor.
+
+        Return whether they were finite: bool[]. Otherwise the parameters, the optimizer's state and
+        its `count` do not change. Raises `DTypeError` if the first argument is not an optimizer.
 
         Refuses:
             ml.optim.LossScale().update(None, {})  # DTypeError
@@ -246,8 +256,9 @@ class LossScale:
         return {"value": self.value, "good_steps": self.good_steps}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the names of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays to the state, in place, by the names of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
 
     def __repr__(self) -> str:
@@ -256,8 +267,10 @@ class LossScale:
 
 @hinted
 def all_finite(tree: Tree) -> Tensor:
-    """Test whether all elements of a tree of float tensors are finite: bool[]. Sharded gradients
-    (`ml.parallel.Parts`) are tested as a whole: all members call this.
+    """Test whether all elements of a tree of float tensors are finite: bool[].
+
+    Sharded gradients (`ml.parallel.Parts`) are tested as a whole: all members must call this
+    function.
 
     Raises `DTypeError` if a leaf is not a tensor.
 

@@ -1,6 +1,7 @@
-"""Rules about a whole parameter, or about all of them: its norm, its rows, its singular values.
+"""Optimizers whose rules use a whole parameter: its norm, its rows, its singular values.
 
-They are as those in `rules`. Members of a group that keep pieces of parameters cannot follow them.
+They follow the interface of `rules`. They cannot be used if the members of a group store only
+shards of parameters.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from mlvm.eager.tree import Tree
 
 
 class Lamb(Adam):
-    """Adam with steps as long as the parameter (You et al., arXiv 1904.00962, algorithm 2, with the
-    identity for phi): p -= rate * |p| / |u| * u, with
+    """Adam with updates scaled to the norm of the parameter: p -= rate * |p| / |u| * u.
+
+    You et al., arXiv 1904.00962, algorithm 2, with the identity for phi:
 
     u = m / (sqrt(v) + eps) + weight_decay p
 
@@ -65,12 +67,12 @@ class Lamb(Adam):
         beta1, beta2 = hyper.betas
         root = op.sqrt(sum_of_weights(beta2, t))
         of_sum = root / sum_of_weights(beta1, t)
-        numbers = scalars_like(rate, beta1, beta2, hyper.weight_decay)
-        return -rate, of_sum, hyper.eps * root, *numbers
+        return -rate, of_sum, hyper.eps * root
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, of_sum, eps, *betas, weight_decay = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        minus_rate, of_sum, eps = scalars
+        [weight_decay] = scalars_like(p, hyper.weight_decay)
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         u = of_sum * gradient_sum / (op.sqrt(square_sum) + eps)
         if hyper.weight_decay:
             multiply_add_into(u, p, weight_decay, u)
@@ -81,16 +83,17 @@ class Lamb(Adam):
 
 
 class Adafactor(Optimizer):
-    """Adam without momentum and with a factored second moment (Shazeer and Stern, arXiv 1804.04235,
-    algorithms 4 and 5). The mean of g^2 of a matrix f[n, m] is the product of f[n] and f[m]. With t
-    the number of the update:
+    """Adam without momentum and with a factored second moment.
+
+    Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5. The mean of g^2 of a matrix f[n, m] is
+    approximated by the product of f[n] and f[m]. With t the number of the update:
 
     v = (1 - t^-decay_rate) v + t^-decay_rate (g^2 + eps[0])
     u = g / sqrt(v);  u /= max(1, rms(u) / clipping_threshold)
     p -= max(eps[1], rms(p)) * min(rate, 1 / sqrt(t)) * u
 
-    The paper's rate is 0.01. The last two axes are rows and columns; a vector's v is whole.
-    `weight_decay` is decoupled: p -= rate * weight_decay * p comes first.
+    The paper's rate is 0.01. The last two axes are rows and columns; the second moment of a vector
+    is not factored. `weight_decay` is decoupled: p -= rate * weight_decay * p is applied first.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -125,11 +128,11 @@ class Adafactor(Optimizer):
         part = t**-hyper.decay_rate
         minus_rate = -op.minimum(rate, 1 / op.sqrt(t))
         decay_factor = 1 - hyper.weight_decay * rate
-        numbers = scalars_like(rate, *hyper.eps, hyper.clipping_threshold)
-        return minus_rate, decay_factor, 1 - part, part, *numbers
+        return minus_rate, decay_factor, 1 - part, part
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, decay_factor, old, part, eps, least, threshold = scalars
+        minus_rate, decay_factor, old, part = scalars
+        eps, least, threshold = scalars_like(p, *hyper.eps, hyper.clipping_threshold)
         length = op.maximum(_rms(p), least)
         if hyper.weight_decay:
             p *= decay_factor
@@ -155,18 +158,19 @@ _LEAST_NORM: Final = 1e-7
 
 
 class Muon(AdamW):
-    """Momentum whose steps are nearly orthogonal, for matrices; AdamW for all other parameters.
+    """Momentum with nearly orthogonal updates for matrices, and AdamW for all other parameters.
 
     v = momentum v + g;  d = g + momentum v           with `nesterov`, else d = v
     p -= rate * (0.2 sqrt(max(n, m)) orthogonal(d) + weight_decay p)
 
     orthogonal(d) is about U V^T for d = U S V^T (Jordan et al., "Muon: an optimizer for hidden
-    layers in neural networks", 2024). It takes five Newton-Schulz steps X = a X + b X X^T X + c X
-    X^T X X^T X. The factor for f[n, m] gives steps of AdamW's length, so that one rate and one
-    decay serve both (Liu et al., arXiv 2502.16982; PyTorch's adjust_lr_fn="match_rms_adamw").
+    layers in neural networks", 2024). It is computed by five Newton-Schulz iterations X = a X + b X
+    X^T X + c X X^T X X^T X. The factor for f[n, m] results in updates of AdamW's length, so that
+    one rate and one decay serve both (Liu et al., arXiv 2502.16982; PyTorch's
+    adjust_lr_fn="match_rms_adamw").
 
-    It is for the matrices of hidden layers. An embedding or a head is a matrix as well, and goes to
-    AdamW in a group with `orthogonal` off: `groups=[("head/*", {"orthogonal": False})]`.
+    Use it for the matrices of hidden layers. An embedding or a head is also a matrix; use AdamW for
+    it in a group with `orthogonal` off: `groups=[("head/*", {"orthogonal": False})]`.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -194,14 +198,14 @@ class Muon(AdamW):
         return super()._state_types(hyper, type)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.momentum), *super()._scalars(hyper, rate)
+        return -rate, *super()._scalars(hyper, rate)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, momentum, *of_adam = scalars
+        minus_rate, *of_adam = scalars
         if not hyper.orthogonal or p.ndim != 2:
             super()._step(hyper, p, g, state, of_adam)
             return
-        [v] = state
+        [v], [momentum] = state, scalars_like(p, hyper.momentum)
         multiply_add_into(v, v, momentum, g)
         d = _orthogonal(op.multiply_add(v, momentum, g) if hyper.nesterov else v)
         p *= of_adam[-1]
@@ -209,8 +213,7 @@ class Muon(AdamW):
 
 
 def _orthogonal(x: Tensor) -> Tensor:
-    """Return a matrix with the singular vectors of x, and singular values between about 0.7 and
-    1.2."""
+    """Return a matrix with the singular vectors of x, and singular values of about 0.7 to 1.2."""
     a, b, c = _NEWTON_SCHULZ
     rows, columns = x.shape
     x = x / op.maximum(_norm(x), _LEAST_NORM)
@@ -225,14 +228,15 @@ _LEAST_CURVATURE: Final = 1e-10  # as PyTorch has it
 
 
 class LBFGS(Optimizer):
-    """Quasi-Newton method for a loss that is the same in every update: p -= rate * H g. H
-    approximates the inverse Hessian of all parameters of a group by the last `history_size` steps
-    (Nocedal and Wright, "Numerical Optimization", algorithm 7.5; in matrix form by Byrd, Nocedal
-    and Schnabel, 1994).
+    """Quasi-Newton method for a loss that is the same in every update: p -= rate * H g.
+
+    H approximates the inverse Hessian of all parameters of a group from the last `history_size`
+    steps (Nocedal and Wright, "Numerical Optimization", algorithm 7.5; in matrix form by Byrd,
+    Nocedal and Schnabel, 1994).
 
     The first step is scaled by min(1, 1 / sum |g|), and steps with a curvature below 1e-10 are
-    dropped, as in PyTorch. `update` has no line search, PyTorch's default; `search` has one. So
-    PyTorch's `step(closure)` with `max_iter` iterations is
+    dropped, as in PyTorch. `update` has no line search, which is PyTorch's default; `search` has
+    one. PyTorch's `step(closure)` with `max_iter` iterations corresponds to
 
         for _ in range(max_iter):
             loss, grads = loss_and_grads(model)
@@ -291,15 +295,16 @@ class LBFGS(Optimizer):
     def search(
         self, loss_and_grads: Callable[[], tuple[Tensor, Tree]], *, most: int = 25
     ) -> Tensor:
-        """Update along the direction of `update`, by a step that satisfies the strong Wolfe
-        conditions (Nocedal and Wright, algorithms 3.5 and 3.6), as PyTorch's `line_search_fn=
-        "strong_wolfe"`. Return the loss after it, f[].
+        """Update along the direction of `update`, by a step that meets the strong Wolfe conditions.
+
+        Nocedal and Wright, algorithms 3.5 and 3.6; PyTorch's `line_search_fn="strong_wolfe"`.
+        Return the loss after the step, f[].
 
         `loss_and_grads` returns the loss at the current parameters, f[], and its gradients; it is
-        called `most` times at most, and once before. The host reads the losses, so this cannot be
-        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1, or another
-        value is returned; `NotFinite` if the loss or a gradient is nan or infinite at the current
-        parameters. These stay as they are if anything is raised.
+        called once, and then at most `most` times. The losses are read, so this method cannot be
+        captured. Raises what `update` raises; `ArgumentError` if `most` is below 1, or
+        `loss_and_grads` returns a different value; `NotFinite` if the loss or a gradient is nan or
+        infinite at the current parameters. The parameters do not change if anything is raised.
 
             >>> w = ml.asarray([3.0, -2.0])
             >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
@@ -352,7 +357,9 @@ class LBFGS(Optimizer):
 
 
 def _pair(result: Any) -> tuple[Tensor, Tree]:
-    """Return what `loss_and_grads` of a search has returned. Raises `ArgumentError`."""
+    """Check and return the result of `loss_and_grads` in a search.
+
+    Raises `ArgumentError`."""
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor):
         if not result[0].ndim and result[0].dtype.is_float:
             return result
@@ -365,8 +372,9 @@ def _pair(result: Any) -> tuple[Tensor, Tree]:
 
 
 def _direction(gram: Tensor) -> Tensor:
-    """Return the coefficients of -H g for m steps, m gradient changes, and g, from their inner
-    products f[2m + 1, 2m + 1]. Steps of zeros are unused."""
+    """Return the coefficients of -H g for m steps, m gradient changes, and g.
+
+    They are computed from the inner products f[2m + 1, 2m + 1]. Steps of zeros are unused."""
     m = len(gram) // 2
     by_change, curvatures = op.triu(gram[:m, m:-1]), linalg.diagonal(gram[:m, m:-1])
     identity = creation.eye(m, dtype=gram.dtype)

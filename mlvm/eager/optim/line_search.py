@@ -1,4 +1,4 @@
-"""Line search for the strong Wolfe conditions, on numbers of the host."""
+"""Line search for the strong Wolfe conditions, on Python numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 Phi: TypeAlias = Callable[[float], tuple[float, float]]
-"""From a step t to the loss there and its derivative with respect to t."""
+"""Function from a step t to the loss there and its derivative with respect to t."""
 
-_DECREASE: Final = 1e-4  # c1 and c2 of Nocedal and Wright, and of PyTorch
+_DECREASE: Final = 1e-4  # c1 and c2 in Nocedal and Wright, and in PyTorch
 _CURVATURE: Final = 0.9
 
 
@@ -20,14 +20,16 @@ class _Point(NamedTuple):
 
 
 def strong_wolfe(phi: Phi, loss: float, slope: float, most: int) -> float:
-    """Return a step t > 0 at which the loss has decreased enough, and its slope is flat enough
-    (Nocedal and Wright, "Numerical Optimization", algorithm 3.5). `loss` and `slope` are those at
-    0. After `most` calls of `phi` it is the best step so far, which may be 0."""
+    """Return a step t > 0 that satisfies the strong Wolfe conditions.
+
+    There the loss has decreased enough, and its slope is flat enough (Nocedal and Wright,
+    "Numerical Optimization", algorithm 3.5). `loss` and `slope` are the values at 0. After `most`
+    calls of `phi` it returns the best step so far, which may be 0."""
     best = previous = _Point(0.0, loss, slope)
     t = 1.0
     for number in range(most):
         here = _Point(t, *phi(t))
-        is_worse = not here.loss <= loss + _DECREASE * t * slope  # also of nan
+        is_worse = not here.loss <= loss + _DECREASE * t * slope  # also true for nan
         if is_worse or (number and here.loss >= previous.loss):
             return _zoom(phi, loss, slope, previous, here, most - number - 1)
         if abs(here.slope) <= -_CURVATURE * slope:
@@ -39,7 +41,7 @@ def strong_wolfe(phi: Phi, loss: float, slope: float, most: int) -> float:
 
 
 def _zoom(phi: Phi, loss: float, slope: float, low: _Point, high: _Point, most: int) -> float:
-    """Return a step between two points, of which `low` has the lower loss (algorithm 3.6)."""
+    """Return a step between two points; `low` is the point with the lower loss (algorithm 3.6)."""
     for _ in range(most):
         t = _between(low, high)
         here = _Point(t, *phi(t))
@@ -55,8 +57,9 @@ def _zoom(phi: Phi, loss: float, slope: float, low: _Point, high: _Point, most: 
 
 
 def _between(x: _Point, y: _Point) -> float:
-    """Return the minimum of the cubic through two points with their slopes (equation 3.59), kept
-    away from both; their middle where there is none."""
+    """Return the minimum of the cubic through two points with their slopes (equation 3.59).
+
+    It is kept away from both points. Return their midpoint if there is no minimum."""
     a = x.slope + y.slope - 3 * (x.loss - y.loss) / (x.t - y.t)
     square = a * a - x.slope * y.slope
     t = math.nan

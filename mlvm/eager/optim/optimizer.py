@@ -1,7 +1,7 @@
-"""Base of optimizers: hyperparameters as fields, groups, state, and the course of an update.
+"""Base class of optimizers: hyperparameters as fields, groups, state, and the steps of an update.
 
-Hyperparameters are fields of a class: the constructor, its signature, the ranges and what a group
-may have are all derived from them. `rules` has the classes.
+Hyperparameters are fields of a class: the constructor, its signature, the ranges and the options of
+groups are derived from them. `rules` defines the classes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, Signature, formatannotation, get_annotations, signature
+from itertools import groupby
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
+from weakref import WeakKeyDictionary
 
 from typing_extensions import dataclass_transform
 
@@ -22,15 +24,16 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
+    Snapshot,
     Tree,
     Where,
     fits,
@@ -53,11 +56,14 @@ Update: TypeAlias = tuple[Tensor, Tensor, Tensors, Tensors]
 """A parameter, its gradient, its state and the scalars of its group."""
 
 _SCALAR = TensorType(f32)
+_ADD = one_op("add")
+_AT_ONCE = 8  # parameters that one template updates
 
 
 class Group(SimpleNamespace):
-    """Parameters of these `paths`. Its fields are the hyperparameters that they have of their own.
-    Others may be assigned later.
+    """Parameters with these `paths`, and the hyperparameters that they override as fields.
+
+    Other hyperparameters may be assigned later.
 
         >>> params, slowly = {"w": ml.ones(2), "b": ml.ones(1)}, {"learning_rate": 0.25}
         >>> first, rest = ml.optim.SGD(params, 0.5, groups=[("b", slowly)]).groups
@@ -68,7 +74,7 @@ class Group(SimpleNamespace):
     paths: tuple[str, ...]
     _kinds: Mapping[str, Any]
 
-    if not TYPE_CHECKING:  # else a type checker would allow any name
+    if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in self._kinds:
@@ -81,9 +87,9 @@ class Group(SimpleNamespace):
 
 
 class Whole:
-    """Whole parameters, states and gradients: the layout of an optimizer that is not sharded.
+    """Layout of an optimizer that is not sharded: whole parameters, states and gradients.
 
-    `ml.parallel` has the sharded layouts, for members of a group.
+    `ml.parallel` defines the sharded layouts, for members of a group.
     """
 
     def state_type(self, type: TensorType) -> TensorType:
@@ -91,22 +97,22 @@ class Whole:
         return type
 
     def given_types(self, grads: Tree, types: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
-        """Return the types of gradients, by path, for parameters of these types."""
+        """Return the expected types of gradients, by path, for parameters of these types."""
         return types
 
     def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, or shards of them, that an update on this member reads, by path."""
+        """Return by path the tensors, or their shards, that an update on this member reads."""
         return tensors
 
     def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
-        """Make the tensors whole again after their pieces were updated."""
+        """Restore whole tensors after their shards were updated."""
 
     def state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the whole tensors of state."""
         return state
 
     def load_state(self, state: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Write whole arrays over the state."""
+        """Write whole arrays to the state."""
         load(state, arrays, "state")
 
 
@@ -115,14 +121,15 @@ def _argument(**how: Any) -> Any:
 
 
 _OF_ALL: Mapping[str, Any] = {"maximize": bool}
-"""Hyperparameters of all optimizers, the last in their signatures."""
+"""Hyperparameters of all optimizers, which come last in their signatures."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
-    """Base of classes whose fields are hyperparameters. Each is a keyword of the constructor, with
-    the range of its annotation, as `ranges.checked` reads it. A subclass without an update rule
-    adds no hyperparameters."""
+    """Base of classes whose fields are hyperparameters.
+
+    Each field is a keyword argument of the constructor. Its annotation contains its range, which
+    `ranges.checked` reads. A subclass without an update rule adds no hyperparameters."""
 
     count: Tensor
     groups: tuple[Group, ...]
@@ -171,28 +178,34 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
 
 
 class Optimizer(_OfFields):
-    """Updates a tree of parameters in place; base of the optimizers. With `maximize`, the gradients
-    count with the other sign.
+    """Base class of optimizers, which update a tree of parameters in place.
 
-    `params` is a Module or another tree of f32 or f64 tensors. `count`, f32[], is the number of
-    updates done. All state is allocated at construction, in the arena of the parameter that it
-    belongs to. An update allocates nothing permanent in the current arena.
+    Arguments:
 
-    `groups` has the given groups, and a last one of all other parameters. Hyperparameters may be
-    assigned, to the optimizer or to a group; a captured function retraces at most once for each.
-    Assigning an unknown one raises `ArgumentError`.
+    - `params`: a Module or another tree of f32 or f64 tensors.
+    - `groups`: pairs of parameters and their hyperparameters, as in `groups=[("*/bias",
+      {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
+      which `*` also matches "/", or a function of path and parameter, as in `Module.freeze`.
+      Default: none. The attribute `groups` contains these groups, and finally a group with all
+      other parameters.
+    - `where`: a pattern or function that selects the parameters to update; gradients of other
+      parameters are ignored. Default: all parameters.
+    - `maximize`: update in the direction of the gradient instead of against it. Default: False.
 
-    In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
-    of that member's part of the parameters. With "all" the member keeps only that part of them.
+    `count`, f32[], is the number of completed updates. All state is allocated at construction, each
+    tensor in the arena of its parameter. An update allocates no permanent memory in the current
+    arena.
 
-    A group is a pair of parameters and their hyperparameters: `groups=[("*/bias", {"weight_decay":
-    0.0})]`. The first is a pattern of the paths of `named_parameters`, in which `*` matches "/"
-    too, or a function of path and parameter, as in `Module.freeze`. `where` is such a pattern or
-    function, too: the optimizer updates only these parameters, and ignores the gradients of others.
+    Hyperparameters may be assigned, to the optimizer or to a group; a captured function retraces at
+    most once for each. Assigning to an unknown hyperparameter raises `ArgumentError`.
+
+    In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer stores only the
+    state of its shard of the parameters. With "all" the member also stores only this shard of the
+    parameters.
 
     Raises `ArgumentError` if a hyperparameter is unknown or out of range, or a group has no
     parameters; `DTypeError` if there are no parameters, or some are not f32 or f64; `HandleError`
-    if they are on several VMs.
+    if they are on different VMs.
 
         >>> w = ml.ones(2)
         >>> params, slowly = {"w": w, "b": ml.ones(1)}, {"learning_rate": 0.25}
@@ -225,12 +238,13 @@ class Optimizer(_OfFields):
     def _begin(
         self, params: Tree, groups: Groups, where: Where | None, options: dict[str, Any]
     ) -> None:
-        """Check everything, and create the state. `options` are the default hyperparameters of
-        groups."""
+        """Check all arguments, and create the state.
+
+        `options` are the default hyperparameters of groups."""
         try:
             vars(self).update(self._checked_options(options, options))
         except ArgumentError as error:
-            error.__traceback__ = None  # what is wrong is the caller's line
+            error.__traceback__ = None  # the traceback ends at the caller's line
             raise
         self._options = tuple(options)
         self._tree = params
@@ -273,8 +287,9 @@ class Optimizer(_OfFields):
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
-        """Return the layout of the parameters: whole, or sharded by a function that `ml.parallel`
-        puts here. That one raises `ArgumentError` if an optimizer of that name needs whole
+        """Return the layout of the parameters: whole, unless `ml.parallel` replaces this function.
+
+        Its sharded layout raises `ArgumentError` if an optimizer of that name needs whole
         parameters."""
         return Whole()
 
@@ -288,7 +303,7 @@ class Optimizer(_OfFields):
         return {path: x for path, x in tensors if path not in self._elsewhere}
 
     def _grouped(self, specs: Groups, kinds: Mapping[str, Any]) -> tuple[Group, ...]:
-        """Return the given groups, and one of all other parameters."""
+        """Return the given groups, and a group with all other parameters."""
         rest, groups = dict(self._params), []
         for which, options in specs:
             unknown = [name for name in options if name not in kinds]
@@ -309,7 +324,7 @@ class Optimizer(_OfFields):
         return tuple(groups)
 
     def _checked_options(self, options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """Return the hyperparameters of `names`, if they may be combined."""
+        """Return the hyperparameters of `names`, after checking that they can be combined."""
         kinds = self._all_kinds
         values = {
             name: value
@@ -320,7 +335,7 @@ class Optimizer(_OfFields):
         self._require(SimpleNamespace(**values))
         return {name: values[name] for name in names}
 
-    if not TYPE_CHECKING:  # else a type checker would allow any name
+    if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
             is_complete = hasattr(self, name) or "_state" not in vars(self)
@@ -336,14 +351,14 @@ class Optimizer(_OfFields):
 
     @hinted
     def update(self, grads: Tree) -> None:
-        """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
+        """Update every parameter from its gradient; `grads` is a tree like the tree of parameters.
 
-        Everything is checked before the first write. Raises `PathError` if the gradients have
-        another structure; `DTypeError` or `ShapeError` if one has another type, or a parameter was
-        replaced in the tree; `StaleTensor` if one has ended; `HandleError` if the current arena is
-        on another VM; `GradientError` inside a differentiated function; `ArgumentError` if a
-        hyperparameter needs state that was not created. `ArenaOverflow` in the middle leaves the
-        later parameters unchanged.
+        Everything is checked before the first write. Raises `PathError` if the gradients have a
+        different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
+        parameter was replaced in the tree; `StaleTensor` if a tensor was freed; `HandleError` if
+        the current arena is on another VM; `GradientError` inside a differentiated function;
+        `ArgumentError` if a hyperparameter needs state that was not created. If `ArenaOverflow`
+        interrupts an update, the remaining parameters are unchanged.
 
         Refuses:
             sgd.update({"w": ints})  # DTypeError
@@ -361,12 +376,7 @@ class Optimizer(_OfFields):
         params = self._layout.pieces(self._tree, self._params)
         gradients = self._layout.pieces(grads, gradients)
         rates = [self._rate(hyper) for hyper in hypers]
-        scalars = {
-            (i, dtype): self._rule(hypers[i])[0](self.count, _in_dtype(rates[i], dtype))
-            for i, group in enumerate(self.groups)
-            for dtype in dict.fromkeys(self._params[path].dtype for path in group.paths)
-        }
-        self.count += 1
+        scalars = self._begin_update(hypers, rates)
         for i, group in enumerate(self.groups):
             updates = [
                 (params[path], gradients[path], states[path], scalars[i, params[path].dtype])
@@ -375,9 +385,25 @@ class Optimizer(_OfFields):
             self._step_all(hypers[i], updates)
         self._layout.gather(self._params, params)
 
+    def _begin_update(
+        self, hypers: Sequence[Any], rates: Sequence[float | Tensor]
+    ) -> Mapping[tuple[int, DType], Tensors]:
+        """Return the scalars of this update, by the number of the group and the dtype of its
+        parameters, and increment the count."""
+        dtypes = {path: x.dtype for path, x in self._params.items()}
+        kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
+        if self._is_cached():
+            rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
+            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})
+        else:
+            scalars = [self._scalars(hypers[i], _in_dtype(rates[i], dtype)) for i, dtype in kinds]
+            self.count += 1
+        return dict(zip(kinds, scalars, strict=True))
+
     def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
-        """Return the state of each parameter that its hyperparameters need. Raises
-        `ArgumentError` if some was not created."""
+        """Return for each parameter the state that its hyperparameters need.
+
+        Raises `ArgumentError` if some state was not created."""
         states: dict[str, Tensors] = {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             names: dict[TensorType, list[str]] = {}
@@ -396,28 +422,33 @@ class Optimizer(_OfFields):
 
     def _hyper(self, group: Group) -> Any:
         """Return all hyperparameters of a group, as fields."""
-        options = {name: vars(self)[name] for name in self._options}
-        own = {name: x for name, x in vars(group).items() if name in options}
-        return SimpleNamespace(**{**options, **own})
+        fields = vars(self)
+        hyper = SimpleNamespace(**{name: fields[name] for name in self._options})
+        own = vars(group)
+        if len(own) > 2:  # than `paths` and `_kinds`
+            vars(hyper).update({name: own[name] for name in self._options if name in own})
+        return hyper
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update: what a schedule gives for `count`, else
-        `learning_rate`. A group may have another."""
+        """The learning rate of the next update: the value of the schedule at `count`, or a number.
+
+        A group may override it."""
         return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`. Sharded state is
-        gathered: then all members call this."""
+        """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`.
+
+        Sharded state is gathered, so all members must call this method."""
         return self._layout.state(self._own_state())
 
     def _own_state(self) -> dict[str, Tensor]:
         return dict(named_leaves({"count": self.count, **self._state}))
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the paths of `state`.
+        """Write arrays to the state, in place, by the paths of `state`.
 
-        Nothing is written unless all fit: raises `PathError` for paths that are missing or
+        Nothing is written unless all arrays fit: raises `PathError` for paths that are missing or
         unknown, `DTypeError` for a wrong dtype, `ShapeError` for a wrong shape.
 
         Refuses:
@@ -428,7 +459,7 @@ class Optimizer(_OfFields):
         self._layout.load_state(self._own_state(), arrays)
 
     def _rate(self, hyper: Any) -> float | Tensor:
-        """Return the learning rate of this update: the float, or the value of the schedule."""
+        """Return the learning rate of this update: a number, or the value of the schedule."""
         schedule = hyper.learning_rate
         if not callable(schedule):
             return schedule  # type: ignore[no-any-return]
@@ -441,14 +472,14 @@ class Optimizer(_OfFields):
             )
         return rate
 
-    # --- what a rule says ----------------------------------------------------------------
+    # --- defined by each rule ------------------------------------------------------------
 
     def _require(self, hyper: Any) -> None:
-        """Raise `ArgumentError` for hyperparameters that may not be together."""
+        """Raise `ArgumentError` for hyperparameters that cannot be combined."""
 
     _by_element: ClassVar[bool] = True
-    """True if an element's update depends on its own gradient and state alone, so that parameters
-    may be sharded."""
+    """True if the update of an element depends only on its own gradient and state, so that
+    parameters may be sharded."""
 
     _couples_decay: ClassVar[bool] = False
     """True if `weight_decay` p is added to the gradient."""
@@ -461,13 +492,14 @@ class Optimizer(_OfFields):
         return self._state_names
 
     def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
-        """Return the types of a parameter's state by name; that of the parameter if a rule has only
-        names."""
+        """Return the types of a parameter's state by name, by default the parameter's type."""
         return dict.fromkeys(self._state_of(hyper), self._layout.state_type(type))
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """Return the scalars of this update for parameters of rate's dtype with these
-        hyperparameters, in that dtype."""
+        hyperparameters, in that dtype: those that depend on the rate or the count. The others are
+        numbers, which `_step` has in the hyperparameters; a template takes none of their tensors.
+        """
         raise NotImplementedError
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
@@ -477,31 +509,35 @@ class Optimizer(_OfFields):
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
         """Update the parameters of one group and their state: one by one, unless a rule is about
         all of them."""
-        _, step = self._rule(hyper)
-        for update in updates:
-            step(*update)
+        if not self._is_cached():
+            for p, g, state, scalars in updates:
+                self._step(hyper, p, self._given(hyper, p, g), state, scalars)
+            return
+        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)
+        for _, same in groupby(updates, lambda update: id(update[3])):
+            of_dtype = [*same]
+            for i in range(0, len(of_dtype), _AT_ONCE):
+                some = [update[:3] for update in of_dtype[i : i + _AT_ONCE]]
+                call(steps, (values, of_dtype[0][3], some), {})
 
-    def _rule(self, hyper: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the functions of `_rule_of` for these hyperparameters, called by their templates.
+    def _is_cached(self) -> bool:
+        """Return whether updates run the functions of `_rule_of` by their templates. A captured
+        call, and the rule of a user, run the methods instead."""
+        return current().recorder is None and type(self).__module__.startswith("mlvm.")
 
-        A captured call and the rule of a user run the methods instead."""
-        if current().recorder is not None or not type(self).__module__.startswith("mlvm."):
-            return (
-                lambda count, rate: self._scalars(hyper, rate),
-                lambda p, g, *rest: self._step(hyper, p, self._given(hyper, p, g), *rest),
-            )
-        names = tuple([name for name in self._options if name != "learning_rate"])
-        values = tuple([getattr(hyper, name) for name in names])
-        kind: Any = type(self)
-        scalars, step = _rule_of(kind, names)
-        return (
-            lambda *operands: call(scalars, (values, *operands), {}),
-            lambda *operands: call(step, (values, *operands), {}),
-        )
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self._options[1:]  # without the learning rate
+
+    def _values(self, hyper: Any) -> tuple[Any, ...]:
+        """Return the hyperparameters of `_names`."""
+        return tuple(vars(hyper).values())[1:]
 
     def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient that the rule gets: of the negative loss with `maximize`, and with
-        `weight_decay` p where the rule couples it."""
+        """Return the gradient for the rule.
+
+        With `maximize` its sign is inverted. `weight_decay` p is added if the rule couples weight
+        decay."""
         if hyper.maximize:
             g = -g
         if self._couples_decay and hyper.weight_decay:
@@ -535,7 +571,8 @@ class Optimizer(_OfFields):
         states = [x for tensors in self._state.values() for x in tensors.values()]
         require_live([self.count, *self._params.values(), *states])
         vm = self.count.arena.vm
-        for arena in (current_arena(), *[g.arena for g in gradients.values()]):
+        arenas = {id(g.arena): g.arena for g in gradients.values()}
+        for arena in (current_arena(), *arenas.values()):
             if not arena.vm.is_same(vm):
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
@@ -545,10 +582,13 @@ class Optimizer(_OfFields):
 
     def _require_same_tensors(self) -> None:
         """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
-        current = self._own(named_leaves(self._tree))
-        for path in self._leaves | current:
-            if current.get(path) is not self._leaves.get(path):
-                if path not in current and path in dict(named_leaves(self._tree, buffers=True)):
+        snapshot = _snapshots.get(self)
+        if snapshot is not None and snapshot.holds():
+            return
+        present = self._own(named_leaves(self._tree))
+        for path in self._leaves | present:
+            if present.get(path) is not self._leaves.get(path):
+                if path not in present and path in dict(named_leaves(self._tree, buffers=True)):
                     raise DTypeError(
                         f"{self._name}: parameter {path!r} was frozen after the optimizer was "
                         f"made; make another one, with where= for a part of the parameters"
@@ -557,6 +597,8 @@ class Optimizer(_OfFields):
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
                 )
+        if current().recorder is None:
+            _snapshots[self] = Snapshot(self._tree)
 
     @property
     def _name(self) -> str:
@@ -576,30 +618,40 @@ class Optimizer(_OfFields):
         return html.table(head, rows, right=0)
 
 
+_snapshots: WeakKeyDictionary[Optimizer, Snapshot] = WeakKeyDictionary()
+"""The trees of optimizers at their last update. They are not fields, which captured calls guard."""
+
+
 @cache
 def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
-    """Return the scalars and the step of an optimizer's rule as pure functions.
+    """Return the scalars and the steps of an optimizer's rule as pure functions.
 
-    Their arguments are the values of the hyperparameters with these names, and tensors. A rule of
-    mlvm reads only `count` of its optimizer."""
+    Their arguments are the values of the named hyperparameters, and tensors. A rule of mlvm reads
+    only `count` from its optimizer."""
 
     def hyper_of(values: tuple[Any, ...]) -> SimpleNamespace:
         return SimpleNamespace(**dict(zip(names, values, strict=True)))
 
-    def scalars(values: tuple[Any, ...], count: Tensor, rate: Tensor) -> Tensors:
+    def begin(count: Tensor, rules: Iterable[tuple[Any, ...]]) -> list[Tensors]:
         rule = object.__new__(kind)
         vars(rule)["count"] = count
-        results = rule._scalars(hyper_of(values), rate)
-        return [alias_of(x) if is_constant(x) else x for x in results]  # a template returns none
+        scalars = [
+            rule._scalars(hyper_of(values), _in_dtype(rate, dtype)) for values, rate, dtype in rules
+        ]
+        apply_into(count, _ADD, count, scalar(1, count.dtype))
+        return scalars
 
-    def step(
-        values: tuple[Any, ...], p: Tensor, g: Tensor, state: Tensors, scalars: Tensors
+    def steps(
+        values: tuple[Any, ...],
+        scalars: Tensors,
+        updates: Iterable[tuple[Tensor, Tensor, Tensors]],
     ) -> None:
         rule = object.__new__(kind)
         hyper = hyper_of(values)
-        rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
+        for p, g, state in updates:
+            rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
 
-    return scalars, step
+    return begin, steps
 
 
 def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
@@ -613,8 +665,10 @@ def _unknown(where: str, name: str, names: Iterable[str]) -> ArgumentError:
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
-    """Check an assigned hyperparameter. Schedules, tensors and traced numbers are not checked, as a
-    captured function must not read their values."""
+    """Check an assigned hyperparameter.
+
+    Schedules, tensors and traced numbers are not checked, because a captured function must not read
+    their values."""
     if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
         return value
     return checked(where, name, value, kind)

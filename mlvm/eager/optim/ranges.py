@@ -1,4 +1,4 @@
-"""The ranges that hyperparameters lie in: as annotations of an optimizer's fields, and checked."""
+"""Ranges of hyperparameters: as annotations of an optimizer's fields, and as checks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin
 from mlvm.core.errors import ArgumentError, brief
 
 Fraction: TypeAlias = Annotated[float, (0, 1)]
-"""A number in [0, 1)."""
+"""Number in [0, 1)."""
 
 Positive: TypeAlias = Annotated[float, (0, math.inf)]
-"""A number in [0, inf)."""
+"""Number in [0, inf)."""
 
 AtLeastOne: TypeAlias = Annotated[float, (1, math.inf)]
-"""A number in [1, inf)."""
+"""Number in [1, inf)."""
 
 Count: TypeAlias = Annotated[int, (1, 2**24)]
-"""An int from 1 on."""
+"""Int of at least 1."""
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
-    """Return the value as a float. Raises `ArgumentError` unless low <= value < below, or if it
-    is text."""
+    """Return the value as a float.
+
+    Raises `ArgumentError` unless low <= value < below, or if it is a str."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -38,8 +39,11 @@ def numbers_in(where: str, low: float, **values: Any) -> list[float]:
 
 
 def checked(where: str, name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, a
-    `Count`, or a bool. Raises `ArgumentError` if it is another."""
+    """Return the value of a field of that kind.
+
+    Raises `ArgumentError` if it is invalid.
+
+    The kinds are a `Fraction`, a `Positive`, a pair of these, a `Count`, and a bool."""
     if kind is bool:
         if not isinstance(value, bool):
             raise ArgumentError(f"{where}: expected {name} as True or False, got {value!r}")

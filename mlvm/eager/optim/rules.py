@@ -1,8 +1,8 @@
-"""The optimizers: an update rule each, as its paper has it.
+"""Optimizers: one update rule per class, as defined in its paper.
 
-A class's fields are the hyperparameters, with their defaults. `_state_names` are those of the state
-of a parameter p, `_scalars` has what all parameters share, and `_step` updates one from its
-gradient g.
+The fields of a class are the hyperparameters, with their defaults. `_state_names` are the names of
+the state of a parameter p, `_scalars` returns the values that all parameters share, and `_step`
+updates one parameter from its gradient g.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MULTIPLY_ADD: Final = one_op("multiply_add")
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent: p -= rate * d, with
+    """Stochastic gradient descent: p -= rate * d.
 
     d = g + weight_decay p                            without momentum
     v = momentum v + g + weight_decay p;  d = v       with it (Polyak, 1964)
@@ -66,23 +66,24 @@ class SGD(Optimizer):
         return ["momentum"] if hyper.momentum else []
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        scalars = -rate, *scalars_like(rate, hyper.momentum)
         if not hyper.dampening:
-            return scalars
+            return [-rate]
         one, share = scalars_like(rate, 1.0, 1 - hyper.dampening)
-        return *scalars, op.where(op.equal(self.count, 0.0), one, share)
+        return -rate, op.where(op.equal(self.count, 0.0), one, share)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, momentum, *share = scalars
+        minus_rate, *share = scalars
         if hyper.momentum:
-            [v] = state
+            [v], [momentum] = state, scalars_like(p, hyper.momentum)
             multiply_add_into(v, v, momentum, g * share[0] if share else g)
             g = op.multiply_add(v, momentum, g) if hyper.nesterov else v
         multiply_add_into(p, g, minus_rate, p)
 
 
 class RMSProp(Optimizer):
-    """p -= rate * d, with an exponential mean v of g^2 (Hinton, 2012; as in PyTorch):
+    """RMSProp: p -= rate * d, where d is g divided by the root of an exponential mean v of g^2.
+
+    Hinton, 2012; as in PyTorch:
 
     v = alpha v + (1 - alpha) g^2
     d = g / (sqrt(v) + eps)
@@ -90,7 +91,7 @@ class RMSProp(Optimizer):
                                                       m = alpha m + (1 - alpha) g
     b = momentum b + d;  d = b                        with momentum
 
-    `weight_decay` p is added to g before all that.
+    `weight_decay` p is first added to g.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -117,11 +118,12 @@ class RMSProp(Optimizer):
         return ["square_mean", *[name for name, is_kept in maybe.items() if is_kept]]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum
-        return -rate, *scalars_like(rate, *numbers)
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, alpha, rest, eps, momentum = scalars
+        [minus_rate] = scalars
+        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum
+        alpha, rest, eps, momentum = scalars_like(p, *numbers)
         v, *others = state
         part = rest * g
         v *= alpha
@@ -140,8 +142,9 @@ class RMSProp(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """p -= rate * g / (sqrt(v) + eps), with v the sum of all g^2 (Duchi et al., JMLR 12, 2011;
-    `eps` as PyTorch has it). `weight_decay` p is added to g before.
+    """Adagrad: p -= rate * g / (sqrt(v) + eps), with v the sum of all g^2.
+
+    Duchi et al., JMLR 12, 2011; `eps` as in PyTorch. `weight_decay` p is first added to g.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -162,23 +165,23 @@ class Adagrad(Optimizer):
     _state_names = ("square_sum",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.eps)
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, eps = scalars
+        [minus_rate], [eps] = scalars, scalars_like(p, hyper.eps)
         [v] = state
         multiply_add_into(v, g, g, v)
         multiply_add_into(p, over_root(g, v, eps), minus_rate, p)
 
 
 class Adadelta(Optimizer):
-    """p -= rate * d, in the units of p (Zeiler, arXiv 1212.5701, where the rate is 1):
+    """Adadelta: p -= rate * d, where d has the units of p (Zeiler, arXiv 1212.5701, with rate 1).
 
     v = rho v + (1 - rho) g^2
     d = sqrt(u + eps) / sqrt(v + eps) g
     u = rho u + (1 - rho) d^2
 
-    `weight_decay` p is added to g before all that.
+    `weight_decay` p is first added to g.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -200,10 +203,11 @@ class Adadelta(Optimizer):
     _state_names = ("square_mean", "step_square_mean")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.rho, 1 - hyper.rho, hyper.eps)
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, rho, rest, eps = scalars
+        [minus_rate] = scalars
+        rho, rest, eps = scalars_like(p, hyper.rho, 1 - hyper.rho, hyper.eps)
         v, u = state
         v *= rho
         multiply_add_into(v, rest * g, g, v)
@@ -214,12 +218,15 @@ class Adadelta(Optimizer):
 
 
 class Lion(Optimizer):
-    """The sign of a mean of gradients (Chen et al., arXiv 2302.06675, algorithm 2):
+    """Lion: updates by the sign of a mean of gradients (Chen et al., arXiv 2302.06675).
+
+    Algorithm 2 of the paper:
 
     p -= rate * (sign(beta1 m + (1 - beta1) g) + weight_decay p)
     m = beta2 m + (1 - beta2) g
 
-    The paper takes a rate 3 to 10 times smaller than AdamW's, and as much more weight decay.
+    The paper recommends a rate 3 to 10 times smaller than AdamW's, and a weight decay larger by the
+    same factor.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -239,12 +246,12 @@ class Lion(Optimizer):
     _state_names = ("gradient_mean",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        beta1, beta2 = hyper.betas
-        decay_factor = 1 - hyper.weight_decay * rate
-        return -rate, decay_factor, *scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
+        return -rate, 1 - hyper.weight_decay * rate
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, decay_factor, beta1, rest1, beta2, rest2 = scalars
+        minus_rate, decay_factor = scalars
+        beta1, beta2 = hyper.betas
+        beta1, rest1, beta2, rest2 = scalars_like(p, beta1, 1 - beta1, beta2, 1 - beta2)
         [m] = state
         if hyper.weight_decay:
             p *= decay_factor
@@ -255,15 +262,15 @@ class Lion(Optimizer):
 
 
 class Adam(Optimizer):
-    """p -= rate * m / (sqrt(v) + eps), with m and v the exponentially weighted means of g and g^2
-    (Kingma and Ba, arXiv 1412.6980).
+    """Adam: p -= rate * m / (sqrt(v) + eps), with m and v exponential means of g and g^2.
 
-    The state holds them as sums: gradient_sum = beta1 gradient_sum + g, and square_sum =
-    beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) / (1 - beta), these are
-    the paper's bias-corrected moments. This takes two launches less than the paper's formulas.
+    Kingma and Ba, arXiv 1412.6980. The state stores them as sums: gradient_sum = beta1 gradient_sum
+    + g, and square_sum = beta2 square_sum + g^2. Divided by the sum of the weights, (1 - beta^t) /
+    (1 - beta), they are the paper's bias-corrected moments. This needs two launches less than the
+    paper's formulas.
 
-    `weight_decay` p is added to g before all that; `AdamW` decouples it. With `amsgrad`, v is the
-    largest exponential mean so far (Reddi et al., arXiv 1904.09237; corrected as in PyTorch).
+    `weight_decay` p is first added to g; `AdamW` decouples it. With `amsgrad`, v is the largest
+    exponential mean so far (Reddi et al., arXiv 1904.09237; corrected as in PyTorch).
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -292,17 +299,18 @@ class Adam(Optimizer):
         beta1, beta2 = hyper.betas
         root = op.sqrt(sum_of_weights(beta2, t))
         minus_rate = -rate * root / sum_of_weights(beta1, t)
-        return minus_rate, hyper.eps * root, *scalars_like(rate, beta1, beta2)
+        return minus_rate, hyper.eps * root
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, eps, *betas = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        minus_rate, eps = scalars
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         multiply_add_into(p, over_root(gradient_sum, square_sum, eps), minus_rate, p)
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p (Loshchilov
-    and Hutter, arXiv 1711.05101).
+    """Adam with decoupled weight decay: before each update p -= rate * weight_decay * p.
+
+    Loshchilov and Hutter, arXiv 1711.05101.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -330,9 +338,10 @@ class AdamW(Adam):
 
 
 class Adamax(Optimizer):
-    """p -= rate * m / u, with m the unbiased exponential mean of gradients and u = max(beta2 u, |g|
-    + eps) (Kingma and Ba, arXiv 1412.6980, algorithm 2; `eps` as in PyTorch). `weight_decay` p is
-    added to g before.
+    """Adamax: p -= rate * m / u, with u = max(beta2 u, |g| + eps).
+
+    m is the unbiased exponential mean of gradients (Kingma and Ba, arXiv 1412.6980, algorithm 2;
+    `eps` as in PyTorch). `weight_decay` p is first added to g.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -355,12 +364,11 @@ class Adamax(Optimizer):
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
-        beta1, beta2 = hyper.betas
-        minus_rate = -rate / sum_of_weights(beta1, t)
-        return minus_rate, *scalars_like(rate, beta1, beta2, hyper.eps)
+        return [-rate / sum_of_weights(hyper.betas[0], t)]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, beta1, beta2, eps = scalars
+        [minus_rate] = scalars
+        beta1, beta2, eps = scalars_like(p, *hyper.betas, hyper.eps)
         gradient_sum, largest = state
         multiply_add_into(gradient_sum, gradient_sum, beta1, g)
         largest *= beta2
@@ -369,9 +377,10 @@ class Adamax(Optimizer):
 
 
 class NAdam(Adam):
-    """Adam with Nesterov's momentum (Dozat, "Incorporating Nesterov momentum into Adam", 2016). m
-    is replaced by beta1 times the next step's m without a gradient, plus (1 - beta1) g / (1 -
-    beta1^t). As in optax, beta1 is constant; in PyTorch it grows.
+    """Adam with Nesterov's momentum (Dozat, "Incorporating Nesterov momentum into Adam", 2016).
+
+    m is replaced by beta1 times the m that the next step would have without a gradient, plus (1 -
+    beta1) g / (1 - beta1^t). As in optax, beta1 is constant; in PyTorch it grows.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -391,22 +400,24 @@ class NAdam(Adam):
         root = op.sqrt(sum_of_weights(beta2, t))
         of_sum = -beta1 * rate * root / sum_of_weights(beta1, t + 1)
         of_gradient = -rate * root / sum_of_weights(beta1, t)
-        return of_sum, of_gradient, hyper.eps * root, *scalars_like(rate, beta1, beta2)
+        return of_sum, of_gradient, hyper.eps * root
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        of_sum, of_gradient, eps, *betas = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        of_sum, of_gradient, eps = scalars
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         p += op.multiply_add(gradient_sum, of_sum, of_gradient * g) / (op.sqrt(square_sum) + eps)
 
 
 class RAdam(Adam):
-    """Adam with a rectified adaptive step, and only the mean of gradients in the first steps (Liu
-    et al., arXiv 1908.03265, algorithm 2):
+    """Adam with a rectified adaptive step, and only the mean of gradients in the first steps.
+
+    Liu et al., arXiv 1908.03265, algorithm 2:
 
     p -= rate * r * m / (sqrt(v) + eps)               where n > 5, else p -= rate * m
 
     Here n_max = 2 / (1 - beta2) - 1 and n = n_max - 2 t beta2^t / (1 - beta2^t). The factor is r^2
-    = (n - 4) (n - 2) n_max / ((n_max - 4) (n_max - 2) n). PyTorch and optax have that 5, too.
+    = (n - 4) (n - 2) n_max / ((n_max - 4) (n_max - 2) n). PyTorch and optax also use the threshold
+    5.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -425,10 +436,10 @@ class RAdam(Adam):
         t = elements.astype(self.count, rate.dtype) + 1
         minus_mean = -rate / sum_of_weights(beta1, t)
         root, most = op.sqrt(sum_of_weights(beta2, t)), 2 / (1 - beta2) - 1
-        one, zero, beta1_, beta2_ = scalars_like(rate, 1.0, 0.0, beta1, beta2)
+        one, zero = scalars_like(rate, 1.0, 0.0)
         if most <= 5:
-            return minus_mean, zero, one, beta1_, beta2_
-        t = elements.astype(self.count, f64) + 1  # in f32 the difference would lose its digits
+            return [minus_mean]
+        t = elements.astype(self.count, f64) + 1  # in f32 the difference would lose digits
         power = op.exp(compute(math.log, beta2) * t)
         n = most - 2 * t * power / (1 - power)
         adapts, n = n > 5.0, op.maximum(n, 5.0)
@@ -438,26 +449,26 @@ class RAdam(Adam):
             op.where(adapts, minus_rate, minus_mean),
             op.where(adapts, one, zero),
             op.where(adapts, hyper.eps * root, one),
-            beta1_,
-            beta2_,
         )
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, of_root, rest, *betas = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        minus_rate, of_root, rest = (*scalars, *scalars_like(p, 0.0, 1.0))[:3]
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         root = op.minimum(op.sqrt(square_sum), float(finfo(g.dtype).max))  # of_root may be 0
         divisor = op.multiply_add(root, of_root, rest)
         multiply_add_into(p, gradient_sum / divisor, minus_rate, p)
 
 
 class Rprop(Optimizer):
-    """Resilient propagation (Riedmiller and Braun, "A direct adaptive method for faster
-    backpropagation learning", 1993; as in PyTorch), for gradients of the whole data set:
+    """Resilient propagation, for gradients of the whole data set.
+
+    Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning", 1993; as
+    in PyTorch:
 
     step = clip(step * etas[1 or 0], *step_sizes)     where g has the sign of the one before or not
     p -= step * sign(g)                               but 0 where the sign has changed
 
-    The first steps are the learning rate.
+    The initial step is the learning rate.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -477,10 +488,11 @@ class Rprop(Optimizer):
     _state_names = ("gradient", "step")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return op.equal(self.count, 0.0), rate, *scalars_like(rate, *hyper.etas, *hyper.step_sizes)
+        return op.equal(self.count, 0.0), rate
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        is_first, rate, less, more, least, most = scalars
+        is_first, rate = scalars
+        less, more, least, most = scalars_like(p, *hyper.etas, *hyper.step_sizes)
         before, step = state
         agreement = op.sign(g) * op.sign(before)
         one, zero = scalars_like(p, 1.0, 0.0)
@@ -494,15 +506,16 @@ class Rprop(Optimizer):
 
 
 class ASGD(Optimizer):
-    """Stochastic gradient descent that also averages the parameters (Polyak and Juditsky, SIAM J.
-    Control Optim. 30, 1992; as in PyTorch). In update t = 1, 2, ...:
+    """Stochastic gradient descent that also averages the parameters.
+
+    Polyak and Juditsky, SIAM J. Control Optim. 30, 1992; as in PyTorch. In update t = 1, 2, ...:
 
     eta = rate / (1 + lambd rate (t - 1))^alpha
     p = (1 - lambd eta) p - eta g
     average += (p - average) / max(1, t - 1 - t0)
 
-    `weight_decay` p is added to g before all that. `state()` has each average under the path
-    `average/` and the path of the parameter.
+    `weight_decay` p is first added to g. `state()` contains each average under the path `average/`
+    and the path of the parameter.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 
@@ -538,11 +551,12 @@ class ASGD(Optimizer):
         multiply_add_into(average, p - average, share, average)
 
 
-def moments(g: Tensor, state: Tensors, betas: Tensors) -> Tensors:
-    """Update Adam's moments m and v with this gradient, and return them; v is the largest so far if
-    the state has that."""
+def moments(g: Tensor, state: Tensors, betas: tuple[float, float]) -> Tensors:
+    """Update Adam's moments m and v with this gradient, and return them.
+
+    v is the largest value so far if the state contains that."""
     gradient_sum, square_sum, *largest = state
-    beta1, beta2 = betas
+    beta1, beta2 = scalars_like(gradient_sum, *betas)
     multiply_add_into(gradient_sum, gradient_sum, beta1, g)
     square_sum *= beta2
     multiply_add_into(square_sum, g, g, square_sum)
@@ -568,7 +582,8 @@ def multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
 
 
 def sum_of_weights(beta: float, t: Tensor) -> Tensor:
-    """Compute 1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta), accurately also for beta
-    near 1, where the digits of 1 - beta^t would cancel."""
+    """Return 1 + beta + ... + beta^(t-1), which is (1 - beta^t) / (1 - beta).
+
+    The result is accurate also for beta near 1, where the digits of 1 - beta^t would cancel."""
     log = compute(math.log, beta) if beta else -math.inf
     return op.expm1(log * t) / (beta - 1)

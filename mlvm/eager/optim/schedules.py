@@ -1,7 +1,7 @@
-"""Learning rates that change from one update to the next.
+"""Learning-rate schedules.
 
-A schedule is a function from the number of updates done, f32[], to the learning rate, f32[]. It is
-written with ops, so that it can be captured.
+A schedule is a function from the number of completed updates, f32[], to the learning rate, f32[].
+It consists of ops, so that it can be captured.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from mlvm.eager.tree import load
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 
 Count: TypeAlias = Tensor | float
-"""A number of updates: f32[], or a plain number."""
+"""Number of updates: f32[], or a Python number."""
 
 
 P = ParamSpec("P")
 
 
 class _PicklableSchedule:
-    """Schedule of plain numbers and integers, too. Copies and pickles repeat the call that returned
-    it."""
+    """Schedule that also accepts Python numbers.
+
+    Copies and pickles repeat the call that returned it."""
 
     def __init__(self, rate: Schedule, call: partial[Any]) -> None:
         self._rate = rate
@@ -54,7 +55,7 @@ class _PicklableSchedule:
 
 
 def _schedule(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
-    """Wrap a schedule's constructor: schedules take any count, and can be pickled."""
+    """Wrap a schedule's constructor: its schedules accept any count, and can be pickled."""
 
     hinted_fn = hinted(fn)
 
@@ -71,8 +72,8 @@ def _schedule(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor
 def constant(rate: float) -> Schedule:
     """Return a schedule with the same rate for every update.
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if the rate is negative.
+    The schedule maps the count of updates, f32[] or a number, to f32[]. Raises `ArgumentError` if
+    the rate is negative.
 
         >>> ml.optim.constant(0.1)(5)
         Tensor(0.1, f32[])
@@ -86,12 +87,13 @@ def constant(rate: float) -> Schedule:
 
 @_schedule
 def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
-    """Return a schedule that rises linearly from 0 to `peak` over `warmup_steps`, then falls to
-    `final` at `total_steps` in half a cosine wave (Loshchilov and Hutter, arXiv 1608.03983, without
-    restarts).
+    """Return a schedule with a linear warmup, then a cosine decay.
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if a rate is negative, or unless 0 <= warmup_steps < total_steps.
+    The rate rises from 0 to `peak` over `warmup_steps`, then falls to `final` at `total_steps` in
+    half a cosine wave (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+
+    The schedule maps the count of updates, f32[] or a number, to f32[]. Raises `ArgumentError` if a
+    rate is negative, or unless 0 <= warmup_steps < total_steps.
 
         >>> rate = ml.optim.cosine(1.0, total_steps=100)
         >>> rate(0), rate(100)
@@ -117,12 +119,13 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
 def cosine_restarts(
     peak: float, first_steps: int, factor: float = 1.0, final: float = 0.0
 ) -> Schedule:
-    """Return a schedule that falls from `peak` to `final` in half a cosine wave, with restarts
-    (Loshchilov and Hutter, arXiv 1608.03983). The first period is `first_steps`, and each is
-    `factor` times as long as the one before.
+    """Return a schedule that falls from `peak` to `final` in half a cosine wave, with restarts.
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if the rate is negative or first_steps or factor is below 1.
+    The first period is `first_steps`, and each period is `factor` times as long as the previous
+    period (Loshchilov and Hutter, arXiv 1608.03983).
+
+    The schedule maps the count of updates, f32[] or a number, to f32[]. Raises `ArgumentError` if
+    the rate is negative or first_steps or factor is below 1.
 
         >>> rate = ml.optim.cosine_restarts(1.0, 10, factor=2)
         >>> rate(0), rate(10), rate(20)
@@ -141,7 +144,7 @@ def cosine_restarts(
         if factor == 1:
             return _anneal(peak, final, op.remainder(count, first) / first)
         n = op.floor(op.log1p(count * ((factor - 1) / first)) / math.log(factor))
-        n = elements.where(count >= start(n + 1), n + 1, n)  # as a logarithm is rounded
+        n = elements.where(count >= start(n + 1), n + 1, n)  # the logarithm is rounded
         n = elements.where(count < start(n), n - 1, n)
         return _anneal(peak, final, (count - start(n)) / (first * op.pow(factor, n)))
 
@@ -150,11 +153,11 @@ def cosine_restarts(
 
 @_schedule
 def exponential(initial: float, decay_rate: float, transition_steps: int = 1) -> Schedule:
-    """Return the schedule initial * decay_rate^(count / transition_steps), as optax's
-    `exponential_decay`.
+    """Return the schedule initial * decay_rate^(count / transition_steps).
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if a rate or decay_rate is negative or transition_steps is below 1.
+    It is optax's `exponential_decay`. The schedule maps the count of updates, f32[] or a number, to
+    f32[]. Raises `ArgumentError` if a rate or decay_rate is negative or transition_steps is below
+    1.
 
         >>> ml.optim.exponential(1.0, 0.5)(3)
         Tensor(0.125, f32[])
@@ -169,11 +172,11 @@ def exponential(initial: float, decay_rate: float, transition_steps: int = 1) ->
 
 @_schedule
 def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
-    """Return a schedule that starts at `initial` and is multiplied by decay_rate every `step_size`
-    updates, as PyTorch's `StepLR`.
+    """Return a schedule that is multiplied by `decay_rate` every `step_size` updates.
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if a rate or decay_rate is negative or step_size is below 1.
+    It starts at `initial`, and is PyTorch's `StepLR`. The schedule maps the count of updates, f32[]
+    or a number, to f32[]. Raises `ArgumentError` if a rate or decay_rate is negative or step_size
+    is below 1.
 
         >>> rate = ml.optim.step(1.0, 0.5, step_size=10)
         >>> rate(9), rate(10)
@@ -189,11 +192,13 @@ def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
 
 @_schedule
 def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) -> Schedule:
-    """Prepend a linear warmup to a schedule: from `initial` to its first rate over `warmup_steps`
-    updates; then the schedule counts from 0. A number is a constant schedule.
+    """Prepend a linear warmup to a schedule: from `initial` to the schedule's first rate.
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if the rate is negative or warmup_steps is below 1.
+    The warmup lasts `warmup_steps` updates; then the schedule counts from 0. A number is a constant
+    schedule.
+
+    The schedule maps the count of updates, f32[] or a number, to f32[]. Raises `ArgumentError` if
+    the rate is negative or warmup_steps is below 1.
 
         >>> rate = ml.optim.warmup(ml.optim.exponential(1.0, 0.5), warmup_steps=4)
         >>> rate(1), rate(4), rate(5)
@@ -210,24 +215,26 @@ def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) 
         rate = after(op.maximum(count - steps, 0.0))
         return op.where(count < steps, initial + (rate - initial) * (count / steps), rate)
 
-    for name in ("state", "load_state"):  # as of a `Plateau`, for who saves the optimizer
+    # the state of a `Plateau`, for code that saves the optimizer
+    for name in ("state", "load_state"):
         if hasattr(schedule, name):
             setattr(warmed_up, name, getattr(schedule, name))
     return warmed_up
 
 
 class Plateau:
-    """Schedule that reduces the rate when a loss stops falling, as PyTorch's `ReduceLROnPlateau`.
-    `update` takes the loss, for example once an epoch.
+    """Schedule that reduces the rate when a loss stops decreasing: PyTorch's `ReduceLROnPlateau`.
+
+    Pass the loss to `update`, for example once per epoch.
 
         rate = ml.optim.Plateau(1e-3)
         optimizer = ml.optim.Adam(model, rate)
         ...
         rate.update(validation_loss)
 
-    A loss is better below best - threshold * |best|. After more than `patience` losses in a row
-    that are not better, the rate is multiplied by `factor`, down to `least`. The next `cooldown`
-    losses do not count as bad.
+    A loss is better if it is below best - threshold * |best|. After more than `patience`
+    consecutive losses that are not better, the rate is multiplied by `factor`, with the minimum
+    `least`. The next `cooldown` losses are not counted.
 
     `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that a
     captured step can use them. Raises `ArgumentError` unless rate, patience, threshold, cooldown
@@ -268,7 +275,7 @@ class Plateau:
         return self.rate
 
     def update(self, loss: Tensor | float) -> None:
-        """Note a loss: f[] or a number."""
+        """Record a loss: f[] or a number."""
         if not isinstance(loss, Tensor):
             loss = creation.full((), loss, dtype=f32)
         loss = elements.astype(loss, f32)
@@ -289,8 +296,9 @@ class Plateau:
         return {name: vars(self)[name] for name in names}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays over the state, in place, by the names of `state`. Raises as
-        `Optimizer.load_state` does."""
+        """Write arrays to the state, in place, by the names of `state`.
+
+        Raises as `Optimizer.load_state` does."""
         load(self.state(), arrays, "state")
 
     def __repr__(self) -> str:
@@ -306,15 +314,15 @@ def one_cycle(
     initial_divisor: float = 25.0,
     final_divisor: float = 1e4,
 ) -> Schedule:
-    """Return a schedule from initial = peak / initial_divisor up to `peak`, and down to initial /
-    final_divisor, in half a cosine wave each (Smith and Topin, arXiv 1708.07120). The first
-    `warmup_fraction` of `total_steps` rises. The end is reached after `total_steps` updates, as in
-    optax's `cosine_onecycle_schedule`; in PyTorch's `OneCycleLR` the last update reaches it. The
-    defaults are those of both.
+    """Return a schedule that rises to `peak` and falls again, in half a cosine wave each.
 
-    The schedule takes the count of updates, f32[] or a number, and returns f32[]. Raises
-    `ArgumentError` if the peak is negative, total_steps or a divisor is below 1, or unless 0 <=
-    warmup_fraction < 1.
+    The rate starts at initial = peak / initial_divisor and ends at initial / final_divisor (Smith
+    and Topin, arXiv 1708.07120). It rises during the first `warmup_fraction` of `total_steps`. The
+    end is reached after `total_steps` updates, as in optax's `cosine_onecycle_schedule`; in
+    PyTorch's `OneCycleLR` the last update reaches it. The defaults are those of both libraries.
+
+    The schedule maps the count of updates, f32[] or a number, to f32[]. Raises `ArgumentError` if
+    the peak is negative, total_steps or a divisor is below 1, or unless 0 <= warmup_fraction < 1.
 
         >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
         >>> rate(0), rate(30)
@@ -339,6 +347,8 @@ def one_cycle(
 
 
 def _anneal(start: float, end: float, progress: Tensor) -> Tensor:
-    """Interpolate from `start` at progress 0 to `end` at 1 and beyond, in half a cosine wave."""
+    """Interpolate from `start` at progress 0 to `end` at progress 1 in half a cosine wave.
+
+    Beyond progress 1 the value is `end`."""
     wave = op.cos(math.pi * op.minimum(progress, 1.0))
     return (start - end) / 2 * (1 + wave) + end

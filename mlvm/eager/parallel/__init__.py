@@ -1,7 +1,7 @@
 """Several VMs from eager code: `ml.parallel`.
 
-Each member of a group runs the same code on its own VM, and meets the other members in the
-collectives. `data_parallel` has them share the batches of a training:
+Each member of a group runs the same code on its own VM; collectives exchange data between the
+members. `data_parallel` splits the batches of a training loop between them:
 
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(make_step, group)

@@ -1,14 +1,15 @@
-"""The collectives from eager code: where the members of a group meet.
+"""Collectives in eager code: operations in which all members of a group exchange data.
 
-Each function is one launch, so a captured step may contain it. On a VM in no group it does what it
-would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
+Each function is one launch, so a captured step may contain it. On a VM without a group it behaves
+as in a group of size 1. The functions have no gradients: apply `all_reduce` to the result of
+`value_and_grad`.
 
-With an `axis_name` the lanes of the `vmap` of that name meet, as members would. That is an op like
-others, and gradients go through it.
+With an `axis_name`, the collective runs over the lanes of the `vmap` with that name instead of
+members. This is an ordinary op with gradients.
 
-No member waits for another longer than `timeout` seconds at a stretch; None is what the group was
-made with. Then all raise `GroupTimeout`, which names who has not come. A group of processes is
-closed then, unless that member ends within a second.
+No member waits for another for more than `timeout` seconds; None means the timeout of the group.
+After that all members raise `GroupTimeout`, which names the missing members. A group of processes
+is then closed, unless the missing member exits within a second.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def rank() -> int: ...
 def rank(axis_name: str) -> Tensor: ...
 @hinted
 def rank(axis_name: str | None = None) -> int | Tensor:
-    """Return the current VM's rank in its group, from 0; 0 on a VM without a group. With an
-    `axis_name`, the index along the `vmap` of that name, i64[].
+    """Return the current VM's rank in its group, from 0; 0 on a VM without a group.
+
+    With an `axis_name`, return the index along the `vmap` with that name, i64[].
 
     Raises `ArgumentError` if no enclosing `vmap` has that name.
 
@@ -65,8 +67,9 @@ def rank(axis_name: str | None = None) -> int | Tensor:
 
 @hinted
 def size(axis_name: str | None = None) -> int:
-    """Return the size of the current VM's group; 1 on a VM without a group. With an `axis_name`,
-    the size of the `vmap` of that name.
+    """Return the size of the current VM's group; 1 on a VM without a group.
+
+    With an `axis_name`, return the size of the `vmap` with that name.
 
     Raises `ArgumentError` if no enclosing `vmap` has that name.
 
@@ -86,15 +89,15 @@ def size(axis_name: str | None = None) -> int:
 def all_reduce(
     tree: Tree, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
-    """Overwrite each tensor of the tree with the sum, mean, max or min over all members, or along
-    the `vmap` of that `axis_name`.
+    """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
 
-    All members pass trees of the same types. It is one launch with one barrier. Elements are
-    combined in order of rank: all members get the same bits, in every run.
+    With an `axis_name`, reduce over the `vmap` with that name instead. All members pass trees of
+    the same types. The call is one launch with one barrier. Elements are combined in order of rank,
+    so all members get the same bits in every run.
 
     The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
-    bools; `ArgumentError` if `op` is unknown; `GradientError` if a gradient flows through a
-    tensor; `StaleTensor` if one has ended.
+    bools; `ArgumentError` if `op` is unknown; `GradientError` if a gradient flows through a tensor;
+    and `StaleTensor` if a tensor was freed.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -123,8 +126,9 @@ def all_reduce(
 
 @hinted
 def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
-    """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
-    nothing may use its tensors.
+    """Start an asynchronous `all_reduce` and return immediately.
+
+    No tensor of the tree may be used until `all_reduce_wait` returns for the same tree.
 
     The tensors: any shapes. Raises what `all_reduce` raises.
 
@@ -142,9 +146,10 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None
 
 @hinted
 def all_reduce_wait(tree: Tree) -> None:
-    """End what `all_reduce_start` has begun with this tree.
+    """Wait for the `all_reduce_start` of this tree.
 
-    The tensors: any shapes. Raises `GroupError` for a tree that was not begun with.
+    The tensors: any shapes. Raises `GroupError` for a tree that was not passed to
+    `all_reduce_start`.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2)
@@ -164,8 +169,10 @@ def all_reduce_wait(tree: Tree) -> None:
 def broadcast(
     tree: Tree, root: int = 0, *, axis_name: str | None = None, timeout: float | None = None
 ) -> None:
-    """Overwrite each tensor of the tree with that of the member with rank `root`, or of that index
-    along the `vmap` of that `axis_name`. A model is then the same on all members.
+    """Overwrite each tensor of the tree with that of the member with rank `root`.
+
+    With an `axis_name`, use the tensor of index `root` along the `vmap` with that name. After a
+    broadcast of a model, it is the same on all members.
 
     The tensors: any shapes and dtypes. Raises `ArgumentError` unless 0 <= root < size().
 
@@ -190,8 +197,10 @@ def broadcast(
 
 @hinted
 def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None = None) -> Tensor:
-    """Concatenate all members' x along axis 0 in order of rank: f[k, ...] -> f[size * k, ...]. A
-    scalar counts as one element. With an `axis_name`, x along the `vmap` of that name.
+    """Concatenate all members' x along axis 0 in order of rank: f[k, ...] -> f[size * k, ...].
+
+    A scalar counts as one element. With an `axis_name`, concatenate x along the `vmap` with that
+    name.
 
     x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` if members pass different
     types.
@@ -216,10 +225,11 @@ def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None
 def reduce_scatter(
     x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
 ) -> Tensor:
-    """Return this member's shard of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...]. With an
-    `axis_name`, the shard of this index along the `vmap` of that name.
+    """Return this member's shard of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
 
-    Raises `ShapeError` if the size does not divide axis 0; and what `all_reduce` raises.
+    With an `axis_name`, return the shard of this index along the `vmap` with that name.
+
+    Raises `ShapeError` if axis 0 is not a multiple of the group size, and what `all_reduce` raises.
 
         >>> def member(rank, vm):
         ...     return ml.parallel.reduce_scatter(ml.arange(4.0)).tolist()
@@ -242,8 +252,9 @@ def reduce_scatter(
 
 @hinted
 def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
-    """Begin what `all_gather` does, and go on. Until `all_gather_wait` of the result and x returns,
-    nothing may use the two.
+    """Start an asynchronous `all_gather` and return immediately.
+
+    The result and x must not be used until `all_gather_wait` returns for them.
 
     x: [k, ...] -> [size * k, ...], the same dtype. Raises what `all_gather` raises.
 
@@ -261,9 +272,10 @@ def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
 
 @hinted
 def all_gather_wait(y: Tensor, x: Tensor) -> None:
-    """End what `all_gather_start` has begun with x: y has the elements then.
+    """Wait for the `all_gather_start` of x; afterwards y contains the elements.
 
-    y: [size * k, ...]. x: [k, ...]. Raises `GroupError` for tensors that were not begun with.
+    y: [size * k, ...]. x: [k, ...]. Raises `GroupError` for tensors that do not belong to a started
+    call.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(1) * rank
@@ -283,8 +295,9 @@ def all_gather_wait(y: Tensor, x: Tensor) -> None:
 def reduce_scatter_start(
     x: Tensor, op: Reduction = "sum", *, timeout: float | None = None
 ) -> Tensor:
-    """Begin what `reduce_scatter` does, and go on. Until `reduce_scatter_wait` of the result and x
-    returns, nothing may use the two.
+    """Start an asynchronous `reduce_scatter` and return immediately.
+
+    The result and x must not be used until `reduce_scatter_wait` returns for them.
 
     x: [size * k, ...] -> [k, ...], the same dtype. Raises what `reduce_scatter` raises.
 
@@ -302,9 +315,10 @@ def reduce_scatter_start(
 
 @hinted
 def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
-    """End what `reduce_scatter_start` has begun with x: y has the elements then.
+    """Wait for the `reduce_scatter_start` of x; afterwards y contains the elements.
 
-    y: [k, ...]. x: [size * k, ...]. Raises `GroupError` for tensors that were not begun with.
+    y: [k, ...]. x: [size * k, ...]. Raises `GroupError` for tensors that do not belong to a started
+    call.
 
         >>> def member(rank, vm):
         ...     x = ml.arange(2.0)
@@ -322,9 +336,9 @@ def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
 
 @hinted
 def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
-    """Give x to the member with rank `to`. Returns when that member has called `recv`.
+    """Send x to the member with rank `to`; return when that member has received it with `recv`.
 
-    x: any shape and dtype, those that the other expects. Raises `ArgumentError` unless `to` is
+    x: any shape and dtype; the receiver must expect the same. Raises `ArgumentError` unless `to` is
     the rank of another member.
 
         >>> def member(rank, vm):
@@ -343,7 +357,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
 
 @hinted
 def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
-    """Receive the tensor of that type that the member with rank `source` sends.
+    """Receive a tensor of this shape and dtype from the member with rank `source`.
 
     The result: [*shape]. Raises `ArgumentError` unless `source` is the rank of another member.
 
@@ -363,7 +377,7 @@ def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = Non
 
 @hinted
 def barrier(*, timeout: float | None = None) -> None:
-    """Wait until all members are here.
+    """Wait until all members have called `barrier`.
 
     >>> def member(rank, vm):
     ...     ml.parallel.barrier()  # both are here
@@ -378,13 +392,13 @@ def barrier(*, timeout: float | None = None) -> None:
 
 
 def _over_lanes(tree: Tree, fn: Callable[[Tensor], Tensor]) -> None:
-    """Overwrite each tensor of the tree with `fn(tensor)`, where that is not None."""
+    """Overwrite each tensor of the tree with `fn(tensor)`, unless that is None."""
     for x in named_tensors(tree, buffers=True).values():
         apply_into(x, COPY, fn(x))
 
 
 def _gathered(x: Tensor, axis_name: str) -> Tensor:
-    """Return x of all indices of the `vmap`, a row for each."""
+    """Return x of all indices of the `vmap`, one row per index."""
     lanes, number = axis_of(axis_name)
     return apply(one_op("gather_lanes", axis_name=axis_name, size=lanes), x, number)
 
@@ -409,8 +423,9 @@ def _reduced(x: Tensor, op: Reduction, axis_name: str) -> Tensor:
 
 
 def _require_untracked(name: str, x: Tensor) -> None:
-    """Raise `GradientError` for a tensor that a gradient is taken through, `DTypeError` for what
-    is no tensor."""
+    """Check the operand of a collective, which must be a tensor without a gradient.
+
+    Raise `GradientError` if a gradient flows through it, and `DTypeError` if it is not a tensor."""
     if not isinstance(x, Tensor):
         raise DTypeError(f"takes a tensor, not a {type(x).__name__}; see asarray").at(name, ())
     if is_tracked(x):
@@ -425,20 +440,20 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
     require_live(tensors)
     for x in tensors:
         _require_untracked(name, x)
-    if name != "all_reduce.wait":  # which is for the bytes of `all_reduce.start`
+    if name != "all_reduce.wait":  # that op accepts the bytes of `all_reduce.start`
         for x in tensors:
             make_exclusive(x)
     _effect(name, tensors, **attributes)
 
 
 def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
-    """Return the tensor that the second half of a collective fills."""
+    """Return the tensor that the second half of a collective will fill."""
     _require_untracked(name, x)
     if size() == 1:
         return _apply(name, x, **attributes)
     call = _one_op(*place_of(current_arena().vm), name, _bound(name, attributes))
     type = call.infer((x.type,))
-    assert type is not None  # neither is dynamic
+    assert type is not None  # neither has a dynamic shape
     y = creation.empty(type.shape, dtype=type.dtype)
     make_exclusive(y)
     _own(x)
@@ -447,7 +462,7 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 
 def _own(x: Tensor) -> None:
-    """Copy an aliased x in a captured function: a collective may overwrite its operands."""
+    """Copy an aliased x in a captured function, because a collective may overwrite its operands."""
     if current().recorder is not None:
         make_exclusive(x)
 
@@ -466,8 +481,8 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
     if size > 1:
         return apply(call, *operands)
     result = call.infer(tuple([x.type for x in operands]))
-    assert result is not None  # none of these is dynamic
-    [x] = operands  # a recv, which has none, was refused before
+    assert result is not None  # none of these has a dynamic shape
+    [x] = operands  # a recv, which has no operand, was rejected above
     return shapes.reshape(x, result.shape)
 
 
@@ -483,7 +498,7 @@ def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
 
 
 def _bound(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the attributes in the collective's order; a timeout only if there is one."""
+    """Return the attributes in the collective's order; omit the timeout if it is None."""
     bound = _OPS[name].bind(attributes)
     return tuple([each for each in bound.items() if each != ("timeout", None)])
 
@@ -503,7 +518,7 @@ def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -
 
 
 def _in_caller_context(task: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the task under the caller's `ml.autocast` and with the process's seed."""
+    """Return the task with the caller's `ml.autocast` and the process's random seed."""
     return random.carried(carried(task))
 
 

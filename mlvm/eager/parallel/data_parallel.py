@@ -1,4 +1,4 @@
-"""One training by the members of a group: averaged gradients, and steps that share a batch."""
+"""Data-parallel training on the members of a group: averaged gradients, and split batches."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def value_and_grad(
     has_aux: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
-    """Transform as `ml.value_and_grad`, with value and gradients averaged over all members.
+    """Transform like `ml.value_and_grad`, with value and gradients averaged over all members.
 
     Communication overlaps the backward pass: buckets of a few megabytes of gradients are averaged
     as soon as they are complete (Li et al., PyTorch Distributed, arXiv 2006.15704). Buckets follow
-    the parameters' order, from the last to the first, so that all members agree. The bits are those
-    of `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is not averaged.
+    the parameters in reverse order, so that all members agree. The bits equal those of
+    `all_reduce(ml.value_and_grad(fn)(...), "mean")`. `aux` is not averaged.
 
     In a step of `data_parallel(..., shard=...)`, the gradient of a Module or dict is a `Parts`:
-    each member has its shard of every gradient, as its optimizer needs.
+    each member gets its shard of every gradient, as its optimizer needs.
 
     Raises what `ml.value_and_grad` raises, and `GradientError` inside a differentiated function.
 
@@ -97,10 +97,11 @@ def value_and_grad(
 
 
 class _Buckets:
-    """The value and the gradients of a differentiation, averaged a bucket at a time.
+    """The value and the gradients of a differentiation, averaged in buckets.
 
-    Of those with respect to what is in parts nothing is left to do: they were averaged on their
-    way. Under `shard="optimizer"` a piece is left of the others, but for those in a list or tuple.
+    Gradients with respect to sharded tensors are averaged during the backward pass, so nothing is
+    left to do for them. Under `shard="optimizer"` each member keeps only its shard of all other
+    gradients, except those in a list or tuple.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class _Buckets:
             gradients = [self._gradients[j] for j in bucket]
             if scatters:
                 self._scattering.append((bucket, shards.begin_scattered(gradients)))
-                self._end_scattering(1)  # no more, since each keeps its whole gradients
+                self._end_scattering(1)  # wait for all, since each member keeps whole gradients
             else:
                 self._start(gradients)
 
@@ -143,7 +144,7 @@ class _Buckets:
         return self._value, self._gradients
 
     def _end_scattering(self, count: int) -> None:
-        """Wait for the shards of all buckets but the last `count`."""
+        """Wait for the shards of all buckets except the last `count`."""
         while len(self._scattering) > count:
             bucket, end = self._scattering.popleft()
             self._gradients.update(zip(bucket, end(), strict=True))
@@ -160,13 +161,13 @@ class _Buckets:
 def data_parallel(
     make_step: Callable[[LocalVM], Callable[..., R]], group: AnyGroup, *, shard: Shard | None = None
 ) -> Callable[..., R]:
-    """Return a training step that the members of the group share: each takes its part of the batch.
+    """Return a training step that all members of a group run, each on its part of the batch.
 
-    `make_step(vm)` is called once on each member. It builds the model and optimizer there, and
-    returns the member's step. Each member must build the same ones, for instance from one random
-    key. The result takes arrays or tensors of N rows, and calls each member's step with the N /
-    size rows of its rank, as numpy arrays. It returns the result of rank 0; keyword arguments go to
-    all steps unchanged. The step averages the gradients:
+    `make_step(vm)` is called once on each member. It creates the model and the optimizer there, and
+    returns the member's step. Each member must create the same model, for instance from the same
+    random key. The returned function accepts arrays or tensors of N rows. It calls each member's
+    step with the N / size rows of its rank, as numpy arrays, and returns the result of rank 0.
+    Keyword arguments are passed to all steps unchanged. The step averages the gradients:
 
         loss_and_grads = ml.parallel.value_and_grad(loss_of)
 
@@ -184,19 +185,19 @@ def data_parallel(
 
             return step
 
-    All parts have equal length, so the mean of their means is that of the batch. Except for
+    All parts have equal length, so the mean of their means is the mean of the batch. Except for
     rounding, a step equals that of one VM on the whole batch; the replicas stay equal bit for bit.
-    Each member's step may be captured, on its own VM.
+    Each member may capture its step, on its own VM.
 
-    With `shard="optimizer"`, an optimizer of `make_step` keeps only the state of this member's
-    shard of the parameters, 1 / size of it. With `shard="all"` a Module also keeps only that shard
+    With `shard="optimizer"`, an optimizer of `make_step` stores only the state for this member's
+    shard of the parameters, 1 / size of it. With `shard="all"` a Module also stores only this shard
     of its parameters, which are gathered whenever a field is read (Rajbhandari et al., ZeRO, arXiv
-    1910.02054). The code of a step does not change. Its bits are those of an unsharded step, except
-    for norms of all gradients, which add in another order.
+    1910.02054). The code of a step does not change. Its bits equal those of an unsharded step,
+    except for norms of all gradients, which are summed in a different order.
 
     Raises `ArgumentError` if `shard` is unknown, `group` is not a group, or `make_step` does not
-    take the VM alone and return a function; `ShapeError` unless all arguments are arrays with
-    equally many rows, a multiple of the group's size; and what `Group.run` raises.
+    accept exactly the VM and return a function; `ShapeError` unless all arguments are arrays with
+    the same number of rows, a multiple of the group's size; and what `Group.run` raises.
 
         >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
         >>> with ml.parallel.Group(2) as group:
@@ -232,7 +233,7 @@ def data_parallel(
 
 @dataclass(frozen=True)
 class _Maker(Generic[R]):
-    """Makes a member's step; it may be pickled if `make_step` may."""
+    """Callable that makes a member's step; it can be pickled if `make_step` can."""
 
     make_step: Callable[[LocalVM], Callable[..., R]]
     shard: Shard | None
@@ -252,8 +253,9 @@ class _Maker(Generic[R]):
 
 
 def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
-    """Split every array into the rows of each member; views, not copies, also of tensors of this
-    process."""
+    """Split every array into the rows of each member, as views without a copy.
+
+    Tensors must belong to this process."""
     arrays = [_array(each) for each in batch]
     lengths = {array.shape[0] if array.ndim else None for array in arrays}
     if len(lengths) > 1 or None in lengths or any(n % members for n in lengths if n is not None):

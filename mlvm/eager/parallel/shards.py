@@ -1,9 +1,8 @@
-"""Tensors in parts, one for each member of a group: what a member keeps of gradients, optimizer's
-state and weights (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+"""Sharded tensors: each member of a group stores a part of gradients, optimizer state and weights.
 
-A tensor of s elements is cut in row-major order into n pieces of ceil(s / n) elements, of which
-the last ones are filled up with zeros. So every op that works element by element may work on a
-piece, and all pieces of a tensor have one type.
+Rajbhandari et al., ZeRO, arXiv 1910.02054. A tensor of s elements is split in row-major order into
+n shards of ceil(s / n) elements; the last shards are padded with zeros. All shards of a tensor
+therefore have the same type, and elementwise ops can be applied to a shard.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ from mlvm.eager.tree import (
 from mlvm.parallel.membership import Shard, sharding_here
 
 BUCKET_NBYTES: Final = 1 << 20
-"""Bytes of a bucket: large enough to hide latency, and small enough that the last one, which
-overlaps no computation, is short."""
+"""Bytes of a bucket: large enough to hide latency.
+
+It is small enough that the last bucket, whose communication overlaps no computation, needs little
+time."""
 
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
@@ -84,13 +85,14 @@ def cut(x: Tensor) -> Tensor:
 
 
 def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Return this member's shard of the mean of each x over all members, in one exchange: all have
-    one dtype."""
+    """Return this member's shard of the mean of each x over all members, in one exchange.
+
+    All x have the same dtype."""
     return _of_row(collectives.reduce_scatter(_table(xs), "mean"), [x.type for x in xs])
 
 
 def begin_scattered(xs: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Begin what `scattered` does, and go on. What is returned ends it, and has the pieces."""
+    """Start an asynchronous `scattered`; the returned function waits and returns the shards."""
     table, types = _table(xs), [x.type for x in xs]
     row = collectives.reduce_scatter_start(table, "mean")
 
@@ -102,7 +104,7 @@ def begin_scattered(xs: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
 
 
 def _table(xs: Sequence[Tensor]) -> Tensor:
-    """Arrange the tensors as a table with a row for each member, or a single one flat."""
+    """Arrange the tensors as a table with one row per member; a single tensor is only flattened."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
         return shapes.reshape(tables[0], -1)
@@ -110,7 +112,7 @@ def _table(xs: Sequence[Tensor]) -> Tensor:
 
 
 def _of_row(row: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
-    """Return the shards of tensors of these types from this member's row of their table."""
+    """Return the shards of tensors of these types from this member's row of the table."""
     if len(types) == 1:
         return [row]
     row = shapes.reshape(row, -1)
@@ -118,8 +120,9 @@ def _of_row(row: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
 
 
 def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Tensor]:
-    """Gather the tensors of these types from the members' shards, in one exchange: all have one
-    dtype."""
+    """Gather the tensors of these types from the members' shards, in one exchange.
+
+    All have the same dtype."""
     if len(pieces) == 1:
         return [_unpadded(collectives.all_gather(pieces[0]), wholes[0])]
     table = shapes.reshape(collectives.all_gather(shapes.concat(pieces)), (size(), -1))
@@ -141,8 +144,10 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 
 
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:
-    """Return the indices of the tensors of each bucket: neighbours of one dtype, of at most
-    `BUCKET_NBYTES` together, or a single tensor."""
+    """Return the indices of the tensors of each bucket.
+
+    A bucket consists of neighbours of one dtype with at most `BUCKET_NBYTES` in total, or of a
+    single tensor."""
     result: list[list[int]] = []
     nbytes = 0
     for i, type in enumerate(types):
@@ -155,7 +160,7 @@ def buckets(types: Sequence[TensorType]) -> list[list[int]]:
 
 
 def _own(part: Tensor, x: Tensor) -> Tensor:
-    """Copy the part of x."""
+    """Copy a part of x."""
     return op.copy(part) if part is x or part.base is not None else part
 
 
@@ -182,13 +187,14 @@ def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
 
 
 def keep_parts(model: Tree) -> dict[str, TensorType]:
-    """Shard the parameters of a Module, unless they are sharded already. Return the types of the
-    whole parameters by path.
+    """Shard the parameters of a Module, unless they are sharded already.
+
+    Return the types of the whole parameters by path.
 
     A field with parameters is gathered whenever it is read; the whole tensor lives as long as it is
     referenced, for example by a tape. Gradients flow through it to the shards, as the mean over all
-    members. The Module's `state`, `load_state` and `load_parameters` take whole tensors, and are
-    collective calls. As a tree, it has the shards.
+    members. The Module's `state`, `load_state` and `load_parameters` accept whole tensors, and are
+    collective calls. As a tree, the Module contains the shards.
 
     Raises `ArgumentError` if the tree is not a Module.
     """
@@ -222,7 +228,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
 
 
 def _exchanged(pieces: Mapping[int, Tensor], wholes: list[TensorType | None], x: Tensor) -> Tensor:
-    """Return the shard of a tensor; frozen ones stay whole."""
+    """Return the shard of a tensor; frozen tensors stay whole."""
     wholes.append(x.type if id(x) in pieces else None)
     return pieces.get(id(x), x)
 
@@ -230,7 +236,7 @@ def _exchanged(pieces: Mapping[int, Tensor], wholes: list[TensorType | None], x:
 def _class_in_parts(
     kind: type[Node], wholes: dict[str, TensorType], properties: dict[str, Any]
 ) -> Any:
-    """Return a class for one Module whose parameters, by path of these types, are sharded."""
+    """Return a class for one Module whose parameters are sharded; the types are given by path."""
     home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     marks = {"_as_dict": Parts, "_wholes": wholes}
     methods = {
@@ -241,7 +247,7 @@ def _class_in_parts(
 
 
 def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) -> Any:
-    """Return a field's value with whole tensors in place of shards."""
+    """Return a field's value with whole tensors instead of shards."""
     rest = iter(types)
 
     def whole(piece: Tensor) -> Tensor:
@@ -252,7 +258,7 @@ def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) ->
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
-    """Gather the tensor of a shard, on the tape."""
+    """Gather the whole tensor of a shard, and record this on the tape."""
     [whole] = gathered([stop_gradient(piece)], [type])
     tape = taping()
     if tape is None:
@@ -266,8 +272,9 @@ def _whole(piece: Tensor, type: TensorType) -> Tensor:
 
 
 def _scattered_alone(g: Tensor) -> Tensor:
-    """Return this member's shard of the mean, in f32 for half precision: its gradient flows to f32
-    weights that `Module.astype` has cast, and is not rounded."""
+    """Return this member's shard of the mean, in f32 for half precision.
+
+    Its gradient flows to f32 weights that `Module.astype` has cast, and must not be rounded."""
     return scattered([op.astype(g, dtype=f32) if g.dtype.is_half else g])[0]
 
 
@@ -282,13 +289,13 @@ def _refuse_field(name: str, node: Node, value: Any) -> None:
     )
 
 
-# --- whole tensors of what is in parts ----------------------------------------------
+# --- gathering sharded tensors -------------------------------------------------------
 
 
 def gathered_by_path(
     tensors: Mapping[str, Tensor], wholes: Mapping[str, TensorType]
 ) -> dict[str, Tensor]:
-    """Return the tensors with whole ones in place of shards; `wholes` has their types, by path."""
+    """Return the tensors with whole tensors instead of shards; `wholes` are their types by path."""
     result = dict(tensors)
     paths = [path for path in tensors if path in wholes]
     for bucket in buckets([wholes[path] for path in paths]):
@@ -304,7 +311,7 @@ def load_parts(
     arrays: Mapping[str, Any],
     what: str,
 ) -> None:
-    """Load whole arrays into tensors, some of which are shards: those in `wholes`, by path."""
+    """Load whole arrays into tensors by path; the paths in `wholes` are sharded."""
     if isinstance(arrays, Mapping):
         arrays = {path: array_for(path, array, what) for path, array in arrays.items()}
         expected = {path: wholes.get(path, x.type) for path, x in tensors.items()}
@@ -318,8 +325,9 @@ def load_parts(
 
 
 class _AllInParts(Whole):
-    """This member has pieces of the parameters, and the state of each: `wholes` are the types of
-    the whole parameters by path."""
+    """Layout in which a member stores shards of the parameters and of their state.
+
+    `wholes` are the types of the whole parameters by path."""
 
     def __init__(self, wholes: Mapping[str, TensorType]) -> None:
         self.wholes = wholes
@@ -332,12 +340,13 @@ class _AllInParts(Whole):
 
     def _whole_state(self, paths: Iterable[str]) -> dict[str, TensorType]:
         """Return the types of the whole tensors of sharded state."""
-        of = {path: path.partition("/")[2] for path in paths}  # the state momentum/w is beside w
+        # the state momentum/w belongs to the parameter w
+        of = {path: path.partition("/")[2] for path in paths}
         return {path: self.wholes[of[path]] for path in of if of[path] in self.wholes}
 
 
 class _StateInParts(_AllInParts):
-    """This member has whole parameters, and the state of its piece of each."""
+    """Layout in which a member stores whole parameters, and the state of its shard of each."""
 
     def state_type(self, type: TensorType) -> TensorType:
         return piece_type(type)

@@ -1,1 +1,1 @@
-"""Launches recorded instead of run, and launches watched for errors."""
+"""Recording of launches instead of running them, and checking of launches for errors."""

@@ -1,7 +1,7 @@
 """Detection of the op that computes the first nan or infinity: `ml.debug.nans`.
 
-A VM of this process gets an instrument, which checks the results of each function. For a VM
-elsewhere a local VM rehearses each launch, from the same values.
+A VM of this process gets an instrument, which checks the results of each function. For a remote VM,
+a local VM first runs each launch with the same values.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from mlvm.step.saved import LoadedStep, SavedStep
 __all__ = ["caches", "context", "nans"]
 
 watched: Final[dict[VMProtocol, LocalVM | None]] = {}
-"""The VMs inside `nans`, each with its rehearsing VM if it is not of this process."""
+"""The VMs inside `nans`, each with its rehearsing VM if it is remote."""
 
 
 class nans(ContextDecorator):
-    """Raise `NotFinite` inside the block at the first launch whose result has a nan or an infinity.
+    """Raise `NotFinite` inside the block at the first launch whose result contains nan or infinity.
 
-    The error has the op, the operands' types, the place of the first such element, and the line. It
-    watches these VMs, or the current one. An integer that is divided by 0 raises, too; the
-    quotient is 0 outside of the block. An op that only copies never raises, nor does an infinity
-    that an operand has already, such as a mask of -inf. A tensor that the launch would have
-    overwritten has its old value.
+    The error contains the op, the operand types, the index of the first such element, and the line.
+    The block checks these VMs, or the current VM. An integer that is divided by 0 also raises;
+    outside of the block the quotient is 0. An op that only copies never raises, and neither does an
+    infinity that an operand already contains, such as a mask of -inf. A tensor that the launch
+    would have overwritten keeps its old value.
 
     A captured function runs call by call inside the block, by a separate program without fusion. If
-    it raises, all tensors that it updates have their values from before the step; an element that
-    it took from a queue is lost. On a remote VM, programs with functions that the server registered
-    are not watched. Outside of the block nothing costs time.
+    it raises, all tensors that it updates get their values from before the step; an element that it
+    took from a queue is lost. On a remote VM, programs with functions that the server registered
+    are not checked. Outside of the block there is no cost.
 
-    Raises `MachineError` for a VM that has another instrument, such as a trace, and for anything
-    but a VM; `CaptureError` inside a captured function.
+    Raises `MachineError` for a VM that has another instrument, such as a trace, and for any
+    argument that is not a VM; `CaptureError` inside a captured function.
 
         >>> with ml.debug.nans():
         ...     try: ml.sqrt(ml.asarray([4.0, -4.0])) + 1.0
@@ -80,7 +80,7 @@ class nans(ContextDecorator):
         return f"nans({', '.join([vm.name for vm in self.vms])})"
 
     def __enter__(self) -> None:
-        refuse_captured("ml.debug.nans is entered")
+        refuse_captured("enter ml.debug.nans")
         with ExitStack() as stack:
             for vm in self.vms or (current_arena().vm,):
                 if vm not in watched:
@@ -151,8 +151,10 @@ def launch_watched(
     updated: Sequence[Allocation],
     saved: Callable[[], tuple[SavedStep, list[Array]]],
 ) -> None:
-    """Launch the program of a step, which updates these tensors. If it raises `NotFinite`, restore
-    the tensors. `saved` returns the step with its present state, and its inputs."""
+    """Launch the program of a step that updates these tensors, and check it.
+
+    If it raises `NotFinite`, restore the tensors. `saved` returns the step with its present state,
+    and its inputs."""
     rehearsal = watched[vm]
     if rehearsal is not None:
         step, inputs = saved()
@@ -174,7 +176,7 @@ def launch_watched(
 
 
 def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
-    """Return a layer around `launch` that first rehearses a launch of one op on the local VM."""
+    """Return a layer around `launch` that first runs a launch of one op on the local VM."""
 
     def launch(
         proceed: Callable[..., list[Array]],
@@ -193,7 +195,7 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
                     local.write(handles[handle], array)
                 local.launch(program, [handles[handle] for handle in args])
             except EncodingError:
-                pass  # bytes that were there before are no bools: of a result, which has no nan
+                pass  # earlier bytes that are not bools, in a result, which contains no nan
             finally:
                 for each in handles.values():
                     local.dealloc_tensor(each)
@@ -205,10 +207,8 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
 class _Bad(NamedTuple):
     """Tensor with nans or infinities.
 
-    value: the first one.
-    place: its index.
-    is_nan: whether it is nan.
-    is_infinite: whether any element is infinite.
+    value: the first nan or infinity. place: its index. is_nan: whether it is nan. is_infinite:
+    whether any element is infinite.
     """
 
     value: complex
@@ -223,9 +223,8 @@ class _Bad(NamedTuple):
 class _Started(NamedTuple):
     """A running function.
 
-    name: of the function.
-    operands: those that are not finite; None for others.
-    overwritten: the old value of the tensor that it writes over.
+    name: the name of the function. operands: the operands that are not finite, None for all others.
+    overwritten: the old value of the tensor that it overwrites.
     """
 
     name: str
@@ -234,7 +233,7 @@ class _Started(NamedTuple):
 
 
 class _Watch:
-    """Instrument of a VM: it checks operands and results of each function."""
+    """Instrument of a VM that checks operands and results of each function."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -254,7 +253,7 @@ class _Watch:
     ) -> None:
         stack: list[_Started] = self._local.stack
         while (started := stack.pop()).name != name:
-            pass  # a function within this one raised, and so did not end
+            pass  # a nested function raised, and so did not finish
         written = params[: _written(name, attributes)]
         for x in (*written, *results):
             bad = self._bad(x)
@@ -266,11 +265,11 @@ class _Watch:
             raise NotFinite(f"the result, {type}, is {bad}; {_described(started.operands)}")
 
     def _require_divisors(self, x: Value) -> None:
-        """Raise `NotFinite` for an integer of 0."""
+        """Raise `NotFinite` for an integer divisor of 0."""
         if is_tensor(x) and TensorType.of(x).dtype.is_integer:
             places = np.argwhere(self._memory.read(x) == 0)
             if len(places):
-                raise NotFinite(f"integers have no quotient by 0, which is at {places[0].tolist()}")
+                raise NotFinite(f"integer division by 0 at index {places[0].tolist()}")
 
     def _bad(self, x: Value) -> _Bad | None:
         if not is_tensor(x) or not TensorType.of(x).dtype.is_inexact:
@@ -295,8 +294,9 @@ def _written(name: str, attributes: Attributes) -> int:
 
 
 def _is_new(name: str, bad: _Bad, operands: Sequence[_Bad | None], attributes: Attributes) -> bool:
-    """Return whether the function has computed the value: a nan, or an infinity without one among
-    operands and attributes."""
+    """Return whether the function has computed the value itself.
+
+    This is a nan, or an infinity without one among operands and attributes."""
     op = OPS.get(name.removesuffix(OUT))
     if op is not None and op.copies_only and any(operands):
         return False

@@ -1,9 +1,9 @@
-"""Steps of calls that differ only by numbers: lengths of operands, and arguments.
+"""Recorded steps of calls that differ only in numbers: lengths of operands, and arguments.
 
 In: a call whose steps were just recorded, and which of its numbers differ from an earlier call.
-Out: an open template, by which C runs such calls for other numbers (`language/families.c`): the
+Out: an open template, with which C runs such calls for other numbers (`language/families.c`): the
 types of results and the integers of kernels are formulas of the numbers. The call is traced with
-placeholders for the numbers; each value that the trace or a planner needs is a guard.
+placeholders for the numbers; each value that the trace or a planner needs becomes a guard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def open_template_of(
 ) -> Any:
     """Return the open template of a call, or None if it has none.
 
-    inputs: for each number of the call's key, in order, the input that it is, or -1 if it is fixed.
+    inputs: for each number of the call's key, in order, the index of its input, or -1 if it is
+    constant.
     """
     assert EXTENSION is not None
     if isinstance(function, OneOp):
@@ -87,7 +88,7 @@ def _planned(
     scalars: Sequence[int],
     order: Sequence[int],
 ) -> Any:
-    """Plan the kernels of steps, with their integers as formulas; None if one has no kernel."""
+    """Plan the kernels of steps with integers as formulas; None if a step has no kernel."""
     assert EXTENSION is not None
     formulas = EXTENSION.Formulas()
     fork = numbers.fork_with_steps(formulas, order)
@@ -143,8 +144,9 @@ def _replaced(
     order: Iterator[int],
     placeholders: Mapping[int, Any],
 ) -> Any:
-    """Return a part of the arguments with placeholders for its open numbers; list its tensors, and
-    the types of those with open lengths."""
+    """Return a part of the arguments with placeholders for its open numbers.
+
+    Append its tensors to `tensors`, and the types of tensors with open lengths to `types`."""
     kind = type(part)
 
     def opened(n: float) -> Any:

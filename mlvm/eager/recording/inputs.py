@@ -32,11 +32,11 @@ class QueueTensor(queue.QueueTensor):
         return self.arena.lend(self.next_slot(timeout), kind)
 
     def get_nowait(self, kind: type[A] = Tensor) -> tuple[A, ...]:  # type: ignore[assignment]
-        refuse_captured("an element is taken without waiting")
+        refuse_captured("take an element without waiting")
         return super().get_nowait(kind)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        refuse_captured("a queue is iterated over")
+        refuse_captured("iterate over a queue")
         return cast(Iterator[tuple[Tensor, ...]], super().__iter__())
 
     def _repr_html_(self) -> str:
@@ -67,12 +67,13 @@ class Pipeline(pipeline.Pipeline[Tensor]):
     def _default_seed(self) -> int:
         return prepare(self._vm).seed
 
-    if not TYPE_CHECKING:  # else a type checker would take it for an iterator
+    if not TYPE_CHECKING:  # otherwise a type checker would treat it as an iterator
 
         def __next__(self) -> NoReturn:
             raise TypeError(
-                "a Pipeline is no iterator: pipeline.get() is its next batch, pipeline.peek() a "
-                "look at it, and `for batch in pipeline` goes over an epoch"
+                "a Pipeline is not an iterator: pipeline.get() returns the next batch, "
+                "pipeline.peek() returns it without removing it, and `for batch in pipeline` "
+                "iterates over an epoch"
             )
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""Places of calls in a user's program: a line, and the layer of a model."""
+"""Locations of calls in a user's program: a line, and the layer of a model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ def _no_layer() -> str | None:
 
 
 layer_here: Callable[[], str | None] = _no_layer
-"""Return the path of the layer whose call is running, if one is. `mlvm.eager.nn` sets it."""
+"""Function that returns the path of the running layer, or None.
+
+`mlvm.eager.nn` assigns it."""
 
 
 class Line(str):
-    """Place of a call: `file:line`, the path of the running `layer`, and the operation there with
-    its operands, if the op that stands for it has others. Positions in these operands begin with
-    `naxes` numbers of lanes. `reword` changes the error of a position that is out of range."""
+    """Location of a call: `file:line`, and the path of the running `layer`.
+
+    `call`: the operation at the line with its operands, if the recorded op has different operands.
+    Indices into these operands are preceded by the indices of `naxes` lanes. `reword` changes the
+    error for an index out of range."""
 
     layer: str | None
     call: tuple[str, tuple[object, ...]] | None = None
@@ -31,20 +35,20 @@ class Line(str):
 
 
 def traced_line() -> Line | None:
-    """Return the line of the traced call that an interpreter runs now."""
+    """Return the line of the traced call that an interpreter currently runs."""
     return current().line  # type: ignore[no-any-return]
 
 
 @contextmanager
 def standing_for(name: str, operands: Sequence[object], *, has_lanes: bool) -> Iterator[None]:
-    """Let errors of the ops that are recorded inside name this call of one element of `vmap`."""
+    """Let errors of the ops that are recorded inside name this call of one `vmap` element."""
     line = traced_line()
     if line is None:
         yield
         return
     named = Line(line)
     named.layer, named.naxes, named.reword = line.layer, line.naxes + has_lanes, line.reword
-    named.call = line.call or (name, tuple(operands))  # the outermost one is the user's
+    named.call = line.call or (name, tuple(operands))  # the outermost call is the user's
     with context(line=named):
         yield
 

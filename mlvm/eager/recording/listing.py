@@ -20,10 +20,10 @@ from mlvm.step.concatenate import Launch, concatenate
 def program_of(fn: Callable[..., Any], *args: Any) -> Program:
     """Call `fn(*args)` on the current VM, and return its launches as one program.
 
-    The program names tensors by their handles. Tensors that `fn` allocates lie in an arena of the
-    program, and live as long as the program. So another launch computes the same again, as long as
-    the arguments live. Values that Python copied in are those of this call. Raises `ProgramError`
-    for a call whose result's shape depends on values.
+    The program refers to tensors by their handles. Tensors that `fn` allocates are stored in an
+    arena of the program, and live as long as the program. Another launch therefore repeats the
+    computation as long as the arguments live. Values that Python copied in are those of this call.
+    Raises `ProgramError` for a call whose result's shape depends on values.
 
         >>> "sin.out" in ml.disassemble(ml.program_of(ml.sin, ml.zeros(2)))
         True

@@ -1,14 +1,17 @@
-"""Recorder: an abstract VM, on which a function's launches are recorded and not run.
+"""Recorder: an abstract VM on which a function's launches are recorded instead of run.
 
 In: launches of one-op programs on handles, from eager code; blocks and calls from control flow.
-Out: `calls`, a list of `step.flow.Call` on `Value`s; each block and function has such a list.
-A value is the content of a tensor between two writes; a home is memory that it keeps across them.
-Results live in the recorder's arena, which has types and no bytes.
-A tensor from outside keeps its bytes: an update of it is recorded as a write to its home.
-A launch that a later call could not repeat raises `CaptureError` with the user's line. An update
-that needs an old value elsewhere raises `RetryAfterCopy`, and the caller records again.
-Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`.
-No lock is held: a recorder is on for one thread or task; others may record at the same time.
+Out: `calls`, a list of `step.flow.Call` on `Value`s; each block and function has such a list. A
+value is the content of a tensor between two writes; a home is memory that the tensor keeps across
+writes.
+
+Results are allocated in the recorder's arena, which has types but no bytes. A tensor from outside
+keeps its bytes: an update of it is recorded as a write to its home. A launch that a later call
+could not repeat raises `CaptureError` with the user's line. An update that needs an old value
+elsewhere raises `RetryAfterCopy`, and the caller records again.
+
+Callers: `capture`, `control`, `transform`, `measure` and `summary`, by `recording_of`. No lock is
+held: a recorder is active in one thread or task; others may record at the same time.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
 
 def current_recorder() -> Recorder | None:
-    """Return the recorder of this thread or task, if it records."""
+    """Return the active recorder of this thread or task."""
     return cast("Recorder | None", current().recorder)
 
 
@@ -70,22 +73,23 @@ _Operand: TypeAlias = tuple[Reference, TensorType]
 _Views: TypeAlias = dict[int, Reference]  # by their ids
 
 Reader: TypeAlias = Callable[[Tensor], list[Tensor]]
-"""A function that reads a record of the residuals by its number."""
+"""Function that reads a record of residuals by its number."""
 
 _ENDED: Final = Value(0)
-"""The value of a block's tensor after the end of the block."""
+"""Marks the value of a block's tensor after the block has finished."""
 
 _COPY: Final = Program.of_op(f"copy{OUT}", 2, NO_ATTRIBUTES, 0)
-_handles = itertools.count(1 << 62)  # no VM issues as many
+_handles = itertools.count(1 << 62)  # no VM issues so many handles
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
 class RetryAfterCopy(BaseException):
-    """Raised for an update of a tensor whose old value is needed outside. The recording is given
-    up; the tensor is moved, and the function or block is recorded again.
+    """Raised for an update of a tensor whose old value is needed outside.
 
-    x: the tensor.
-    depth: the number of blocks around the one to record again; None for the whole function.
+    The recording is discarded; the tensor is moved, and the function or block is recorded again.
+
+    x: the tensor. depth: the number of blocks around the block to record again; None for the whole
+    function.
     """
 
     def __init__(self, x: Allocation, depth: int | None = None) -> None:
@@ -95,11 +99,12 @@ class RetryAfterCopy(BaseException):
 
 
 class RetryWithCarry(BaseException):
-    """Raised for an update, in a block, of a tensor from outside of it, through which a gradient
-    goes. The block is recorded again and carries it: takes its value, and returns a new one.
+    """Raised for an update, in a block, of an outer tensor through which a gradient flows.
 
-    x: the tensor.
-    depth: the number of blocks around the one to record again.
+    The block is recorded again and carries the tensor: it receives its value, and returns a new
+    one.
+
+    x: the tensor. depth: the number of blocks around the block to record again.
     """
 
     def __init__(self, x: Tensor, depth: int) -> None:
@@ -111,11 +116,8 @@ class RetryWithCarry(BaseException):
 class _Open(NamedTuple):
     """An open block, and the state when it was opened.
 
-    depth: the number of blocks around it.
-    tape: the current tape.
-    nodes: numbers of nodes, by tape.
-    nviews: the number of earlier views.
-    carried: tensors that the block carries.
+    depth: the number of blocks around it. tape: the current tape. nodes: numbers of nodes, by tape.
+    nviews: the number of earlier views. carried: tensors that the block carries.
     """
 
     block: Block
@@ -129,14 +131,14 @@ class _Open(NamedTuple):
 class _Scopes:
     """Open blocks and functions.
 
-    open: the open blocks, outermost first.
-    frames: for each open function, the number of blocks around it.
-    callees: functions that the outermost open function calls.
-    cells: ids of references to variables that functions may update.
-    writes: for each closed block, ids of references to outer tensors that it has written.
-    views: views created since the recording began, in order.
-    closed_views: for the views created in closed blocks, the first number and the next one.
-    layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
+    - open: the open blocks, outermost first.
+    - frames: for each open function, the number of blocks around it.
+    - callees: functions that the outermost open function calls.
+    - cells: ids of references to variables that functions may update.
+    - writes: for each closed block, ids of references to outer tensors that it has written.
+    - views: views created since the recording began, in order.
+    - closed_views: for the views created in closed blocks, the first number and the next number.
+    - layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
     """
 
     def __init__(self) -> None:
@@ -153,8 +155,8 @@ class _Scopes:
 class _Values:
     """Values by the id of a tensor's reference, with a layer of changes for each open block.
 
-    layers: the outermost first. A block's values when it was opened are those of the layers before.
-    order: for each tensor, the number of tensors that had a value before it had one.
+    layers: the outermost first. The values when a block was opened are those of the layers before
+    it. order: for each tensor, the number of tensors that had a value earlier.
     """
 
     def __init__(self) -> None:
@@ -162,21 +164,21 @@ class _Values:
         self.order: dict[int, int] = {}
 
     def at(self, key: int, depth: int | None = None) -> Value | None:
-        """Return the present value, or that outside of the block with this number of others around
-        it."""
+        """Return the present value; with `depth`, the value outside of the block at that depth."""
         for layer in reversed(self.layers if depth is None else self.layers[: depth + 1]):
             if key in layer:
                 return layer[key]
         return None
 
     def set(self, key: int, value: Value, depth: int = -1) -> None:
-        """Set the value, by default of the innermost block."""
+        """Set the value, by default in the innermost block."""
         self.order.setdefault(key, len(self.order))
         self.layers[depth][key] = value
 
     def close(self) -> list[int]:
-        """Restore the values before the innermost block; return the tensors from outside that it
-        has written. Its other tensors have `_ENDED`."""
+        """Restore the values before the innermost block; return the outer tensors it has written.
+
+        The block's own tensors get the value `_ENDED`."""
         written = []
         top = self.layers.pop()
         for key in sorted(top, key=self.order.__getitem__):
@@ -188,7 +190,7 @@ class _Values:
         return written
 
     def with_any(self, values: Container[Value]) -> list[int]:
-        """Return the tensors that have one of these values now, oldest first."""
+        """Return the tensors that currently have one of these values, oldest first."""
         now = ChainMap(*reversed(self.layers))
         return sorted([k for k, v in now.items() if v in values], key=self.order.__getitem__)
 
@@ -196,11 +198,11 @@ class _Values:
 class _Memory:
     """Values of tensors, by the id of the reference to the holder of their region.
 
-    regions: the regions of the VM, by handle.
-    references: those in use.
-    values: the present value of each tensor.
-    homes: the memory that a tensor keeps, for those with a fixed place.
-    nscratch: the number of homes in scratch memory.
+    - regions: the regions of the VM, by handle.
+    - references: the references in use.
+    - values: the present value of each tensor.
+    - homes: the memory that a tensor keeps, for tensors with fixed memory.
+    - nscratch: the number of homes in scratch memory.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -214,14 +216,15 @@ class _Memory:
 class _Outside:
     """Tensors and queues from before the recording, and objects that must live as long as it.
 
-    holders: references to all tensors, by their ids.
-    views: all views.
-    states: tensors that the function uses and that are no arguments.
-    state_views: references to views by which the function may have reached a state, with the state.
-    keepalive: objects that must live as long as the recorded calls.
-    queues: queues with an element that is an input, after the other inputs.
-    queue_homes: the memory of these elements.
-    constants: tensors with values that the function writes, by type and bytes.
+    - holders: references to all tensors, by their ids.
+    - views: all views.
+    - states: tensors that the function uses and that are not arguments.
+    - state_views: references to views by which the function may have reached a state, with the
+      state.
+    - keepalive: objects that must live as long as the recorded calls.
+    - queues: queues with an element that is an input, after the other inputs.
+    - queue_homes: the memory of these elements.
+    - constants: tensors with values that the function writes, by type and bytes.
     """
 
     def __init__(self, vm: VMProtocol, all_regions: Any) -> None:
@@ -240,16 +243,16 @@ class _Outside:
 
 
 class _Placeholders:
-    """Abstract tensors that the function gets in place of its arguments.
+    """Abstract tensors that the function gets instead of its arguments.
 
-    by_original: placeholders by the id of the tensor.
-    originals: tensors by the id of the placeholder.
-    inputs: the number of each input by the id of its tensor.
-    aliases: references to placeholders, by the id of the reference to an input that the function
-        also reaches by itself.
-    aliased_inputs: the numbers of these inputs.
-    aliased: ids of the references to their placeholders.
-    narguments, nelements: the numbers of arguments and of elements of queues.
+    - by_original: placeholders by the id of the tensor.
+    - originals: tensors by the id of the placeholder.
+    - inputs: the number of each input by the id of its tensor.
+    - aliases: references to placeholders, by the id of the reference to an input that the function
+      also reads from its environment.
+    - aliased_inputs: the numbers of these inputs.
+    - aliased: ids of the references to their placeholders.
+    - narguments, nelements: the numbers of arguments and of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -270,9 +273,8 @@ class _Placeholders:
 class _Storages:
     """Storages without bytes.
 
-    used: the bytes used in each.
-    of_arguments: the storages of arguments.
-    allocating: the set that a new storage is added to.
+    used: the number of used bytes of each storage. of_arguments: the storages of arguments.
+    allocating: the set to which a new storage is added.
     """
 
     def __init__(self) -> None:
@@ -284,20 +286,20 @@ class _Storages:
 class Recorder:
     """Abstract VM: it knows types, holds no bytes, and records launches instead of running them.
 
-    calls: the calls recorded so far, of the innermost open block.
-    scopes: open blocks and functions.
-    memory: the present values of tensors.
-    outside: tensors and queues from before, and objects to keep alive.
-    placeholders: abstract tensors for `inputs`, of which there is one for each memory.
-    storages: memory that the function allocates.
-    stack: the identity of the stack that it pushes residuals to.
-    recomputing: whether calls recompute values of the forward pass.
-    high_water: once it is closed, the largest total bytes of simultaneously live tensors.
+    - calls: the calls recorded so far, of the innermost open block.
+    - scopes: open blocks and functions.
+    - memory: the present values of tensors.
+    - outside: tensors and queues from before, and objects to keep alive.
+    - placeholders: abstract tensors for `inputs`, one per memory region.
+    - storages: memory that the function allocates.
+    - stack: the identity of the stack to which it pushes residuals.
+    - recomputing: whether calls recompute values of the forward pass.
+    - high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
     what = "a captured function"
-    no_value = "and a later call would not see its own"
-    no_repeat = "a later call could not do it again"
+    no_value = "it is traced once, so later calls would reuse this value"
+    no_repeat = "later calls would not repeat it"
     outer: Mapping[Tape, int] = MappingProxyType({})
 
     def __init__(
@@ -331,7 +333,7 @@ class Recorder:
 
     @property
     def recorders(self) -> list[Recorder]:
-        """This one, and those around it, the innermost first."""
+        """This recorder and the enclosing recorders, innermost first."""
         return [self, *(self.vm.recorders if isinstance(self.vm, Recorder) else ())]
 
     # --- the VM that the function runs on ---------------------------------------------
@@ -361,8 +363,9 @@ class Recorder:
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Record the program's call. Raises `CaptureError` if it is not one call, or has
-        outputs."""
+        """Record the program's call.
+
+        Raises `CaptureError` if the program is not a single call, or has outputs."""
         name, op, numbers, attributes = _only_call(program)
         params = [self._operand(args[i]) for i in numbers]
         line = user_line()
@@ -388,23 +391,24 @@ class Recorder:
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         self._require_live(handle)
         raise CaptureError(
-            f"{user_line()}: a value is read inside {self.what}, {self.no_value}; return the "
-            f"tensor, and read it outside, or let the program decide: "
-            f"where, cond, while_loop, fori_loop, logical_and, check"
+            f"{user_line()}: cannot read a tensor's value inside {self.what}: {self.no_value}. "
+            f"Return the tensor, or branch with ml.where, ml.cond or ml.while_loop"
         )
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the tensors that the function uses in place of these. See
-        `mlvm.eager.transform.trace`."""
+        """Return the tensors that the function uses instead of these.
+
+        See `mlvm.eager.transform.trace`."""
         return xs
 
     def stopped(self, x: Tensor) -> Tensor:
-        """Return an alias of the tensor, through which no derivative goes."""
+        """Return an alias of the tensor through which no derivative flows."""
         return untracked(x)
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Record a copy of constant values: each launch copies them from a tensor that lives as
-        long as the recorded calls."""
+        """Record a copy of constant values.
+
+        Each launch copies them from a tensor that lives as long as the recorded calls."""
         if scope() is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             return
@@ -421,16 +425,18 @@ class Recorder:
         self.launch(_COPY, (handle, self.outside.constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
-        raise _refused("a tensor without an arena is allocated")
+        raise _refused("allocate a tensor without an arena")
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
-        raise _refused("two tensors are swapped")
+        raise _refused("swap two tensors")
 
     # --- placeholders -----------------------------------------------------------------
 
     def placeholder(self, x: Tensor, type: TensorType | None = None) -> Tensor:
-        """Return the placeholder of a tensor over the memory of an input: one for each tensor, a
-        view for a view. Its first call may give it an open type."""
+        """Return the placeholder of a tensor in the memory of an input.
+
+        Each tensor has one placeholder, which is a view if the tensor is a view. The first call may
+        give it a dynamic type."""
         view = self.placeholders.by_original.get(id(x))
         if view is None:
             root = self.placeholders.by_original[id(x.root)]
@@ -441,7 +447,7 @@ class Recorder:
         return view
 
     def placeholder_of(self, type: TensorType) -> Tensor:
-        """Return a placeholder for another input, without a tensor."""
+        """Return a placeholder for an additional input without a tensor."""
         x = self._argument(type)
         self.placeholders.by_original[id(x)] = x
         return x
@@ -461,13 +467,14 @@ class Recorder:
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Return placeholders for the next element of the queue, which each launch takes."""
         if self.scopes.frames:
-            raise _refused("a queue's element is taken in an ml.function")
+            raise _refused("take an element of a queue in an ml.function")
         home = queue.arena.vm
         if home is not self.vm:
             raise CaptureError(
-                f"{user_line() or 'here'}: an element of queue {queue.arena.name!r} is taken, "
-                f"which lives on {home.name}, inside a captured function that runs on "
-                f"{self.name}; call it inside `with arena:`, with an arena of {home.name}"
+                f"{user_line() or 'here'}: cannot take an element of queue {queue.arena.name!r} "
+                f"inside a captured function on another VM: the queue is on {home.name}, the "
+                f"function runs on {self.name}. Call it inside `with arena:`, with an arena of "
+                f"{home.name}"
             )
         if not queue.in_programs:
             return self._take_ahead(queue)
@@ -483,17 +490,18 @@ class Recorder:
         return element
 
     def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
-        """Return placeholders for an element that this process takes before each launch, as an
-        input of it. Raises `CaptureError` in a block and after an update, where the order of
-        effects would differ."""
+        """Return placeholders for an element that this process takes before each launch.
+
+        The element is an input of the launch. Raises `CaptureError` in a block and after an update,
+        where the order of effects would differ."""
         homes = [use.value.home for call in self.calls for use in call.outs]
         updated = any(home is not None and home.role in ("input", "state") for home in homes)
         if self.scopes.open or updated:
             where = "in a branch or loop" if self.scopes.open else "after an update"
             raise CaptureError(
-                f"{user_line() or 'here'}: an element is taken {where}; on {self.name}, "
-                f"which has separate memory, elements are taken ahead of a launch: take it at "
-                f"the start, or outside of the captured function, as its argument"
+                f"{user_line() or 'here'}: cannot take an element {where}: {self.name} has "
+                f"separate memory, so elements are taken before the launch. Take it at the start "
+                f"of the captured function, or outside, and pass it as an argument"
             )
         element = tuple([self._argument(type) for type in queue.types])
         self.outside.queues.append(queue)
@@ -506,10 +514,10 @@ class Recorder:
     def update(
         self, call: OneOp, operands: Tensors, types: Types, out: Tensor, tapes: Sequence[Tape]
     ) -> None:
-        """Give a result to `out`, whose old value views or tapes need.
+        """Assign a result to `out`, whose old value views or tapes need.
 
-        A view moves to new memory. Any other tensor keeps its place, as it may be an argument or a
-        state that the caller reads; its views move to memory with the old value. Raises
+        A view moves to new memory. Any other tensor keeps its memory, because it may be an argument
+        or a state that the caller reads; its views move to memory with the old value. Raises
         `RetryAfterCopy` if the old value is needed outside of the function or of a block.
         """
         views = out.views() if out.base is None else [out]
@@ -539,7 +547,7 @@ class Recorder:
                 tape.record(call, operands, types, out)
 
     def make_exclusive(self, x: Tensor) -> None:
-        """Give a tensor memory that it shares with no view, tape or other tensor."""
+        """Give a tensor memory that it does not share with a view, a tape or another tensor."""
         tapes = [each for each in live_tapes.copy() if each.within is self]
         if x.base is None:
             self._give(self._copied(x), x, x.views(), tapes)
@@ -556,7 +564,7 @@ class Recorder:
     def _give(
         self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
     ) -> None:
-        """Replace x by `old`, which has its old value, in views and tapes."""
+        """Replace x by `old`, a tensor with its old value, in views and tapes."""
         old.tape, old.node = x.tape, getattr(x, "node", 0)
         for view in views:
             rebase(view, old)
@@ -564,7 +572,7 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `RetryAfterCopy` for a view from outside, or a placeholder of one."""
+        """Raise `RetryAfterCopy` for a view from outside, or the placeholder of one."""
         if _is_among(view, self.outside.views) or id(view) in self.placeholders.originals:
             raise RetryAfterCopy(self.placeholders.originals.get(id(updated), updated))
 
@@ -579,14 +587,16 @@ class Recorder:
         return old
 
     def _copied(self, x: Tensor) -> Tensor:
-        """Return a copy, which no tape tracks."""
+        """Return a copy that no tape tracks."""
         with context(tape=None), self.arena.allocating():
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
-        """Check an update, in a block, of a tensor that an outer tape tracks. Raise
-        `RetryWithCarry` if the tensor is from outside and the block does not carry it, since blocks
-        may run never or often. Raise `GradientError` if the block is a function's."""
+        """Check an update, in a block, of a tensor that an outer tape tracks.
+
+        Raise `RetryWithCarry` if the tensor is from outside and the block does not carry it,
+        because blocks may run never or repeatedly. Raise `GradientError` if the block belongs to a
+        function."""
         opened = self.scopes.open[-1] if self.scopes.open else None
         if opened is None or opened.tape is not tape or self._is_new(x):
             return
@@ -595,8 +605,8 @@ class Recorder:
         if not self.scopes.frames or opened.depth != self.scopes.frames[-1]:
             raise RetryWithCarry(x, self.depth - 1)
         raise GradientError(
-            f"{user_line() or 'here'}: a {x.type} from outside of an ml.function is updated in it, "
-            f"and a gradient is taken through that; let it be an argument, and return it"
+            f"{user_line() or 'here'}: cannot differentiate an ml.function that updates a "
+            f"{x.type} from outside. Pass the tensor as an argument, and return it"
         )
 
     def _is_new(self, x: Tensor) -> bool:
@@ -606,11 +616,11 @@ class Recorder:
         return not self._is_before(id(self._reference(x.handle)))
 
     def _is_before(self, key: int, depth: int = -1) -> bool:
-        """Return whether the tensor had a value before that open block, or the innermost one."""
+        """Return whether the tensor had a value before that open block, or the innermost block."""
         return self.memory.values.at(key, self.scopes.open[depth].depth) is not None
 
     def _is_from_before(self, view: Allocation, opened: _Open) -> bool:
-        """Return whether the view is from before the open block, and not from a closed one."""
+        """Return whether the view was created before the open block, and not in a closed block."""
         number = self.scopes.views.numbers.get(id(view), -1)
         place = bisect(self.scopes.closed_views, (number + 1,))
         is_closed = place > 0 and number < self.scopes.closed_views[place - 1][1]
@@ -620,9 +630,10 @@ class Recorder:
 
     @contextmanager
     def block(self, carried: Sequence[Tensor] = ()) -> Iterator[Block]:
-        """Record calls into a block, which `control` then runs. Tensors of the block cannot be used
-        outside of it. It may update outer tensors in place; a tape tracks that only for those that
-        are `carried`."""
+        """Record calls into a block, which `control` then runs.
+
+        Tensors of the block cannot be used outside of it. It may update outer tensors in place; a
+        tape tracks such an update only if the tensor is `carried`."""
         calls, elements, depth = self.calls, self.placeholders.nelements, self.depth
         block = Block()
         self.calls = block.calls
@@ -663,7 +674,7 @@ class Recorder:
         return self.memory.homes[id(_reference_to(x))]
 
     def as_cell(self, x: Tensor) -> Tensor:
-        """Return the variable, and let functions update it from now on."""
+        """Mark a variable as one that functions may update, and return it."""
         self.scopes.cells.add(id(_reference_to(x)))
         return x
 
@@ -696,7 +707,7 @@ class Recorder:
     def call(
         self, callee: Procedure, results: Sequence[TensorType], args: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Call a function from within its own block, or that of one that it calls."""
+        """Call a function from within its own block, or from a function that it calls."""
         outputs = self._called("call", results, args)
         call = self.calls[-1]
         call.callee, call.passed = callee, [*call.outs, *call.ins]
@@ -705,7 +716,7 @@ class Recorder:
     def call_from_outside(
         self, procedures: Sequence[Procedure], results: Sequence[TensorType], args: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Call the first of these functions, which calls the others."""
+        """Call the first of these functions, which calls the remaining functions."""
         outputs = [self.variable(type) for type in results]
         passed = [self.use(x) for x in (*outputs, *args)]
         self.control("call", [procedure.block for procedure in procedures])
@@ -718,8 +729,9 @@ class Recorder:
         return [self.released(x) for x in outputs]
 
     def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
-        """Return a tensor for blocks to write, without a value at first. With `outside` it belongs
-        to the scope around the open block."""
+        """Return a tensor for blocks to write, initially without a value.
+
+        With `outside` it belongs to the scope around the open block."""
         x, reference = self._new_tensor(type)
         self._fix_home(reference, type)
         value = self._new_value(reference, type)
@@ -730,24 +742,26 @@ class Recorder:
         return x
 
     def use(self, x: Tensor) -> Use:
-        """Return the use of the tensor's present value as its type."""
+        """Return the use of the tensor's present value with its type."""
         return Use(self.value_of(x), x.type)
 
     def push(self, xs: Sequence[Tensor]) -> Tensor:
-        """Save copies of the tensors in a record of the residuals. Return its number."""
+        """Save copies of the tensors in a record of residuals, and return its number."""
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 
     def pull(
         self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
     ) -> list[Tensor]:
-        """Return the tensors of a record; for an array of numbers, row i of record i. A record of
-        another recorder is one of the same program; a trace reads it by `outside`."""
+        """Return the tensors of a record; for an array of numbers, row i is from record i.
+
+        A record of another recorder belongs to the same program; a trace reads it with `outside`.
+        """
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])
 
     def summed(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add records of cotangents, given by numbers. Return the numbers of the sums."""
+        """Add records of cotangents, given by their numbers; return the numbers of the sums."""
         [number] = self._called(residuals.ADD, [x.type], [x, y])
         return number
 
@@ -791,7 +805,7 @@ class Recorder:
         return x, reference
 
     def released(self, x: Tensor) -> Tensor:
-        """Return another tensor with the variable's value; the variable itself ends."""
+        """Return a tensor with the variable's value, and invalidate the variable."""
         old, (other, new) = _reference_to(x), self._new_tensor(x.type)
         self.memory.homes[id(new)] = self.memory.homes[id(old)]
         value = self.memory.values.at(id(old))
@@ -801,7 +815,7 @@ class Recorder:
         return other
 
     def holder_of(self, value: Value) -> Tensor:
-        """Return the tensor with that value now."""
+        """Return the tensor that currently has that value."""
         [key, *_] = self.memory.values.with_any({value})
         x = self.memory.references[key]()
         assert isinstance(x, Tensor)  # the caller has just read it
@@ -814,8 +828,9 @@ class Recorder:
         return before is None or values.at(key) is not before
 
     def read_in_blocks(self, ncalls: int) -> list[Tensor]:
-        """Return the function's tensors that calls of the open block, from that number on, have
-        read and not written."""
+        """Return the function's tensors that recent calls of the open block only read.
+
+        These are the calls with numbers of at least `ncalls`."""
         calls = self.calls[ncalls:] if self.scopes.open else []
         written = {use.value for call in calls for use in call.outs}
         read = {use.value for call in calls for use in call.ins} - written
@@ -825,7 +840,7 @@ class Recorder:
 
     @contextmanager
     def substituting(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
-        """Give the first tensor of each pair the value of the second inside the block."""
+        """Let the first tensor of each pair have the value of the second inside the block."""
         values = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
         before = {key: self.memory.values.at(key) for key in values}
         for key, value in values.items():
@@ -851,12 +866,15 @@ class Recorder:
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of an arena with room for all tensors of the function."""
+        """Size in bytes of an arena that can store all tensors of the function."""
         return sum(self.storages.used.values())
 
     def escaped_tensors(self) -> list[Tensor]:
-        """Return the function's tensors and placeholders that are still alive. The recorder drops
-        its placeholders here: only those that the user's code refers to remain."""
+        """Return the function's tensors and placeholders that are still alive.
+
+        The recorder first drops its own references to placeholders, so only those to which user
+        code refers remain.
+        """
         self.placeholders.clear()
         alive: list[Allocation] = []
         for key, reference in self.memory.references.items():
@@ -870,13 +888,13 @@ class Recorder:
         return [x for x in alive if isinstance(x, Tensor)]
 
     def line_of(self, x: Tensor) -> str | None:
-        """Return the line of Python that computed the tensor; None for a placeholder."""
+        """Return the Python line that computed the tensor; None for a placeholder."""
         value = self.memory.values.at(id(_reference_to(x)))
         lines = (call.line for call in self.calls for use in call.outs if use.value is value)
         return next((line for line in lines if line), None)
 
     def close(self) -> None:
-        """End all tensors of the function."""
+        """Invalidate all tensors of the function."""
         self.high_water = self.arena.high_water
         self.placeholders.clear()
         self.arena.close()
@@ -884,16 +902,16 @@ class Recorder:
         del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
 
     def drop_flow(self) -> None:
-        """Drop the recorded calls and values, and with them the types of the trace."""
+        """Drop the recorded calls and values, and thereby the types of the trace."""
         self.calls = []
         self.memory.values = _Values()
         for each in (self.memory.homes, self.scopes.writes):
             each.clear()
 
     def _require_writable(self, op: Op, params: Sequence[_Operand]) -> None:
-        """Raise `ArgumentError` for an op that writes over an argument that it also reads as a
-        state. Eager code knows that the two are one tensor. Here they are two, in different
-        memory."""
+        """Raise `ArgumentError` for an op that overwrites an argument that it also reads as state.
+
+        In eager code the two are one tensor. Here they are two tensors in different memory."""
         (out, _), *others = params
         if id(out) in self.placeholders.aliased and any(
             each is out for each, _ in others[op.in_place :]
@@ -903,28 +921,29 @@ class Recorder:
             )
 
     def _require_own(self, reference: Reference) -> None:
-        """Raise `CaptureError` for an update of a tensor from outside of a function that is not one
-        of the `cells`."""
+        """Raise `CaptureError` for an update of a tensor from outside of a function.
+
+        The variables in `cells` are exempt."""
         if (
             self.scopes.frames
             and self._is_before(id(reference), self.scopes.frames[-1])
             and id(reference) not in self.scopes.cells
         ):
             raise _refused(
-                "a tensor from outside of an ml.function (maybe the state of the random keys) is "
-                "updated in place"
+                "update a tensor from outside of an ml.function (possibly the state of the random "
+                "keys) in place"
             )
 
     # --- the tensor of a handle ---------------------------------------------------------
 
     def _reference(self, handle: TensorHandle) -> Reference:
-        """Return the reference to the tensor that holds the handle's region. A tensor's values are
-        stored by it."""
+        """Return the reference to the tensor that holds the handle's region.
+
+        It is the key under which the tensor's values are stored."""
         return self._operand(handle)[0]
 
     def _operand(self, handle: TensorHandle) -> _Operand:
-        """Return the reference to the tensor that holds the handle's region, and the handle's
-        type."""
+        """Return the reference to the tensor that holds the handle's region, and its type."""
         self._require_live(handle)
         weak = self.memory.regions.data.get(handle)
         region = weak() if weak is not None else None
@@ -932,9 +951,10 @@ class Recorder:
         holder = reference() if reference is not None else None
         if region is None or reference is None or holder is None:
             raise _refused(
-                f"a tensor of another VM, or in no arena of {self.name} (handle {handle}), is used",
-                f"; the function runs on {self.name}: call it inside `with arena:` of an arena on "
-                f"the VM of its tensors",
+                f"use a tensor of another VM, or outside of the arenas of {self.name} (handle "
+                f"{handle}),",
+                f". The function runs on {self.name}: call it inside `with arena:`, with an arena "
+                f"on the VM of its tensors",
             )
         if id(reference) not in self.memory.references:
             self._note_outside(reference, holder)
@@ -945,9 +965,9 @@ class Recorder:
         raise HandleError(f"there is no handle {handle}")
 
     def _note_outside(self, reference: Reference, holder: Allocation) -> None:
-        """Note the first use of a tensor from outside."""
+        """Record the first use of a tensor from outside."""
         if isinstance(holder.arena, ScratchPad):
-            raise _refused("a tensor of a scratch pad, which may lie over others, is used")
+            raise _refused("use a tensor of a scratch pad, which may overlap other tensors,")
         self.memory.references[id(reference)] = reference
         if holder.arena is prepare_constants(self.vm).arena:  # it may be a new one
             self.outside.holders[id(reference)] = reference
@@ -967,10 +987,10 @@ class Recorder:
 
     def _require_live(self, handle: TensorHandle) -> None:
         if handle == STALE:
-            raise HandleError("a tensor has ended")  # `explain` adds its type and the reason
+            raise HandleError("a tensor was freed")  # `explain` adds its type and the reason
 
     def _settle(self, x: Allocation, role: Role, index: int) -> None:
-        """Set the tensor's home outside: a role, and an index."""
+        """Set the tensor's home outside, given by a role and an index."""
         reference = _reference_to(x)
         home = self.memory.homes[id(reference)] = Home(role, index, x.type)
         depth = -1 if role == "element" else 0
@@ -978,7 +998,7 @@ class Recorder:
         self.memory.references[id(reference)] = reference
 
     def _fix_home(self, reference: Reference, type: TensorType) -> None:
-        """Fix the home of a tensor that a host function or a block updates in place."""
+        """Assign fixed memory to a tensor that a host function or a block updates in place."""
         value = self.memory.values.at(id(reference))
         if value is _ENDED:
             self._value(reference)
@@ -991,11 +1011,11 @@ class Recorder:
     def _value(self, reference: Reference) -> Value:
         value = self.memory.values.at(id(reference))
         if value is None:
-            raise _refused("a tensor is read that nothing has been written to")
+            raise _refused("read a tensor before its first write")
         if value is _ENDED:
             raise CaptureError(
-                f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
-                f"ml.function has made is used outside of it; return it from there"
+                f"{user_line() or 'here'}: cannot use a tensor that was created in a loop body, a "
+                f"branch or an ml.function outside of it. Return the tensor from there"
             )
         key, frames = id(reference), self.scopes.frames
         if (
@@ -1004,8 +1024,8 @@ class Recorder:
             and not self._is_before(key, frames[0])
             and key not in self.scopes.cells
         ):
-            remedy = "; pass it as an argument"
-            raise _refused("a tensor of one ml.function is used in another that it calls", remedy)
+            remedy = ". Pass it as an argument"
+            raise _refused("use a tensor of an ml.function in another that it calls", remedy)
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:
@@ -1023,7 +1043,7 @@ def _reference_to(x: Allocation) -> Reference:
 
 
 def _all_views(vm: VMProtocol) -> _Views:
-    """Return all views on a VM by weak references: other threads' may end meanwhile."""
+    """Return all views on a VM by weak references, since other threads may free their views."""
     views: _Views = {}
     for region in regions(vm).once():
         views.update((id(view), weakref.ref(view)) for view in region.views)
@@ -1036,23 +1056,24 @@ def _is_among(x: Allocation, views: _Views) -> bool:
 
 
 def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]:
-    """Return the call of a one-call program: function, op, numbers of its arguments, and
-    attributes. Raises `CaptureError` for another program, or one with outputs."""
+    """Return the call of a one-call program: function, op, argument numbers, and attributes.
+
+    Raises `CaptureError` for any other program, and for one with outputs."""
     if not hasattr(program, "single"):
         decoded = [each for code in decode(program).values() for each in code.instructions()]
         loads = decoded[0].arguments if [x.kind for x in decoded] == ["cfunc", "halt"] else None
         only = decoded[0] if decoded else None
         if only is None or only.name is None or loads is None or only.pc != len(loads) + 1:
-            raise _refused("a program of several calls is launched")
+            raise _refused("launch a program of several calls")
         name = only.name
         if only.at != 0:
             if name in OPS:
-                call = f"{name}, whose results' types depend on values, is called"
-                raise _refused(call, "; call it outside, or keep the shape, as where(mask, x, 0)")
+                call = f"call {name}, whose result types depend on values,"
+                raise _refused(call, ". Call it outside, or keep the shape, as where(mask, x, 0)")
             rule = f"vm.register({name!r}, fn, result=lambda x: x)"
             raise _refused(
-                f"{name}, a host function without a type rule, is called",
-                f"; register it with a function from its operands' types to its results', as "
+                f"call {name}, a host function without a type rule,",
+                f". Register it with a function from operand types to result types, as in "
                 f"{rule}, or call it outside",
             )
         op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
@@ -1063,7 +1084,9 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
 def _refused(what: str, remedy: str = "") -> CaptureError:
     recorder = current_recorder() or Recorder
     where = user_line() or "here"
-    return CaptureError(f"{where}: {what} inside {recorder.what}; {recorder.no_repeat}{remedy}")
+    return CaptureError(
+        f"{where}: cannot {what} inside {recorder.what}: {recorder.no_repeat}{remedy}"
+    )
 
 
 def recording_of(
@@ -1071,9 +1094,10 @@ def recording_of(
     inputs: Sequence[Tensor] = (),
     types: Mapping[int, TensorType] = MappingProxyType({}),
 ) -> AbstractContextManager[Recorder]:
-    """Record this thread's launches on the VM inside the block, instead of running them; results
-    have no bytes. Launches on another VM raise `CaptureError`. Other threads are not affected, and
-    may record at the same time."""
+    """Record this thread's launches on the VM inside the block, instead of running them.
+
+    Results have no bytes. Launches on another VM raise `CaptureError`. Other threads are not
+    affected, and may record simultaneously."""
     return recorded_by(Recorder(vm, inputs, types))
 
 
@@ -1082,7 +1106,7 @@ R = TypeVar("R", bound=Recorder)
 
 @contextmanager
 def recorded_by(recorder: R) -> Iterator[R]:
-    """Record as `recording_of` does, by that recorder."""
+    """Record like `recording_of`, with that recorder."""
     view_logs.append(recorder.scopes.views)
     try:
         layers = {name: _layer(recorder, name) for name in _REPLACED}
@@ -1102,7 +1126,7 @@ def recorded_by(recorder: R) -> Iterator[R]:
 
 
 def _layer(recorder: Recorder, name: str) -> Layer:
-    """Return a layer that calls the recorder's method of that name for threads that it records."""
+    """Return a layer that calls the recorder's method of that name in recorded threads."""
 
     def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
         is_recorded = current().recorder is recorder
@@ -1112,16 +1136,17 @@ def _layer(recorder: Recorder, name: str) -> Layer:
 
 
 def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
-    """Return a layer that refuses tensors of another VM in recorded threads. Handles that the VM
-    has for one elsewhere are not its tensors."""
+    """Return a layer that rejects tensors of another VM in recorded threads.
+
+    Handles that the VM has for tensors of a remote VM are not its own tensors."""
 
     def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
         handles = (first,) if isinstance(first, int) else args[0] if args else ()
         if current().recorder is recorder and any(each in regions(other) for each in handles):
             raise CaptureError(
-                f"{user_line() or 'here'}: a tensor of VM {other.name!r} is used inside a captured "
-                f"function that runs on {recorder.name!r}, and a later call would not do it again; "
-                f"do it outside, and give the function its value as an argument"
+                f"{user_line() or 'here'}: cannot use a tensor of VM {other.name!r} inside a "
+                f"captured function on VM {recorder.name!r}: later calls would not repeat it. "
+                f"Use it outside, and pass its value to the function as an argument"
             )
         return proceed(first, *args, **options)
 

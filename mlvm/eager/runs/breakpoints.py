@@ -18,12 +18,10 @@ _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Breakpoint(NamedTuple):
-    """Breakpoint.
+    """Breakpoint of a debugger.
 
-    kind: `line`, `op`, `name` or `condition`.
-    text: the name, or the file of a line.
-    number: of a line.
-    condition: the expression of a condition.
+    kind: `line`, `op`, `name` or `condition`. text: the name, or the file of a line. number: the
+    line number. condition: the expression of a condition.
     """
 
     kind: str
@@ -32,7 +30,7 @@ class Breakpoint(NamedTuple):
     condition: Expression | None = None
 
     def stops(self, execution: Execution, values: Values, position: int) -> bool:
-        """Return whether it stops at a position."""
+        """Return whether the breakpoint stops the execution at a position."""
         before = execution.op_at(position - 1) if position else None
         if self.condition is not None:
             return before is not None and self._holds(execution, values, before)
@@ -52,7 +50,7 @@ class Breakpoint(NamedTuple):
         return op.line is not None and self.is_line(op.line)
 
     def is_line(self, line: Line) -> bool:
-        """Return whether a line is that of the breakpoint."""
+        """Return whether the breakpoint refers to a line."""
         return line.number == self.number and _is_file(line.file, self.text)
 
     def _holds(self, execution: Execution, values: Values, before: Executed) -> bool:

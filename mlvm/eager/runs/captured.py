@@ -1,4 +1,4 @@
-"""Methods of captured functions that need their programs op by op: `save_repro` and `debug`."""
+"""Methods of captured functions that need their programs as ops: `save_repro` and `debug`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""State of a run: the tensors that its steps read from outside and update, each as a numbered cell.
+"""State of a run: the tensors that its steps read from outside and update, as numbered cells.
 
-A cell is a tensor that a function reaches, or a Module's field that a function rebinds. The cells
-know the digest of each content that a replay can compute. A different content was written outside
-of the steps, and the recording stores it.
+A cell is a tensor that a function reads from its environment, or a Module's field that a function
+rebinds. For each cell the digests of all contents that a replay can compute are known. Any other
+content was written outside of the steps, and the recording stores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlvm.machines.digest import digest
 
 
 def array_of(x: Allocation) -> Array:
-    """Return the values of a tensor: its own memory if a VM of this process has it, else a copy."""
+    """Return the values of a tensor: its own memory on a VM of this process, otherwise a copy."""
     vm = x.arena.vm
     if isinstance(vm, VM) and vm.on_host and x.handle != STALE:
         return vm.array_of(x.handle)
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 
 class Cells:
-    """The cells of a run that is recorded, with the digests of their contents."""
+    """The cells of a run that is being recorded, with the digests of their contents."""
 
     def __init__(self) -> None:
         self.rows: list[Cell] = []
@@ -52,7 +52,7 @@ class Cells:
         self._watched: list[Allocation | None] = []  # by cell
 
     def of_tensor(self, x: Allocation, name: str) -> int:
-        """Return the number of a tensor's cell, a new one if there is none."""
+        """Return the number of a tensor's cell; create the cell if necessary."""
         return self._number(id(x), x, lambda: x, name, x.type)
 
     def of_field(self, field: Field, name: str) -> int:
@@ -87,7 +87,7 @@ class Cells:
         return self._keys[key]
 
     def live(self) -> list[int]:
-        """Return the cells whose tensors have memory still."""
+        """Return the cells whose tensors still have memory."""
         return [number for number, *_ in self.rows if self._source(number) is not None]
 
     def array(self, number: int) -> Array:
@@ -95,7 +95,7 @@ class Cells:
         return array_of(self._sources[number]())
 
     def changed(self, numbers: Iterable[int]) -> dict[int, Array]:
-        """Return the contents of the cells that no step has computed, and note them."""
+        """Return the contents of the cells that no step has computed, and record them."""
         if self._watch is not None and self._watch[0].changes == self._watch[1]:
             numbers = [each for each in numbers if not self._is_watched(each)]
         changed = {}
@@ -108,18 +108,18 @@ class Cells:
         return changed
 
     def note(self, numbers: Iterable[int]) -> None:
-        """Note the contents of cells that a step has updated."""
+        """Record the contents of cells that a step has updated."""
         for number in numbers:
             self.digests[number] = digest(self.array(number))
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Forget the contents of cells: a step that updates them has raised."""
+        """Forget the contents of cells because a step that updates them has raised."""
         for number in numbers:
             self.digests.pop(number, None)
         self._watch = None
 
     def begin_watch(self, vm: VMProtocol) -> None:
-        """Notice writes to the cells from now on. Without a write, no content is read again."""
+        """Watch for writes to the cells from now on; unwritten cells are not read again."""
         self._watch, self._watched = None, [self._source(number) for number, *_ in self.rows]
         tensors = [x for x in self._watched if x is not None]
         if all(x.arena.vm is vm for x in tensors) and not is_shared(vm):
@@ -128,13 +128,13 @@ class Cells:
             self._watch = watch, watch.changes
 
     def _is_watched(self, number: int) -> bool:
-        """Return whether the cell is watched and has the tensor that it had then."""
+        """Return whether the cell is watched and still contains the watched tensor."""
         if number >= len(self._watched) or number not in self.digests:
             return False
         return self._source(number) is self._watched[number]
 
     def _source(self, number: int) -> Allocation | None:
-        """Return the tensor of a cell; None if it has no memory any more."""
+        """Return the tensor of a cell; None if it no longer has memory."""
         try:
             x = self._sources[number]()
         except (AttributeError, IndexError, TypeError):  # another value is in the field
@@ -148,8 +148,8 @@ def storable(array: Array) -> Array:
 
 
 def digest_of_cells(digests: Mapping[int, bytes], numbers: Iterable[int]) -> list[bytes]:
-    """Return the digests of these cells in an order that depends only on their contents.
+    """Return a digest of these cells in an order that depends only on their contents.
 
-    So names and the order of first use do not change the result.
+    Names and the order of first use therefore do not change the result.
     """
     return sorted(digests[number] for number in numbers)

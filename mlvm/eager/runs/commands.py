@@ -65,8 +65,9 @@ def run_diff(options: argparse.Namespace) -> int:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Print whether a recording matches the computation. Return 0 if it does; 1 if it does not, or
-    if it is incomplete."""
+    """Print whether a recording matches the computation.
+
+    Return 0 if it does; 1 if it does not, or if it is incomplete."""
     run = open_run(options.folder)
     verified = verify(Replay(run), steps=options.steps, seed=options.seed)
     if not verified.is_closed:
@@ -86,7 +87,9 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Compute a step again and print the requested tensors. Return 0, or 1 if bits differ."""
+    """Compute a step again and print the requested tensors.
+
+    Return 0, or 1 if bits differ."""
     replay = Replay(open_run(options.folder))
     count = len(replay.run.steps)
     if not count:
@@ -164,7 +167,7 @@ def summary(array: Array) -> str:
 
 
 def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
-    """Print the first op of these steps whose result has a nan or an infinity."""
+    """Print the first op of these steps whose result contains nan or infinity."""
     is_one = len(numbers) == 1
     for number in numbers:
         step = replay.run.step(number)
@@ -185,7 +188,7 @@ def _show_nan(replay: Replay, numbers: Sequence[int]) -> int:
 
 
 def _may_have_nan(replay: Replay, step: RecordedStep) -> bool:
-    """Return whether a step returns or writes a nan or infinity, or is to be executed op by op."""
+    """Return whether a step returns or writes nan or infinity, or must be executed op by op."""
     if not step.table.file:
         return False
     if any(not np.isfinite(value) for value in step.values.values()):
@@ -202,7 +205,7 @@ def _first_nan(
 ) -> tuple[Executed, str, tuple[int, ...], Any] | None:
     """Return the first op that computes a nan or an infinity.
 
-    Its operands are finite, or were not finite from the beginning. Return also a text about the
+    Its operands are finite, or were not finite from the beginning. Also return a text about the
     operands, the index and the value of the element.
     """
     for op in _ops(execution):

@@ -26,11 +26,11 @@ __all__ = ["caches", "context", "nans", "print", "watch", "watched"]
 def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> None:
     """Print tensors with the line of this call, as `format.format(*values, **named)`.
 
-    Eagerly it prints immediately. In a captured function each launch prints, also each turn of a
-    loop and each branch that is taken, in the order of the program. `vmap` prints once for each
-    row. A gradient is not affected; `checkpoint` prints again when it recomputes. The results keep
-    their bits. The values must be stored, so that chains of fused ops end there, and a plan may be
-    larger.
+    Eager code prints immediately. In a captured function each launch prints, including each
+    iteration of a loop and each branch that runs, in the order of the program. `vmap` prints once
+    per row. Gradients are not affected; `checkpoint` prints again when it recomputes. The bits of
+    the results do not change. The values must be stored, so chains of fused ops are split there,
+    and a plan may be larger.
 
     A format specification, as in `{:.3f}`, applies to each element.
 
@@ -58,13 +58,13 @@ def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> N
 
 
 def watch(x: Tensor, name: str) -> None:
-    """Add a copy of the tensor to the series of that name, which `watched` returns.
+    """Add a copy of the tensor to the named series, which `watched` returns.
 
-    Each launch of a captured function adds a value, and each turn of a loop. See `print` for
+    Each launch of a captured function, and each iteration of a loop, adds a value. See `print` for
     branches, transformations, gradients and bits. A series keeps the latest 10,000 values.
 
-    Raises `ArgumentError` unless the name is a string and x is a tensor, and `MachineError`
-    on a VM of another process.
+    Raises `ArgumentError` unless the name is a str and x is a tensor, and `MachineError` on a VM of
+    another process.
 
         >>> step = ml.capture(lambda x: ml.debug.watch(x + 1.0, "y"))
         >>> for i in range(3): step(ml.full((), float(i)))

@@ -33,7 +33,7 @@ _MOST_ROWS: Final = 40  # tensors in `arena`
 
 
 class Debugger(cmd.Cmd):
-    """Debugger of an execution.
+    """Debugger of an execution, which reads commands and prints results.
 
     It writes to `stdout` and reads commands from `stdin`, by default the streams of the process.
     """
@@ -52,7 +52,7 @@ class Debugger(cmd.Cmd):
         self._numbers = 0
 
     def run(self, commands: Sequence[str] | None = None) -> int:
-        """Run these commands, or else all commands of stdin; return how many failed."""
+        """Run these commands, or all commands of stdin; return the number of failed commands."""
         self._show_place()
         if commands is None:
             if not sys.stdin.isatty():
@@ -67,7 +67,9 @@ class Debugger(cmd.Cmd):
     # --- cmd.Cmd ----------------------------------------------------------------------------
 
     def onecmd(self, line: str) -> bool:
-        """Run a command. Return whether the debugger is to end."""
+        """Run a command.
+
+        Return whether the debugger must stop."""
         try:
             return bool(super().onecmd(line))
         except KeyboardInterrupt:
@@ -78,7 +80,7 @@ class Debugger(cmd.Cmd):
         return False
 
     def emptyline(self) -> bool:
-        """Repeat the last command, as pdb does."""
+        """Repeat the last command, as in pdb."""
         return self.onecmd(self.lastcmd) if self.lastcmd else False
 
     def default(self, line: str) -> None:
@@ -112,21 +114,21 @@ class Debugger(cmd.Cmd):
     # --- movement ---------------------------------------------------------------------------
 
     def do_s(self, _: str) -> None:
-        """s(tep): execute one op, also inside of loops, branches and functions."""
+        """s(tep): execute one op, including ops inside loops, branches and functions."""
         self._move(self._stepped())
 
     def do_n(self, _: str) -> None:
-        """n(ext): execute ops up to the next one at this level."""
+        """n(ext): execute ops until the next op at this level."""
         depth = self._depth(self.execution.position)
         self._forward(lambda at: self._depth(at) <= depth)
 
     def do_r(self, _: str) -> None:
-        """r(eturn): execute ops up to the end of this function, loop or branch."""
+        """r(eturn): execute ops until the end of this function, loop or branch."""
         depth = self._depth(self.execution.position)
         self._forward(lambda at: self._depth(at) < depth)
 
     def do_until(self, argument: str) -> None:
-        """until LINE: execute ops up to one of a line, such as 12 or model.py:12."""
+        """until LINE: execute ops until an op of a line, such as 12 or model.py:12."""
         target = parse_breakpoint(argument, self._file())
         if target.kind != "line":
             raise ArgumentError(f"until: expected a line, got {argument!r}")
@@ -134,11 +136,11 @@ class Debugger(cmd.Cmd):
         self._forward(lambda at: target.stops(self.execution, self.values, at))
 
     def do_c(self, _: str) -> None:
-        """c(ontinue): execute ops up to a breakpoint, or to the end."""
+        """c(ontinue): execute ops until a breakpoint, or until the end."""
         self._forward(lambda at: False)
 
     def do_rs(self, _: str) -> None:
-        """rs: go one op back."""
+        """rs: go back one op."""
         self._move(max(self.execution.position - 1, 0))
 
     def do_rn(self, _: str) -> None:
@@ -166,10 +168,11 @@ class Debugger(cmd.Cmd):
     # --- breakpoints ------------------------------------------------------------------------
 
     def do_b(self, argument: str) -> None:
-        """b(reak) [LINE | FILE:LINE | OP | NAME | CONDITION]: stop before an op of the line or of
-        that name, after a value of the name is computed, or after an op that makes the condition
-        true, such as any(isnan(q)). In a condition, `result` is the result of each op. Without an
-        argument: list the breakpoints."""
+        """b(reak) [LINE | FILE:LINE | OP | NAME | CONDITION]: set a breakpoint, or list all.
+
+        Stop before an op of the line or with that name, after a value with the name is computed, or
+        after an op that makes the condition true, such as any(isnan(q)). In a condition, `result`
+        is the result of each op. Without an argument, list the breakpoints."""
         if not argument:
             for number, each in self._breakpoints.items():
                 self._say(f"{number}: {each}")
@@ -181,7 +184,7 @@ class Debugger(cmd.Cmd):
         self._say(f"breakpoint {self._numbers}: {point}")
 
     def do_cl(self, argument: str) -> None:
-        """cl(ear) [NUMBER]: delete a breakpoint, or all."""
+        """cl(ear) [NUMBER]: delete a breakpoint, or all breakpoints."""
         if not argument:
             self._breakpoints.clear()
         elif not argument.isdecimal() or int(argument) not in self._breakpoints:
@@ -192,8 +195,9 @@ class Debugger(cmd.Cmd):
     # --- values -----------------------------------------------------------------------------
 
     def do_p(self, argument: str) -> None:
-        """p(rint) NAME | REF | EXPRESSION: print a tensor, such as q, %12, %12.1, input 0, state 3
-        or max(abs(q)) - 1."""
+        """p(rint) NAME | REF | EXPRESSION: print a tensor or the value of an expression.
+
+        Examples are q, %12, %12.1, input 0, state 3 and max(abs(q)) - 1."""
         ref = self.values.find(argument) if argument else None
         if ref is not None:
             value = self.values.read(ref)
@@ -204,8 +208,9 @@ class Debugger(cmd.Cmd):
         self._say(text_of(value))
 
     def do_summary(self, argument: str) -> None:
-        """summary NAME | REF: print type, extrema, mean and nans of a tensor, its
-        location in the plan, the op that wrote it and the op that reads it next."""
+        """summary NAME | REF: print the type, extrema, mean and number of nans of a tensor.
+
+        Also print its location in the plan, the op that wrote it and the op that reads it next."""
         ref = self.values.find(argument)
         if ref is None:
             raise ArgumentError(f"summary: expected a name or reference, got {argument!r}")
@@ -278,8 +283,7 @@ class Debugger(cmd.Cmd):
         return f"the number {text}" if text != name and text != str(Ref(kind, i)) else name
 
     def do_arena(self, argument: str) -> None:
-        """arena [FILE.svg]: print the tensors that the plan holds in scratch memory now, or draw
-        the plan over time."""
+        """arena [FILE.svg]: print the tensors in scratch memory, or draw the plan over time."""
         planned = self.execution.program.step.planned
         moment = self.values.moment()
         if argument:
@@ -315,7 +319,7 @@ class Debugger(cmd.Cmd):
         return -1 if op is None else len(op.path)
 
     def _hit(self, position: int) -> Breakpoint | None:
-        """Return the breakpoint at a position, if there is one."""
+        """Return the breakpoint at a position, or None."""
         points = self._breakpoints.values()
         return next((x for x in points if x.stops(self.execution, self.values, position)), None)
 
@@ -350,7 +354,7 @@ class Debugger(cmd.Cmd):
         return self.execution.op_at(position - 1) if position else None
 
     def _op_here(self) -> Executed | None:
-        """Return the op to be executed next or, at the end, the last one."""
+        """Return the op that is executed next or, at the end, the last op."""
         return self.execution.op_at(self.execution.position) or self._last()
 
     def _file(self) -> str:
@@ -376,7 +380,7 @@ class Debugger(cmd.Cmd):
 
 
 def text_of(array: Array) -> str:
-    """Return the elements of a tensor, each with the digits that make it unique."""
+    """Return the elements of a tensor, each with enough digits to make it unique."""
     return np.array2string(shown(array), floatmode="unique", separator=", ")
 
 

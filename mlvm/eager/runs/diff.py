@@ -1,9 +1,9 @@
 """Comparison of two recordings: the first step that differs, and by replaying it, the first op.
 
-Two steps are equal if their results and the state after them are equal. So runs that differ in
-threads, members, workers or execution are equal, although their inputs (parts of a batch) and their
-programs (with collectives) may differ. Where results differ, the cause is the first of: the state
-before the step, an input, an op. The op is found by computing the step op by op in both runs.
+Two steps are equal if their results and the state after them are equal. Runs that differ only in
+threads, members, workers or execution are therefore equal, although their inputs (parts of a batch)
+and their programs (with collectives) may differ. If results differ, the cause is the first of: the
+state before the step, an input, an op. The op is found by computing the step op by op in both runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from mlvm.machines.digest import digest
 
 
 class Elements(NamedTuple):
-    """Differing elements of two arrays of one type.
+    """Differing elements of two arrays of the same type.
 
-    differing, size: how many differ, of how many.
-    first: the index of the first one.
-    values: of the first one in both arrays.
-    bits: of these values, as hexadecimal digits.
+    differing, size: the numbers of differing and of all elements. first: the index of the first
+    differing element. values: that element in both arrays. bits: these values as hexadecimal
+    digits.
     """
 
     differing: int
@@ -48,13 +47,12 @@ class Elements(NamedTuple):
 
 
 class OperandOrigin(NamedTuple):
-    """Operand of an op.
+    """Operand of an op, with its origin.
 
-    Attributes:
-        origin, type: the origin and the type of the operand.
-        is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
-        twin: the number of an equal operand of the other run's op, if it has a different position
-            or the ops do not correspond; else None.
+    - origin, type: the origin and the type of the operand.
+    - is_equal: whether it is equal in both runs; None if the ops of the runs do not correspond.
+    - twin: the number of an equal operand of the other run's op, if it has a different position or
+      the ops do not correspond; else None.
     """
 
     origin: str
@@ -66,9 +64,8 @@ class OperandOrigin(NamedTuple):
 class OpReport(NamedTuple):
     """The first differing op in one run.
 
-    op: the op.
-    operands: the operands of the op.
-    line: the line of Python that called it, and its text as recorded.
+    op: the op. operands: the operands of the op. line: the line of Python that called it, and its
+    text as recorded.
     """
 
     op: Executed
@@ -80,16 +77,14 @@ class OpReport(NamedTuple):
 class Difference(NamedTuple):
     """First difference of two runs.
 
-    Attributes:
-        step: the number of the step; all earlier steps are equal.
-        cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
-        text: a sentence that describes the difference.
-        names: the names of differing state, inputs or results.
-        ops: for an op, the first differing op of each run.
-        elements: the differing elements of the result of corresponding ops, an input or a state.
-        programs: the first op of each run in which the programs differ, if its line is different:
-            ops of the backward pass have the line of `value_and_grad`, and the cause is often a
-            forward op.
+    - step: the number of the step; all earlier steps are equal.
+    - cause: `state`, `input`, `op`, `result` if a replay does not reproduce it, or `length`.
+    - text: a sentence that describes the difference.
+    - names: the names of differing state, inputs or results.
+    - ops: for an op, the first differing op of each run.
+    - elements: the differing elements of the result of corresponding ops, an input or a state.
+    - programs: the first op of each run in which the programs differ, if its line is different: ops
+      of the backward pass have the line of `value_and_grad`, and the cause is often a forward op.
     """
 
     step: int
@@ -105,7 +100,7 @@ class Difference(NamedTuple):
 
 
 def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
-    """Return the first difference of two recordings, None for equal ones.
+    """Return the first difference of two recordings; None if they are equal.
 
     Raises `EncodingError` for a damaged recording, `ArgumentError` for a value that is not a run,
     and the errors of a replay.
@@ -124,7 +119,7 @@ def diff(a: Run | Replay, b: Run | Replay) -> Difference | None:
 
 
 def elements(x: Array, y: Array) -> Elements | None:
-    """Return the differing elements of two arrays of one type; None for equal bits or nans."""
+    """Return the differing elements of two arrays of the same type; None for equal bits or nans."""
     if digest(x) == digest(y):
         return None
     bits = [_bits(each) for each in (x, y)]
@@ -169,8 +164,9 @@ def _are_equal(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
 
 
 def _have_equal_state(a: Replay, b: Replay, x: RecordedStep, y: RecordedStep) -> bool:
-    """Return whether the tensors of state that two steps share by name and type are equal after
-    them. Both steps are computed again. If that is not possible, equal results are sufficient."""
+    """Return whether state with the same name and type in two steps is equal after them.
+
+    Both steps are computed again. If that is not possible, equal results are sufficient."""
     after: list[dict[tuple[str, str], bytes]] = []
     for replay, step in ((a, x), (b, y)):
         try:
@@ -220,7 +216,7 @@ def _difference(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep) -
 
 
 def _with_types(x: RecordedStep, y: RecordedStep, i: int) -> str:
-    """Return the name of an input, with its types in both runs if these differ."""
+    """Return the name of an input, with its types in both runs if they differ."""
     types = x.table.types[i], y.table.types[i]
     name = x.table.names[i]
     return name if types[0] == types[1] else f"{name} ({types[0]} in A, {types[1]} in B)"
@@ -235,7 +231,7 @@ def _results(x: RecordedStep, y: RecordedStep) -> list[str]:
 def _differing_state(
     left: Replay, right: Replay, x: RecordedStep, y: RecordedStep
 ) -> tuple[list[str], Elements | None]:
-    """Return the names of state that differs before a step, and the elements of the first one."""
+    """Return the names of state that differs before a step, and the first one's elements."""
     states: list[dict[str, Array]] = []
     for replay, step in ((left, x), (right, y)):
         contents, rows = replay.cells(step.number), replay.run.cells
@@ -282,7 +278,7 @@ class _Trace:
         self.digests: dict[Ref, bytes] = {}
 
     def advance(self) -> Executed | None:
-        """Execute the next op; None at the end."""
+        """Execute the next op; return None at the end."""
         op = self.execution.step()
         if op is not None:
             self.ops.append(op)
@@ -381,7 +377,7 @@ def _differing_op(left: Replay, right: Replay, x: RecordedStep, y: RecordedStep)
 def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]) -> bool:
     """Return whether two ops with these operands are the same op of two programs.
 
-    They have one kind and type. Their positions and operands are equal, or at most one operand
+    They have the same kind and type. Their positions and operands are equal, or at most one operand
     differs."""
     if a.name != b.name or a.types != b.types or a.operand_types != b.operand_types:
         return False
@@ -391,7 +387,7 @@ def _correspond(a: Executed, b: Executed, p: Sequence[bytes], q: Sequence[bytes]
 
 
 def _first_in_programs(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
-    """Return the first op of each execution that is another op in the other execution."""
+    """Return the first op of each execution that differs in the other execution."""
     for p, q in zip(a.ops, b.ops, strict=False):
         alike = (p.name, p.attributes, p.types) == (q.name, q.attributes, q.types)
         if not alike or p.operands != q.operands:
@@ -426,7 +422,7 @@ def _lockstep(a: _Trace, b: _Trace) -> tuple[Executed | None, Executed | None]:
 def _sources(a: _Trace, b: _Trace) -> tuple[tuple[Executed | None, Executed | None], bool]:
     """Return the ops that cause the difference of two programs, and whether no earlier op differs.
 
-    The operands of this op are also computed in the other run, but its result is not, and a
+    The operands of such an op are also computed in the other run, but its result is not, and a
     differing result depends on it.
     """
     for trace in (a, b):
@@ -510,7 +506,7 @@ def _lines(difference: Difference) -> Iterator[str]:
 
 
 def _place(report: OpReport) -> Iterator[str]:
-    """Yield the line of an op, and the turns of the loops around it."""
+    """Yield the line of an op, and the iterations of the loops around it."""
     if report.line is not None:
         yield f"       {report.line}: {report.text}"
     turns = [str(level) for level in report.op.path if level.kind == LOOP]

@@ -17,10 +17,10 @@ from mlvm.step.flow import Location
 class Ref(NamedTuple):
     """Reference to a value.
 
-    kind: `input`, `state` or `constant`, or `result` of an op; `scratch` for memory that nothing
-        has written to.
-    number: that of the input, state or constant, or the position of the op.
-    output: the number among the results of the op.
+    - kind: `input`, `state` or `constant`, or `result` of an op; `scratch` for memory that was
+      never written.
+    - number: the number of the input, state or constant, or the position of the op.
+    - output: the index among the results of the op.
     """
 
     kind: str
@@ -34,13 +34,12 @@ class Ref(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Part of the path to an op: a function, a turn of a loop, or a side of a branch.
+    """Part of the path to an op: a function, an iteration of a loop, or a branch.
 
-    kind: `function`, `loop` or `branch`.
-    line: the line that calls the function or begins the loop or branch, if it is known.
-    name: of the function; `true` or `false` of a branch.
-    turn: of the loop, from 0.
-    pc: of the call, or of the test of the loop or branch.
+    kind: `function`, `loop` or `branch`. line: the line that calls the function or begins the loop
+    or branch, if it is known. name: the name of the function; `true` or `false` for a branch. turn:
+    the iteration of the loop, from 0. pc: the position of the call, or of the condition of the loop
+    or branch.
     """
 
     kind: str
@@ -88,7 +87,7 @@ class Executed(NamedTuple):
         return self.text(str)
 
     def text(self, name: Callable[[Ref], str]) -> str:
-        """Return the call as text, with operands as `name` writes them."""
+        """Return the call as text, with operands formatted by `name`."""
         call = f"{self.label}({', '.join(map(name, self.operands))})"
         if not self.results:
             return call
@@ -97,6 +96,6 @@ class Executed(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of the op, of a chain with the ops in it."""
+        """The name of the op; for a fused chain also the ops in it."""
         is_chain = self.name == Fused.name
         return f"fused[{label_of(self.name, self.attributes)}]" if is_chain else self.name

@@ -90,15 +90,15 @@ class Execution:
 
     @property
     def length(self) -> int:
-        """The number of ops of the execution. It is executed to its end if that is not known."""
+        """The number of ops of the execution; if it is not known, the execution runs to its end."""
         if self._end is None:
             with self._restored():
                 self.run()
-        assert self._end is not None  # it has reached it
+        assert self._end is not None  # the end was reached
         return self._end
 
     def step(self) -> Executed | None:
-        """Execute the next op and return it; None after the last one.
+        """Execute the next op and return it; return None after the last op.
 
         Raises the errors of the op; the position is then before the op.
         """
@@ -114,9 +114,9 @@ class Execution:
     def run(self, to: int | None = None) -> int:
         """Go to a position, forwards or backwards, by default to the end; return the position.
 
-        A position after the end means the end.
+        A position beyond the end means the end.
 
-        Raises `ArgumentError` for a position below 0.
+        Raises `ArgumentError` for a negative position.
         """
         if to is not None and to < 0:
             raise ArgumentError(f"run: expected a position of 0 or more, got {to}")
@@ -128,12 +128,12 @@ class Execution:
         return self.position
 
     def op_at(self, position: int) -> Executed | None:
-        """Return the op that is executed at a position; None at the end and after it.
+        """Return the op that is executed at a position; None at and beyond the end.
 
         If the execution has not reached the position, the ops before it are executed. The current
         position does not change.
 
-        Raises `ArgumentError` for a position below 0, and the errors of the ops before it.
+        Raises `ArgumentError` for a negative position, and the errors of the ops before it.
         """
         if position < 0:
             raise ArgumentError(f"op_at: expected a position of 0 or more, got {position}")
@@ -159,7 +159,7 @@ class Execution:
     # --- values -----------------------------------------------------------------------------
 
     def value(self, ref: Ref, type: TensorType | None = None) -> Array:
-        """Return a copy of a value, as a type of the same size.
+        """Return a copy of a value, with a type of the same size.
 
         A result that was overwritten, or that is computed later, is computed again. The position
         does not change.
@@ -180,17 +180,17 @@ class Execution:
         return content.value.read(self._types[ref] if type is None else type)
 
     def _find(self, ref: Ref) -> Content | None:
-        """Return the content of memory that is the value, if it is there now."""
+        """Return the memory content that is the value, if it is currently stored."""
         state = self._machine.state
         contents = (*state.latest, *state.memory.values())
         return next((each for each in contents if each.ref == ref), None)
 
     def is_held(self, ref: Ref) -> bool:
-        """Return whether the value is in memory now."""
+        """Return whether the value is currently stored in memory."""
         return self._find(ref) is not None
 
     def at(self, location: Location) -> tuple[Ref, Array]:
-        """Return the present value at a location of the plan, and where it comes from."""
+        """Return the present value at a location of the plan, and its origin."""
         content = self._machine.content(address_of(location))
         return content.ref, content.value.read(location.type)
 
@@ -234,7 +234,7 @@ class Execution:
 def vm_like(vm: VMProtocol, program: OpProgram, *, is_silent: bool = False) -> LocalVM:
     """Return a new VM for an execution, with the host functions that the program calls.
 
-    If it is silent, `ml.debug.print` prints nothing there, and `watch` keeps nothing."""
+    If it is silent, `ml.debug.print` prints nothing there, and `watch` stores nothing."""
     new = LocalVM("execution")
     if is_silent:
         printing.register_silent(new)

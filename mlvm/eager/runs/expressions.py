@@ -1,6 +1,7 @@
 """Expressions of a debugger on tensors: `any(isnan(q))`, `max(abs(g)) > 1e3`, `q[0, :3] - %12`.
 
-They are parsed by `ast`, and evaluated here over a list of functions: Python's `eval` is not used.
+They are parsed by `ast`, and evaluated here with a fixed list of functions: Python's `eval` is not
+used.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from mlvm.core.ops.half import shown
 from mlvm.core.types import Array
 
 Lookup = Callable[[str], Array]
-"""Returns the array of a name such as `q`, `model.w[0]` or `%12`; raises `LookupError`."""
+"""Function that returns the array with a name such as `q`, `model.w[0]` or `%12`; raises
+`LookupError`."""
 
 _REFERENCE: Final = re.compile(r"%(\d+)(?:\.(\d+))?(?![\w.])")
-_MOST: Final = 10_000  # characters
+_MOST: Final = 10_000  # maximum number of characters
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "abs": np.abs, "all": np.all, "any": np.any, "argmax": np.argmax, "argmin": np.argmin,
@@ -44,8 +46,7 @@ _OPERATORS: Final[Mapping[type, Callable[..., Any]]] = {
 class Expression:
     """Expression of names, references, numbers, operators and functions.
 
-    text: as it was written.
-    names: the names and references in it.
+    text: the original text. names: the names and references in it.
 
     Raises `ArgumentError` for any other text.
     """
@@ -76,7 +77,7 @@ class Expression:
             raise ArgumentError(f"{self.text}: {error}") from None
 
     def _names(self, node: ast.expr, depth: int) -> Iterator[str]:
-        """Yield the names in a part of the expression, which is checked meanwhile."""
+        """Yield the names in a part of the expression, and check the part."""
         if depth > 100:
             raise ArgumentError("expected an expression nested at most 100 deep")
         if (name := _name_of(node)) is not None:
@@ -136,7 +137,7 @@ class Expression:
 
 
 def _name_of(node: ast.expr) -> str | None:
-    """Return the name that a part of an expression is, such as `q`, `%12` or `net.layers[0].w`."""
+    """Return the name in a part of an expression, such as `q`, `%12` or `net.layers[0].w`."""
     match node:
         case ast.Name(name):
             is_reference = name.startswith("_ref_")
@@ -159,7 +160,9 @@ def _is_found(name: str, lookup: Lookup) -> bool:
 
 
 def _index_of(node: ast.expr) -> Any:
-    """Return an index of integers and slices. Raises `ArgumentError` for a different index."""
+    """Return an index of integers and slices.
+
+    Raises `ArgumentError` for any other index."""
     match node:
         case ast.Tuple(parts):
             return tuple([_index_of(part) for part in parts])

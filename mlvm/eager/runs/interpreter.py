@@ -33,11 +33,13 @@ from mlvm.step.flow import Location
 
 _BEGIN: Final = Program.of_op(residuals.BEGIN, 0, NO_ATTRIBUTES, 0)
 _MOST_BETWEEN: Final = 1_000_000
-"""The number of instructions that may follow each other without an op."""
+"""Maximum number of successive instructions without an op."""
 
 _MACHINERY: Final = frozenset({"zeros", "reshape", residuals.BEGIN, residuals.END})
-"""Functions that a program calls for its frames and stacks, which count as no ops. The forms of
-`zeros` and `reshape` that leave results are not recorded for a user's call."""
+"""Functions that a program calls for its frames and stacks, which are not treated as ops.
+
+The forms of `zeros` and `reshape` that leave results on the stack are not recorded for a user's
+call."""
 
 _LAUNCHED_ONCE: Final = frozenset({residuals.PUSH, residuals.ADD, printing.PRINT, printing.WATCH})
 
@@ -53,7 +55,7 @@ class StoredValue:
         self._storage: StorageHandle = vm.alloc_storage(nbytes)
 
     def handle(self, type: TensorType) -> TensorHandle:
-        """Return the handle of the value as a type of its size."""
+        """Return the handle of the value with a type of the same size."""
         if type not in self._handles:
             self._handles[type] = self.vm.tensor_from_storage(self._storage, type, 0)
         return self._handles[type]
@@ -74,11 +76,11 @@ class Content(NamedTuple):
 
 
 Key: TypeAlias = tuple[str, int, int]
-"""Key of an address: role, number and bytes; of a frame `frame` and the number of the tensor."""
+"""Key of an address: role, number and bytes; for a frame `frame` and the tensor's number."""
 
 
 class Address(NamedTuple):
-    """Address of a tensor on the stack, and the type that it is used as."""
+    """Address of a tensor on the stack, and the type with which it is used."""
 
     key: Key
     type: TensorType
@@ -94,11 +96,10 @@ class Address(NamedTuple):
 class Snapshot:
     """State of an execution between two instructions.
 
-    Attributes:
-        memory: the contents of addresses.
-        turns: the iteration of each running loop, by depth of frames and pc of its head.
-        created: the number of frames' tensors so far.
-        latest: the results of the op that was executed last.
+    - memory: the contents of addresses.
+    - turns: the iteration of each running loop, by depth of frames and pc of its head.
+    - created: the number of frames' tensors so far.
+    - latest: the results of the op that was executed last.
     """
 
     memory: dict[Key, Content]
@@ -114,7 +115,7 @@ class Snapshot:
     latest: tuple[Content, ...] = ()
 
     def copy(self) -> Snapshot:
-        """Return a copy. A later change of one does not change the other."""
+        """Return a copy; later changes of one do not affect the other."""
         parts = {"memory": dict(self.memory), "stack": [*self.stack], "frames": [*self.frames]}
         return replace(self, **parts, turns=dict(self.turns))  # type: ignore[arg-type]
 
@@ -122,7 +123,7 @@ class Snapshot:
 class Interpreter:
     """Interpreter of a program on a VM.
 
-    state: its state, which may be replaced by a copy from another position.
+    state: its state, which may be replaced by a copy from a different position.
     """
 
     def __init__(self, program: OpProgram, vm: VM) -> None:
@@ -134,8 +135,9 @@ class Interpreter:
         self._functions: Mapping[str, Function] = self._planned.program.functions
         self._spans = {name: spans_of(each) for name, each in self._functions.items()}
         self._one_op: dict[tuple[str, int], Program] = {}
-        self._launched: dict[int, tuple[list[StoredValue], list[Array]]] = {}  # those launched once
-        vm.launch(_BEGIN)  # of residuals, whether or not it saves some
+        # functions that are launched only once
+        self._launched: dict[int, tuple[list[StoredValue], list[Array]]] = {}
+        vm.launch(_BEGIN)  # pushes the first record of residuals, even if none is saved
 
     def stored(self, what: Ref, array: Array, type: TensorType) -> StoredValue:
         if array.dtype == np.float64 and type.dtype.is_float and type.dtype is not f64:
@@ -154,7 +156,9 @@ class Interpreter:
         return content
 
     def advance(self) -> bool:
-        """Follow instructions up to the next op. Return False at the end."""
+        """Follow instructions until the next op.
+
+        Return False at the end."""
         state = self.state
         for _ in range(_MOST_BETWEEN):
             code = self._functions[state.function].code
@@ -228,12 +232,12 @@ class Interpreter:
     def _jump(self, target: int) -> None:
         state = self.state
         key = len(state.frames), target
-        if target < state.pc:  # the next turn of a loop
+        if target < state.pc:  # the next iteration of a loop
             state.turns[key] = state.turns.get(key, 0) + 1
         state.pc = target
 
     def _enter_loops(self) -> None:
-        """Start the loops around the current instruction; finish the frame's other loops."""
+        """Start the loops around the current instruction; finish all other loops of the frame."""
         state = self.state
         depth, around = len(state.frames), self._around(state.function, state.pc)
         heads = {each.start for each in around if each.kind == LOOP}
@@ -323,7 +327,7 @@ class Interpreter:
     def _names(self) -> tuple[str, ...]:
         """Return the names of the results of the present op.
 
-        The result of a function has the name of its call.
+        The result of a function gets the name of its call.
         """
         state = self.state
         function, pc = state.function, state.pc
@@ -337,7 +341,7 @@ class Interpreter:
         lines = self.program.lines
         frames = [*state.frames, (state.function, state.pc, state.base, state.nparams)]
         for depth, (function, pc, *_) in enumerate(frames):
-            at = pc if depth == len(state.frames) else pc - 1  # that of the call
+            at = pc if depth == len(state.frames) else pc - 1  # the pc of the call
             for span in self._around(function, at):
                 turn = state.turns.get((depth, span.start), 0) if span.kind == LOOP else 0
                 line = lines.get((function, span.test))
@@ -406,8 +410,8 @@ class Interpreter:
 class _Call(NamedTuple):
     """Call of a host function.
 
-    written: the numbers of the parameters that it writes to.
-    is_update: whether it may also read these and write a part of them.
+    written: the numbers of the parameters to which it writes. is_update: whether it may also read
+    these parameters and write only a part of them.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""The log of a recording: frames that are only appended, each chained to the frames before it.
+"""The log of a recording: an append-only list of frames, each chained to the previous frames.
 
-A frame is its length and a check sum of the length, a payload, and a digest. The digest is BLAKE2b
-of the previous frame's digest and the payload, so changing a frame invalidates all later ones. A
-process that is killed leaves at most a partial frame at the end, which readers drop.
+A frame consists of its length and a checksum of the length, a payload, and a digest. The digest is
+BLAKE2b of the previous frame's digest and the payload, so changing a frame invalidates all later
+frames. A process that is killed leaves at most a partial frame at the end, which readers drop.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ VERSION: Final = 1
 """Version of the format. A later release reads all earlier versions."""
 
 DIGEST: Final = 16
-"""Bytes of a digest."""
+"""Size of a digest in bytes."""
 
 _HEAD: Final = b"mlvm run" + VERSION.to_bytes(4, "little")
-_FRAME: Final = struct.Struct("<II")  # length of the payload, and the check sum of this length
+_FRAME: Final = struct.Struct("<II")  # length of the payload, and a checksum of this length
 
 
 def digest_of(*parts: bytes) -> bytes:
@@ -38,7 +38,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def encoded(value: Any) -> bytes:
-    """Return a value of numbers, texts, tuples, lists and dicts as bytes."""
+    """Encode a value of numbers, strings, tuples, lists and dicts as bytes."""
     writer = Writer()
     writer.value(value)
     return writer.message(Kind.call)[HEADER.size :]
@@ -53,12 +53,14 @@ def decoded(data: bytes) -> Any:
 
 
 def number_of(digest: bytes) -> int:
-    """Return a digest as the number that frames have."""
+    """Return a digest as a number, the form that frames contain."""
     return int.from_bytes(digest, "little")
 
 
 class LogWriter:
-    """Writer of a new log. Each frame is one write to the file, so a kill tears at most the last.
+    """Writer of a new log.
+
+    Each frame is one write, so a kill damages at most the last frame.
 
     chain: the digest of the last frame.
     """
@@ -69,7 +71,7 @@ class LogWriter:
         self._stream.write(_HEAD)
 
     def append(self, value: Any) -> None:
-        """Append a frame with a value of numbers, texts, tuples, lists and dicts."""
+        """Append a frame with a value of numbers, strings, tuples, lists and dicts."""
         payload = encoded(value)
         self.chain = digest_of(self.chain, payload)
         self._stream.write(_framed(payload, self.chain))
@@ -88,12 +90,11 @@ def _framed(payload: bytes, chain: bytes) -> bytes:
 
 
 class LogReader:
-    """A log as read from a file.
+    """A log that was read from a file.
 
-    Attributes:
-        values: the values of all complete frames, in order.
-        chain: the digest of the last complete frame.
-        torn: the bytes of a torn frame at the end, which a killed process wrote.
+    - values: the values of all complete frames, in order.
+    - chain: the digest of the last complete frame.
+    - torn: the bytes of a partial frame at the end, which a killed process wrote.
 
     Raises `EncodingError` for a file that is not a log, has an unsupported version, or was changed.
     """

@@ -1,4 +1,4 @@
-"""Names of the tensors that a function reaches: the paths by which Python code reads them."""
+"""Names of the tensors that a function reads: the paths by which Python code accesses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlvm.arena.arena import Allocation
 KEYS: Final = "random keys"
 """The name of the global random keys of a VM."""
 
-_MOST: Final = 100_000  # objects of one walk
+_MOST: Final = 100_000  # maximum number of objects in one walk
 _ENDS: Final = (str, bytes, int, float, complex, bool, type(None), type)
 
 
@@ -23,7 +23,7 @@ def names_of_tensors(
     """Return a path such as `model.blocks[0].kernel` for each tensor that the function reaches.
 
     The function reaches tensors from its arguments, variables and globals. The keys are the ids of
-    their roots. The shortest path counts.
+    their roots. If there are several paths, the shortest is used.
     """
     names: dict[int, str] = {}
     for path, x in tensors_below(_roots(fn, args, kwargs)):
@@ -32,7 +32,7 @@ def names_of_tensors(
 
 
 def tensors_below(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Allocation]]:
-    """Yield the tensors that these objects reach with their paths, the shortest ones first."""
+    """Yield the tensors that these objects reach with their paths, the shortest paths first."""
     visited: set[int] = set()
     queue = deque(roots)
     while queue and len(visited) < _MOST:
@@ -95,12 +95,12 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_internal(kind: type) -> bool:
-    """Return whether a class is mlvm's own, so that users do not read its fields."""
+    """Return whether a class belongs to mlvm, so that users do not read its fields."""
     ours = kind.__module__.startswith("mlvm.")
     return ours and not kind.__module__.startswith(("mlvm.eager.nn.", "mlvm.eager.optim."))
 
 
 def vars_of(value: Any) -> dict[str, Any]:
-    """Return a copy of the fields of an object, empty without a dict."""
+    """Return a copy of the fields of an object, empty if it has no `__dict__`."""
     fields = getattr(value, "__dict__", None)
     return dict(fields) if isinstance(fields, dict) else {}

@@ -1,4 +1,4 @@
-"""Spans of a function's code: the loops and the sides of branches that its jumps make."""
+"""Spans of a function's code: its loops and the sides of its branches, derived from jumps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ BRANCH: Final = "branch"
 class Span(NamedTuple):
     """Span of code: the instructions `start` .. `end - 1`.
 
-    kind: `loop` or `branch`.
-    test: the pc of the jump that leaves the loop or chooses the side.
-    side: `true` or `false` of a branch.
+    kind: `loop` or `branch`. test: the pc of the jump that leaves the loop or selects the side.
+    side: `true` or `false` for a branch.
     """
 
     kind: str

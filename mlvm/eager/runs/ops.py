@@ -39,11 +39,10 @@ Place: TypeAlias = tuple[str, int]
 class OpProgram(NamedTuple):
     """Program of a captured call, op by op.
 
-    Attributes:
-        step: the program as a saved step, with the state before the call.
-        lines: the user's line of each instruction with a known line.
-        values: the names that the user's line assigns to the results of an instruction.
-        inputs, states, results: names of the step's inputs, states and results, "" without a name.
+    - step: the program as a saved step, with the state before the call.
+    - lines: the user's line of each instruction with a known line.
+    - values: the names that the user's line assigns to the results of an instruction.
+    - inputs, states, results: names of the step's inputs, states and results, "" without a name.
     """
 
     step: SavedStep
@@ -57,7 +56,7 @@ class OpProgram(NamedTuple):
     def of_step(step: SavedStep) -> OpProgram:
         """Return the program of a saved step, whose instructions may be chains of ops.
 
-        Lines are read from the files that the step names, if these exist.
+        Lines are read from the files that the step names, if they exist.
         """
         lines = {place: line_at(str(line)) for place, line in step.planned.lines.items()}
         values = names_of_values(step.planned.program, lines)
@@ -86,7 +85,9 @@ class OpProgram(NamedTuple):
 
     @staticmethod
     def read(reader: Reader) -> OpProgram:
-        """Read a program. Raises `EncodingError` for bytes that are none."""
+        """Read a program.
+
+        Raises `EncodingError` for invalid bytes."""
         step = SavedStep.from_bytes(reader.blob())
         lines: dict[Place, Line] = {}
         row: Any
@@ -216,8 +217,9 @@ def names_of_values(program: Program, lines: Mapping[Place, Line]) -> dict[Place
     assigns.
 
     For a statement that ends in a loop or branch, this is the value that it returns: each write to
-    its only variable has the name. If it has several, there is no name. The condition of a loop has
-    none either. For a call of a function with one result, the call itself has the name.
+    its only variable gets the name. If it has several variables, there is no name. The condition of
+    a loop also has no name. For a call of a function with one result, the call itself gets the
+    name.
     """
     names: dict[Place, tuple[str, ...]] = {}
     namers = {each.name: _Namer(each, lines, names) for each in program.functions.values()}
@@ -239,7 +241,7 @@ class _Part(NamedTuple):
 class _Namer:
     """Namer of the values that a function computes.
 
-    results: the copies that it ends in, to its results, by pc.
+    results: the copies at the end of the function, to its results, by pc.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """`ml.runs.record`: record the steps of a run, to compare, replay and verify it later.
 
-A folder has the `log`, a frame for each step with the digests of all that it reads and returns;
-`data`, contents that a replay cannot compute: inputs, and state that was written between steps;
-`checkpoints`, all state before some steps; `programs` and `sources`, each file once.
+The folder contains the `log`, with a frame for each step with the digests of all values that it
+reads and returns; `data`, contents that a replay cannot compute: inputs, and state that was written
+between steps; `checkpoints`, the complete state before some steps; `programs` and `sources`, each
+file once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ALWAYS: Final = 64
-"""Inputs of so many bytes are stored with each step: keys, scalars and Python numbers."""
+"""Maximum size of inputs that are stored with each step: keys, scalars and Python numbers."""
 
 _MOST_SOURCE: Final = 1 << 22
 
@@ -54,19 +55,20 @@ class record(ContextDecorator):
     A step is an outermost call of a captured function or of a function marked with `ml.runs.step`.
 
     Arguments:
-        folder: the folder to create; it must not contain a recording.
-        every: the number of steps between checkpoints of the complete state.
-        inputs: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
-            "none". Equal arrays are stored once. A step whose inputs are not stored is replayed
-            only from an earlier checkpoint, with inputs from the caller.
 
-    The recording has digests of the state, inputs and results of each step. All members of a group
-    compute the same steps, so only the first member records. Steps of different threads wait for
-    each other. Steps of a forked child are not recorded. A killed process loses at most the step
-    that was running.
+    - `folder`: the folder to create; it must not contain a recording.
+    - `every`: the number of steps between checkpoints of the complete state.
+    - `inputs`: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
+      "none". Equal arrays are stored once. A step whose inputs are not stored is replayed only from
+      an earlier checkpoint, with inputs from the caller.
 
-    Raises `ArgumentError` for an option of another kind, `FileExistsError` and other `OSError` for
-    the folder, and `CaptureError` inside a captured function or another recording.
+    The recording contains digests of the state, inputs and results of each step. All members of a
+    group compute the same steps, so only the first member records. Steps of different threads wait
+    for each other. Steps of a forked child are not recorded. A killed process loses at most the
+    step that was running.
+
+    Raises `ArgumentError` for an invalid option, `FileExistsError` and other `OSError` for the
+    folder, and `CaptureError` inside a captured function or another recording.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> with ml.runs.record("run"):
@@ -94,9 +96,9 @@ class record(ContextDecorator):
         self._every = every
 
     def __enter__(self) -> None:
-        refuse_captured("a recording begins")
+        refuse_captured("start a recording")
         if step_observers:
-            raise CaptureError("record: a recording is on already; close it first")
+            raise CaptureError("record: another recording is active; close it first")
         self._session = _Session(self._folder, self._every, self._limit)
         step_observers.append(self._session.observe)
 
@@ -106,15 +108,15 @@ class record(ContextDecorator):
 
 
 def step(fn: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function that is not captured as a step of recordings. A decorator.
+    """Mark a function that is not captured as a step of recordings; this is a decorator.
 
     Inside `ml.runs.record`, its calls are recorded like calls of a captured function. The function
-    is traced once for its program, as `ml.capture` does, and then runs eagerly. The results have
-    the same digests as in a captured run. If the function cannot be traced, for example because it
+    is traced once for its program, as by `ml.capture`, and then runs eagerly. The results have the
+    same digests as in a captured run. If the function cannot be traced, for example because it
     reads a tensor's value, only inputs and results are recorded, and no replay can compute it.
     Outside of `ml.runs.record`, and inside another step, calls are not recorded.
 
-    Raises `CaptureError` for anything but a function.
+    Raises `CaptureError` if `fn` is not a function.
 
         >>> @ml.runs.step
         ... def double(x): return x + x
@@ -154,7 +156,7 @@ class _Inputs(NamedTuple):
     """Values that a call receives.
 
     `program` is the program, `arrays` are the arrays of its external inputs, and `tensors` are
-    their tensors, where they have any.
+    their tensors, if they have any.
     """
 
     program: _Recorded
@@ -163,7 +165,7 @@ class _Inputs(NamedTuple):
 
 
 class _Session:
-    """A recording that is on."""
+    """An active recording."""
 
     def __init__(self, folder: Path, every: int, limit: int) -> None:
         self._folder, self._every, self._limit = folder, every, limit
@@ -248,7 +250,7 @@ class _Session:
             return self._without_program(captured, args, kwargs)
         try:
             match = captured.match(args, kwargs)
-            if not match.is_known:  # fields that the trace has rebound count as arguments now
+            if not match.is_known:  # fields that the trace has rebound are treated as arguments now
                 match = captured.match(match.args, match.kwargs)
             program = self._programs.get(match.entry) or self._added(captured, match)
         except Exception as error:
@@ -325,7 +327,7 @@ class _Session:
         return []
 
     def _checkpoint(self) -> None:
-        """Write all state before the next step to a file."""
+        """Write the complete state before the next step to a file."""
         numbers = self._cells.live()
         self._cells.changed(numbers)
         rows = {self._cells.rows[number].name: number for number in numbers}
@@ -383,7 +385,7 @@ class _Session:
         self._end = end
 
     def close(self, *, finished: bool) -> None:
-        """Close the recording: no data is lost if the process is killed later.
+        """Close the recording, so that no data is lost if the process is killed later.
 
         A forked child returns immediately, because its parent closes the recording."""
         if self._process != os.getpid():
@@ -398,7 +400,7 @@ class _Session:
 def _results_of(result: Any) -> tuple[list[bytes], list[tuple[int, float]]]:
     """Return the digests of the tensors and numbers that a call returns.
 
-    Return also the values of the scalars, each with its number.
+    Also return the values of the scalars, each with its number.
     """
     digests, values = [], []
     for i, (_, x) in enumerate(leaves_of(result)):

@@ -1,6 +1,6 @@
-"""Replay of a recording: the state before a step, and the step again, bit for bit.
+"""Replay of a recording: the state before a step, and the step itself, bit for bit.
 
-A replay begins at the nearest checkpoint before the step. It computes the steps in between, and
+A replay starts at the nearest checkpoint before the step. It computes the steps in between, and
 compares each with the digests in the log.
 """
 
@@ -31,7 +31,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.step.saved import LoadedStep
 
 Inputs: TypeAlias = Callable[[int], Sequence[Any]]
-"""A function that returns the external inputs of a step that were not stored."""
+"""Function that returns the external inputs of a step that were not stored."""
 
 _NO_RUN: Final = "expected a run, got {}; write ml.runs.open(folder)"
 
@@ -55,8 +55,8 @@ class Moment(NamedTuple):
         restored.
 
         Raises `ArgumentError` for an object without recorded state, and for a Module, dict or list
-        with a tensor that the recording does not have; `DTypeError` or `ShapeError` for a tensor of
-        another type. It checks all objects before it writes.
+        with a tensor that the recording does not contain; `DTypeError` or `ShapeError` for a tensor
+        with a different type. All objects are checked before the first write.
         """
         for name in objects:
             if not any(each.startswith((f"{name}.", f"{name}[")) for each in self.state):
@@ -94,13 +94,13 @@ class Mismatch(NamedTuple):
 
 
 class Replay:
-    """Replay of a recording, which goes from step to step.
+    """Replay of a recording, which moves from step to step.
 
-    Steps in order need one checkpoint only; a step before the present one begins at an earlier
-    checkpoint again. `inputs` returns the external inputs of a step that the recording has not
-    stored.
+    Steps in order need only one checkpoint; for a step before the present one, the replay starts at
+    an earlier checkpoint again. `inputs` returns the external inputs of a step that the recording
+    has not stored.
 
-    Raises `ArgumentError` for anything but a run and a function.
+    Raises `ArgumentError` unless the arguments are a run and a function.
 
     Refuses:
         ml.runs.Replay("folder")  # ArgumentError
@@ -116,9 +116,9 @@ class Replay:
             )
         self.run = run
         self._inputs = inputs
-        self._next: int | None = None  # the step that `_cells` are before
+        self._next: int | None = None  # the step before which `_cells` are valid
         self._cells: dict[int, Array] = {}
-        self._values: dict[int, Array] = {}  # results that later steps get, by digest
+        self._values: dict[int, Array] = {}  # results that later steps use, by digest
         stored = {(s.number, each.number) for s in run.steps for each in s.stored_inputs}
         self._needed = {
             key for s in run.steps for i, key in enumerate(s.inputs) if (s.number, i) not in stored
@@ -160,7 +160,9 @@ class Replay:
         return Execution(self.run.program(self.run.step(number).table), operands, vm=_machine())
 
     def replay(self, number: int) -> list[Mismatch]:
-        """Compute a step again. Return the differences from the log, none for equal bits."""
+        """Compute a step again.
+
+        Return the differences from the log; empty for equal bits."""
         step = self.run.step(number)
         operands = self.operands(number)
         results = self.compute(step, operands)
@@ -194,7 +196,7 @@ class Replay:
     # --- steps ------------------------------------------------------------------------------
 
     def _go_to(self, step: RecordedStep) -> None:
-        """Go to the state before a step, which its digest confirms."""
+        """Move to the state before a step, and check its digest."""
         start = self._checkpoint_before(step)
         if self._next is None or not start.step <= self._next <= step.number:
             self._values.clear()
@@ -217,7 +219,7 @@ class Replay:
             )
 
     def _checkpoint_before(self, step: RecordedStep) -> Checkpoint:
-        """Return the last checkpoint that is not after the step and has its state."""
+        """Return the last checkpoint that is not after the step and contains its state."""
         needed = step.table.cells()
         for each in reversed(self.run.checkpoints):
             if each.step <= step.number and all(cell in each.cells for cell in needed):
@@ -264,14 +266,14 @@ class Replay:
         if table.cells() and self._digest(step) != step.after:
             mismatches.append(Mismatch(step.number, "the state after the step"))
         if mismatches:
-            self._next = None  # a later step begins at a checkpoint again
+            self._next = None  # a later step starts at a checkpoint again
         else:
             self._skip(step)
         return mismatches
 
     def _skip(self, step: RecordedStep) -> None:
         """Go to the next step; this step updates no state that a later step reads."""
-        self._next = None  # if the state cannot be written, a later step begins at a checkpoint
+        self._next = None  # if the state cannot be written, a later step starts at a checkpoint
         following = step.number + 1
         if following < len(self.run.steps):
             self._write(self.run.steps[following])
@@ -300,7 +302,7 @@ class Replay:
         return arrays
 
     def _inputs_of_caller(self, step: RecordedStep) -> Sequence[Any]:
-        """Return the inputs of a step from the caller, of which there may be more than tensors."""
+        """Return the inputs of a step from the caller, which may include more than tensors."""
         assert self._inputs is not None  # the caller has tested this
         inputs = self._inputs(step.number)
         ntensors = sum(not name.startswith("number ") for name in step.table.names)
@@ -324,7 +326,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names with a number at those that occurred before."""
+    """Return the names, with a number appended to those that occurred before."""
     counts: dict[str, int] = {}
     unique = []
     for name in names:
@@ -334,7 +336,9 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def replay_of(run: Run | Replay, what: str) -> Replay:
-    """Return the replay of a run. Raises `ArgumentError` with the function for another value."""
+    """Return the replay of a run.
+
+    Raises `ArgumentError` with the function for any other value."""
     if not isinstance(run, Run | Replay):
         raise ArgumentError(f"{what}: {_NO_RUN.format(brief(run))}")
     return run if isinstance(run, Replay) else Replay(run)
@@ -343,8 +347,8 @@ def replay_of(run: Run | Replay, what: str) -> Replay:
 def open_run(folder: str | os.PathLike[str]) -> Run:
     """Read a recording.
 
-    Raises `EncodingError` for a damaged one, `FileNotFoundError` for a folder without a recording,
-    other `OSError`, and `ArgumentError` for anything but a path.
+    Raises `EncodingError` for a damaged recording, `FileNotFoundError` for a folder without a
+    recording, other `OSError`, and `ArgumentError` if `folder` is not a path.
 
     Refuses:
         ml.runs.open(5)  # ArgumentError

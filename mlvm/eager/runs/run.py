@@ -1,7 +1,7 @@
-"""A recording as it is read: its steps, programs, checkpoints and stored contents.
+"""A recording that was read from a folder: its steps, programs, checkpoints and stored contents.
 
-Everything that is read is compared with the digests in the log, and the log with its own chain.
-A mismatch raises `EncodingError` with the name of the file.
+All data that is read is compared with the digests in the log, and the log with its own chain. A
+mismatch raises `EncodingError` with the name of the file.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ class Stored(NamedTuple):
 class RecordedStep(NamedTuple):
     """A recorded step.
 
-    Attributes:
-        number: the number of the step, from 0.
-        program: the number of the table of its program.
-        table: the operands and results of its program.
-        before, after: the digests of the state that it reads and updates.
-        inputs, results: the digests of the inputs and results; updated inputs are the last results.
-        values: the numbers without axes among the results, by number.
-        stored_cells: state that was written since the previous step.
-        stored_inputs: the inputs that were stored.
+    - number: the number of the step, from 0.
+    - program: the number of the table of its program.
+    - table: the operands and results of its program.
+    - before, after: the digests of the state that it reads and updates.
+    - inputs, results: the digests of the inputs and results; updated inputs are the last results.
+    - values: the numbers without axes among the results, by number.
+    - stored_cells: state that was written since the previous step.
+    - stored_inputs: the inputs that were stored.
     """
 
     number: int
@@ -238,7 +237,7 @@ class Run:
         return self._decoded(name, lambda: OpProgram.from_bytes(data))
 
     def source(self, file: str) -> list[str]:
-        """Return the lines of a source file as they were recorded, none if it was not."""
+        """Return the recorded lines of a source file; empty if it was not recorded."""
         for table in self.tables:
             if file in table.sources:
                 name = f"{SOURCES}/{Path(table.sources[file]).name}.txt"
@@ -279,11 +278,13 @@ class Run:
         return self._decoded(DATA, decode)
 
     def input(self, step: RecordedStep, each: Stored) -> Array:
-        """Return a stored input of a step, which its digest confirms."""
+        """Return a stored input of a step, after checking its digest."""
         return self.confirmed(step, each.number, self.stored(each))
 
     def confirmed(self, step: RecordedStep, number: int, array: Array) -> Array:
-        """Return an input of a step. Raises `EncodingError` if it has not the recorded digest."""
+        """Return an input of a step.
+
+        Raises `EncodingError` if its digest is not the recorded one."""
         if number_of(digest(array)) != step.inputs[number]:
             name = step.table.names[number]
             raise EncodingError(
@@ -326,7 +327,7 @@ def _stored(row: Any, is_valid: Callable[[int], bool]) -> Stored:
 
 
 def _cell_in(file: WeightsFile, cell: Cell) -> Array:
-    """Return the content of a cell in a checkpoint, as its type."""
+    """Return the content of a cell in a checkpoint, with its type."""
     array, type = file.read(cell.name, keep_halves=True), cell.type
     if type.dtype.name == "c128":
         array = array.view(np.complex128).reshape(type.shape)

@@ -1,7 +1,7 @@
 """The operands and results of a program, in terms of a run.
 
 Operands of a program are cells (state) or external inputs: arguments and Python numbers. The table
-of these is stored once per program; a step then has only the digests of its values.
+that describes them is stored once per program; a step then contains only the digests of its values.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ Operand: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class StepTable:
-    """Operands and results of a program, as a recording has them.
+    """Operands and results of a program, in the form that a recording stores.
 
-    Attributes:
-        function: the name of the function.
-        content: the digest of the program without names and lines; "" without a program.
-        file: the digest of the program's file, "" without one.
-        operands: the operands of the program, in its own numbering.
-        names, types: the names and types of the external inputs.
-        results: the names of the tensors and Python numbers that a call returns.
-        returns: the number of the program's result for each of them; -1 for a Python number.
-        writes: the cells that a call updates, each with the number of the program's result.
-        updated: the external inputs that a call updates in place, each with the number of the
-            result.
-        sources: the digest of each source file that the program names, by its path.
-        reason: why the program could not be recorded, "" with a program.
+    - function: the name of the function.
+    - content: the digest of the program without names and lines; "" without a program.
+    - file: the digest of the program's file, "" without one.
+    - operands: the operands of the program, in its own numbering.
+    - names, types: the names and types of the external inputs.
+    - results: the names of the tensors and Python numbers that a call returns.
+    - returns: the number of the program's result for each of them; -1 for a Python number.
+    - writes: the cells that a call updates, each with the number of the program's result.
+    - updated: the external inputs that a call updates in place, each with the number of the result.
+    - sources: the digest of each source file that the program names, by its path.
+    - reason: why the program could not be recorded, "" with a program.
     """
 
     function: str
@@ -70,7 +68,9 @@ class StepTable:
 
     @staticmethod
     def of_value(value: Any) -> StepTable:
-        """Return the table that a log has. Raises `EncodingError` if it is none."""
+        """Return the table from a value of the log.
+
+        Raises `EncodingError` if the value is invalid."""
         try:
             table = StepTable(**value)
             texts = [table.function, table.content, table.file, table.reason, *table.names]
@@ -106,7 +106,7 @@ def leaves_of(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor | float]]
 
 
 def number_array(x: float) -> Array:
-    """Return a Python number as an array, which has a digest."""
+    """Return a Python number as an array, so that it has a digest."""
     if type(x) is int and not -(2**63) <= x < 2**63:
         x = float(x) if abs(x) < 2**1000 else float("inf")
     return np.asarray(x)

@@ -1,4 +1,4 @@
-"""Program of a step as a recording has it: op by op, with all state and inputs as operands.
+"""Program of a step in a recording: op by op, with all state and inputs as operands.
 
 In: a captured function and the match of a call. Out: its `OpProgram` as a function without state,
 and the table that maps its operands to the cells and the external inputs of the run.

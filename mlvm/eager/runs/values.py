@@ -1,4 +1,4 @@
-"""Values of an execution by name or reference, as a debugger shows them."""
+"""Values of an execution by name or reference, as displayed by a debugger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULT: Final = "result"
 """The name of the first result of the op that was executed last."""
 
 _MOST_AHEAD: Final = 10_000
-"""The number of ops among which the next reader of a value is looked for."""
+"""The number of following ops in which the next reader of a value is searched."""
 
 _REFERENCE: Final = re.compile(r"%(\d{1,18})(?:\.(\d{1,9}))?")
 _OUTSIDE: Final = re.compile(r"(input|state|constant) ?(\d{1,9})")
@@ -148,7 +148,7 @@ class Values:
     def _next_read(self, ref: Ref) -> str:
         """Describe the next op that reads a value."""
         is_ended = False
-        with suppress(MlvmError):  # an op fails: those before it are known
+        with suppress(MlvmError):  # an op fails: the ops before it are known
             is_ended = self.execution.op_at(self.position + _MOST_AHEAD) is None
         for op in self._from(self.position):
             if ref in op.operands:
@@ -185,4 +185,4 @@ class Values:
 
 
 class _NoValue(ArgumentError, LookupError):
-    """Raised for a name of no value."""
+    """Raised for a name without a value."""

@@ -14,14 +14,13 @@ from mlvm.eager.runs.run import DATA, Run
 class Verified(NamedTuple):
     """Outcome of a verification.
 
-    Attributes:
-        steps: the steps that were computed again.
-        mismatches: the differences from the recording.
-        skipped: the reason why a step could not be computed, by step: its inputs were not stored,
-            or this machine does not have one of its functions.
-        problems: missing or damaged files.
-        unchecked: the number of steps without a program, which no replay computes.
-        is_closed: whether the recording was closed, so that no step is missing at its end.
+    - steps: the steps that were computed again.
+    - mismatches: the differences from the recording.
+    - skipped: the reason why a step could not be computed, by step: its inputs were not stored, or
+      this machine does not have one of its functions.
+    - problems: missing or damaged files.
+    - unchecked: the number of steps without a program, which no replay computes.
+    - is_closed: whether the recording was closed, so that no step is missing at its end.
     """
 
     steps: list[int]
@@ -38,8 +37,10 @@ class Verified(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """`matches`; `does not match` if a file is damaged or bits differ; `is incomplete` if
-        no bit differs, but the recording was not closed or a selected step was not computed."""
+        """The outcome as text: `matches`, `does not match` or `is incomplete`.
+
+        It does not match if a file is damaged or bits differ. It is incomplete if all bits are
+        equal, but the recording was not closed or a selected step was not computed."""
         if self.mismatches or self.problems:
             return "does not match"
         return "matches" if self.is_closed and not self.skipped else "is incomplete"
@@ -51,7 +52,7 @@ def verify(replay: Replay | Run, *, steps: int = 3, seed: int = 0) -> Verified:
     A recording is accepted only if it was closed, so that no step is missing at its end, and if all
     selected steps were computed.
 
-    Raises `ArgumentError` for a value of another kind.
+    Raises `ArgumentError` for an invalid argument.
     """
     replay = replay_of(replay, "verify")
     for name, value in (("steps", steps), ("seed", seed)):

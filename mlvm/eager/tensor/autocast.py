@@ -1,7 +1,8 @@
-"""Mixed precision: products in a half dtype, sums and exponentials in f32, weights as they are.
+"""Mixed precision: matrix products in half precision, sums and exponentials in f32.
 
-The dtype of an op's computation is a fact of the op (`precision` in `mlvm.core.op`). A cast is a
-call like any other: a tape records it, so the gradient of a product in a half is such a product.
+Weights keep their dtype. The dtype in which an op computes is a property of the op (`precision` in
+`mlvm.core.op`). A cast is an ordinary call: a tape records it, so the gradient of a product in half
+precision is also such a product.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def autocast_dtype() -> DType | None:
-    """Return the half-precision dtype of matrix products in this thread or task, if any."""
+    """Return the half-precision dtype of matrix products in the current block, or None."""
     return current().autocast_dtype
 
 
 class autocast(ContextDecorator):
-    """Inside the block products are computed in a half, `float16` or `bfloat16`, from f32 operands
-    that stay f32 themselves; None, or `enabled=False`, leaves an outer block.
+    """Context manager and decorator for mixed precision: matrix products run in half precision.
+
+    The dtype is `float16` or `bfloat16`. The f32 operands themselves do not change. None, or
+    `enabled=False`, disables an outer block.
 
     Products are `matmul`, convolutions and functions of them, such as `einsum`, `Linear` and
-    attention. They cast f32 operands and other halves to that half, which is the result's dtype.
-    Sums, such as `mean`, `softmax`, norms and losses, and exponentials, logarithms and powers, such
-    as `x ** 2`, cast halves to f32, which is the result's dtype. All other functions, such as
-    activations, cast nothing. f64 is never cast, nor is a result for `out=`. The backward pass
-    computes in the dtypes of the forward pass, also outside of the block; the gradient of an f32
-    tensor is f32. With float16 use an `ml.optim.LossScale`.
+    attention. They cast f32 and half-precision operands to that dtype, which is the dtype of the
+    result. Sums, such as `mean`, `softmax`, norms and losses, and exponentials, logarithms and
+    powers, such as `x ** 2`, cast half precision to f32, which is the dtype of the result. All
+    other functions, such as activations, cast nothing. f64 is never cast, and neither is a result
+    for `out=`. The backward pass computes in the dtypes of the forward pass, even outside of the
+    block; the gradient of an f32 tensor is f32. With float16 use an `ml.optim.LossScale`.
 
-    Tasks of a group run in the blocks of their caller. Any other thread that starts inside begins
-    outside of all blocks. A captured function has one program for each dtype that it is called
-    under. Also a decorator, `@ml.autocast("bfloat16")`, of generators and `async def`, too: a
-    block that stands in a generator also holds for its reader. Raises `DTypeError` for another
-    dtype, `ArgumentError` for a decorated class or asynchronous generator.
+    Tasks of a group run in the blocks of their caller. Any other thread that starts inside a block
+    starts outside of all blocks. A captured function compiles one program for each dtype under
+    which it is called. As a decorator, `@ml.autocast("bfloat16")` also accepts generators and
+    `async def`; a block inside a generator also applies to the code that iterates over it. Raises
+    `DTypeError` for another dtype, `ArgumentError` for a decorated class or asynchronous generator.
 
         >>> layer, x = ml.nn.Linear(3, 2), ml.ones((1, 3))
         >>> with ml.autocast("bfloat16"):
@@ -89,7 +92,7 @@ class autocast(ContextDecorator):
             self._enter((*blocks, self))
 
     def __exit__(self, *_: object) -> None:
-        """Leave this block, whichever was entered last: generators leave theirs when they end."""
+        """Leave this block, in any order: a generator may leave its block late."""
         blocks = current().autocast_blocks
         if blocks:
             self._enter(without_last(blocks, self))
@@ -100,7 +103,7 @@ class autocast(ContextDecorator):
         set_context(autocast_blocks=blocks, autocast_dtype=dtype)
 
     def __call__(self, func: F) -> F:
-        """Decorate a function, which then runs in such a block."""
+        """Decorate a function so that it runs in such a block."""
         if inspect.isclass(func) or inspect.isasyncgenfunction(func):
             raise ArgumentError(
                 "autocast: decorates functions and generators, not "
@@ -124,7 +127,7 @@ class autocast(ContextDecorator):
 
 
 def _run_in(block: autocast, inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run a generator in the block, but not its reader."""
+    """Run a generator, but not the code that iterates over it, in the block."""
     resume = partial(next, inner)
     while True:
         with block:
@@ -138,26 +141,27 @@ def _run_in(block: autocast, inner: Generator[Any, Any, Any]) -> Generator[Any, 
             with block:
                 inner.close()
             raise
-        except BaseException as error:  # of the reader's `throw`
+        except BaseException as error:  # raised by `throw` of the iterating code
             resume = partial(inner.throw, error)
 
 
 NO_AUTOCAST: Final = autocast(None)
-"""A block in which ops cast nothing: that of the gradient rules."""
+"""Block in which ops cast nothing, used for gradient rules."""
 
 
 def in_precision(
     op: Op, operands: Sequence[Any], attributes: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Cast the operands and attributes of an op with a precision as `autocast` asks."""
+    """Cast the operands and attributes of an op with a precision as `autocast` requires."""
     if autocast_dtype() is None:
-        if op.name == "layer_norm" and f32 in [x.dtype for x in operands]:  # a half beside f32
+        # half precision together with f32
+        if op.name == "layer_norm" and f32 in [x.dtype for x in operands]:
             operands = [_cast(x, f32) if x.dtype.is_half else x for x in operands]
         return operands, attributes
     if op.precision == "half":
         operands = in_half(operands)
     elif any(x.dtype.is_half for x in operands):
-        if "dtype" in op.attributes:  # it reads halves, and sums them in f32
+        if "dtype" in op.attributes:  # it reads half precision, and sums in f32
             attributes = {**attributes, "dtype": attributes.get("dtype") or f32.name}
         else:
             operands = [in_single(x) for x in operands]
@@ -165,7 +169,7 @@ def in_precision(
 
 
 def in_half(operands: Sequence[Any]) -> Sequence[Any]:
-    """Cast the operands of a product as `autocast` asks."""
+    """Cast the operands of a product as `autocast` requires."""
     half = autocast_dtype()
     if half is not None:
         floats = [x.dtype for x in operands if x.dtype.is_inexact]
@@ -175,19 +179,17 @@ def in_half(operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_single(x: Tensor) -> Tensor:
-    """Cast an operand of an op that is imprecise in a half as `autocast` asks."""
+    """Cast an operand of an op that is inaccurate in half precision as `autocast` requires."""
     return x if autocast_dtype() is None or not x.dtype.is_half else _cast(x, f32)
 
 
 def in_present_precision(fn: F) -> F:
-    """Return the function, which runs under the `autocast` and the default dtype of now, whenever
-    it is called."""
+    """Return a function that runs `fn` under the present `autocast` and default dtype."""
     return default_dtype(default_float())(autocast(autocast_dtype())(fn))
 
 
 def carried(task: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a group's task, which runs under the `autocast` and the default dtype of the
-    caller."""
+    """Return a group's task that runs under the `autocast` and the default dtype of the caller."""
     half, default = autocast_dtype(), default_float()
     if half is None and default is f32:
         return task

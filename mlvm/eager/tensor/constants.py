@@ -1,4 +1,4 @@
-"""Tensors of Python numbers and of small tables, which each VM stores once."""
+"""Tensors of Python numbers and of small tables, which each VM stores only once."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ _ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
 }
 
 
-_MOST_NBYTES: Final = 1 << 14  # of a table that is kept
+_MOST_NBYTES: Final = 1 << 14  # maximum size of a table that is kept
 _KIND_ORDER: Final = {"bool": 0, "unsigned": 1, "signed": 2, "float": 3, "complex": 4}
 
 
 def is_same_kind(source: DType, target: DType) -> bool:
-    """Return whether values of `source` may be assigned to elements of `target`, as by numpy's
-    casting="same_kind": they may lose range or precision, and not their kind."""
+    """Return whether values of `source` may be assigned to elements of `target`.
+
+    The rule is numpy's casting="same_kind": values may lose range or precision, but not their kind.
+    """
     if source.is_storage or target.is_storage:
         return source is target
     return _KIND_ORDER[source.kind] <= _KIND_ORDER[target.kind]
 
 
 class Constants:
-    """Python scalars used with tensors of one VM. From its second use on, each is written once.
+    """Python scalars used with tensors of one VM, each written once from its second use on.
 
     seen: the keys of scalars that were used once.
     """
@@ -66,7 +68,7 @@ def is_constant(x: Tensor) -> bool:
 def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     """Return a Python scalar as a 0-d tensor of that dtype on the current VM.
 
-    Raises `DTypeError` for a dtype of a lower kind, such as an integer one for a float,
+    Raises `DTypeError` for a dtype of a lower kind, such as an integer dtype for a float, and
     `OperandValueError` for an integer out of range.
     """
     pool = prepare_constants((scope() or current_arena()).vm)
@@ -78,7 +80,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
         return tensor
     if EXTENSION is not None:
         made: Tensor | None = EXTENSION.number(pool.arena, TensorType(dtype), value)
-        if made is not None and key not in pool.seen.entries:  # it may never come again
+        if made is not None and key not in pool.seen.entries:  # it may never be used again
             pool.seen[key] = None
             return made
         tensor = made
@@ -91,7 +93,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
 def table(make: Callable[..., Array], *key: Any) -> Tensor:
     """Return the tensor of the array `make(*key)`, such as positions that depend only on sizes.
 
-    A small tensor is written once for each VM; no caller may change it.
+    A small tensor is written once per VM; no caller may change it.
     """
     pool = prepare_constants((scope() or current_arena()).vm)
     tensor = pool.tables.entries.get((make, key))
@@ -105,7 +107,7 @@ def table(make: Callable[..., Array], *key: Any) -> Tensor:
 
 
 def _written(array: Array, pool: Constants) -> Tensor:
-    """Write a constant; the write is not a step of a template."""
+    """Write a constant; the write is not recorded as a step of a template."""
     before = pause(True)
     try:
         with pool.arena.hosting():
@@ -115,7 +117,7 @@ def _written(array: Array, pool: Constants) -> Tensor:
 
 
 def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
-    """Return the value of `constant`. Raises what that raises."""
+    """Return the value of `constant`, with the same errors."""
     kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
     if dtype.kind not in _ADOPTED_BY[kind]:
         raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype.name}")
@@ -137,15 +139,15 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
 
 
 def scalar_kind(kind: type) -> type | None:
-    """Return the class of Python's numbers that a class is, such as int for an IntEnum; else
-    None."""
+    """Return Python's number class of a class, such as int for an IntEnum; None for others."""
     return kind if kind in KINDS else next((x for x in KINDS if issubclass(kind, x)), None)
 
 
 def dtype_beside(kind: type, dtype: DType) -> DType:
-    """Return the dtype of a Python scalar of that class beside a tensor of that dtype. It is the
-    tensor's, unless the scalar has a higher kind: 1j beside f64 is c128, and 1.5 beside i64 has the
-    default float dtype."""
+    """Return the dtype of a Python scalar of that class combined with a tensor of that dtype.
+
+    It is the dtype of the tensor, unless the scalar has a higher kind: 1j with f64 is c128, and 1.5
+    with i64 has the default float dtype."""
     kind = scalar_kind(kind) or kind
     if dtype.is_integer if kind is int else kind is float and dtype.is_inexact:
         return dtype

@@ -1,7 +1,7 @@
 """VM and arena of an eager call outside of blocks, and helpers that set a value for a block.
 
-Interactive use needs no arena: results then live in the default VM's `default` arena for as long as
-Python refers to them.
+Interactive use needs no arena: results are then allocated in the `default` arena of the default VM,
+and freed when Python no longer refers to them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @contextmanager
 def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Set the variable inside the block, and put its previous value back after it."""
+    """Set the variable inside the block, and restore its previous value afterwards."""
     before = variable.get()
-    try:  # an interrupt may come as soon as it is set
+    try:  # an interrupt may occur immediately after this
         variable.set(value)
         yield
     finally:
@@ -37,7 +37,7 @@ def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 @contextmanager
 def overriding(owner: object, name: str, value: object) -> Iterator[None]:
-    """Set an attribute inside the block, and put its previous value back after it."""
+    """Set an attribute inside the block, and restore its previous value afterwards."""
     before = getattr(owner, name)
     try:
         setattr(owner, name, value)
@@ -47,13 +47,13 @@ def overriding(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def without_last(entries: tuple[T, ...], entry: T) -> tuple[T, ...]:
-    """Return the entries without the last one that is `entry`."""
+    """Return the entries without the last occurrence of `entry`."""
     last = max([i for i, each in enumerate(entries) if each is entry], default=len(entries))
     return entries[:last] + entries[last + 1 :]
 
 
 class _ProcessVM(LocalVM):
-    """VM of this process, which a `with` statement leaves open: other code uses it, too."""
+    """VM of this process; a `with` statement does not close it, because other code also uses it."""
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -67,19 +67,21 @@ def _make_default_vm() -> VMProtocol:
 
 
 def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the tensors, or those that the traced function uses in their place."""
+    """Return the tensors, or the tensors that the traced function uses instead of them."""
     recorder = current().recorder
     return xs if recorder is None or not recorder.outer else recorder.lifted(xs)
 
 
 _lock = new_lock()
-_default_vms: list[VMProtocol] = []  # the VM of this process, once it is needed
+_default_vms: list[VMProtocol] = []  # the VM of this process, created on demand
 
 
 def default_vm() -> VMProtocol:
-    """Return the VM of eager calls outside of any arena: the one in `use` in this thread or task,
-    or else a VM of this process. That is created when first needed, with as many threads as the
-    environment's MLVM_THREADS says, and stays open at the end of `with ml.default_vm():`.
+    """Return the VM of eager calls outside of any arena.
+
+    It is the VM in `use` in this thread or task, or else a VM of this process. The latter is
+    created on demand, with the number of threads from the environment variable MLVM_THREADS, and
+    stays open after `with ml.default_vm():`.
 
         >>> ml.default_vm() is ml.zeros(1).device
         True
@@ -87,21 +89,22 @@ def default_vm() -> VMProtocol:
     vms = current().vms or _default_vms
     if vms:
         return vms[-1]
-    with _lock:  # of several threads the first one creates it
+    with _lock:  # the first of several threads creates it
         if not _default_vms:
             _default_vms.append(_make_default_vm())
     return _default_vms[-1]
 
 
 class use:
-    """Let eager calls of this thread or task, outside of any arena, run on `vm` from now on; as a
-    context manager, till the end of the block:
+    """Run eager calls of this thread or task that are outside of any arena on `vm`.
+
+    As a context manager, it applies until the end of the block:
 
         with ml.connect("unix:/run/me/mlvm") as vm, ml.use(vm):
             train()
 
-    Threads that are started later begin with the VM of this process, and tasks of asyncio with that
-    of the task that creates them. Raises `MachineError` for anything but a VM.
+    Threads that are started later start with the VM of this process, and asyncio tasks with the VM
+    of the task that creates them. Raises `MachineError` if `vm` is not a VM.
 
         >>> with ml.use(ml.VM("there")): x = ml.ones(2)
         >>> x.device.name
@@ -126,7 +129,7 @@ class use:
 
 
 class _OwnArenas(threading.local):
-    """A thread's own arena on the default VM: an arena serves one thread at a time.
+    """A thread's own arena on the default VM, because an arena serves only one thread at a time.
 
     latest: the VMs in use at the last call of `default_arena`, and the arena.
     """
@@ -137,17 +140,19 @@ class _OwnArenas(threading.local):
         self.key = _ThreadKey()
 
     def forget(self) -> None:
-        """Drop the arena, which would keep its VM alive."""
+        """Remove the reference to the arena, which would keep its VM alive."""
         self.latest = None, None
 
 
 class _ThreadKey:
-    """Key of a thread, which ends with it."""
+    """Key of a thread, which is deleted together with it."""
 
 
 class _Arenas:
-    """A VM's arenas of interactive use, one for each thread. They end with the thread or the VM: a
-    `threading.local` of arenas would keep the VM alive, which they refer to."""
+    """A VM's arenas of interactive use, one per thread.
+
+    They are freed with the thread or the VM. A `threading.local` of arenas would keep the VM alive,
+    because arenas refer to their VM."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._vm = vm
@@ -166,7 +171,7 @@ own_arenas = _OwnArenas()
 
 
 def default_arena() -> Arena:
-    """Return the arena of interactive use, on the default VM; each thread has one.
+    """Return the arena of interactive use, on the default VM; each thread has its own.
 
     >>> ml.default_arena().name
     'default'
@@ -180,17 +185,18 @@ def default_arena() -> Arena:
 
 
 def current_arena() -> Arena:
-    """Return the arena that results are allocated in now."""
+    """Return the arena in which results are currently allocated."""
     return scope() or default_arena()
 
 
 def is_vm_chosen() -> bool:
-    """Tell if this thread or task is in an arena, or has a VM in `use`."""
+    """Return whether this thread or task is in an arena, or has a VM in `use`."""
     return scope() is not None or bool(current().vms)
 
 
 def arena_on(vm: VMProtocol) -> Arena:
-    """Return the arena for results on that VM: the current one if it is there, else the thread's
-    `default` arena of the VM."""
+    """Return the arena for results on that VM.
+
+    It is the current arena if it is on that VM, else the thread's `default` arena of the VM."""
     arena = current_arena()
     return arena if arena.vm.is_same(vm) else vm.attached(_Arenas).arena

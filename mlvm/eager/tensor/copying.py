@@ -1,5 +1,6 @@
-"""Templates: copies of objects with leaves in the place of tensors and numbers. A captured function
-makes the object that each call returns from its template."""
+"""Templates: copies of objects with leaves instead of tensors and numbers.
+
+A captured function creates the object that each call returns from its template."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import Any
 
 
 class LeafMemo(dict[Any, Any]):
-    """Memo of `copy.deepcopy` that puts `leaf(x)` in the place of a tensor, a placeholder of a
-    number, and a leaf. `outside` has what to put in the place of other objects, by their ids."""
+    """Memo of `copy.deepcopy` that replaces tensors, number placeholders and leaves by `leaf(x)`.
+
+    `outside` maps the ids of other objects to their replacements."""
 
     def __init__(
         self, leaf: Callable[[Any], Any], outside: Mapping[int, Any] = MappingProxyType({})
@@ -23,7 +25,7 @@ class LeafMemo(dict[Any, Any]):
 
 
 class Leaf:
-    """Part of a template that stands for a value of each call."""
+    """Part of a template that represents a value of each call."""
 
     __slots__ = ("value",)
 
@@ -35,16 +37,16 @@ class Leaf:
 
 
 class ResultLeaf(Leaf):
-    """Stands for the result of that number."""
+    """Leaf for the result with that number."""
 
 
 class NumberLeaf(Leaf):
-    """Stands for the Python number at that place of a call's values."""
+    """Leaf for the Python number with that index among a call's values."""
 
 
 class OutsideLeaf(Leaf):
-    """Stands for that object, which exists outside of the function."""
+    """Leaf for that object, which exists outside of the function."""
 
 
 class ArgumentLeaf(Leaf):
-    """Stands for the container at that path in the arguments of a call."""
+    """Leaf for the container at that path in the arguments of a call."""

@@ -1,7 +1,7 @@
 """Default float dtype, for all results whose dtype neither an argument nor an operand determines.
 
-These are Python's floats, float results of integers, and created tensors. Each thread and task has
-its own. Explicit dtypes and float operands are not affected.
+These results are Python floats, float results of integers, and created tensors. Each thread and
+task has its own default. Explicit dtypes and float operands are not affected.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ def default_float() -> DType:
 
 
 def set_default_dtype(dtype: object, /) -> None:
-    """Set the default float dtype of this thread or task, f32 at first. It applies to creation
-    functions, Python's floats without a tensor beside them, float results of integer tensors (such
-    as their mean), random draws and layers. The default complex dtype follows: c128 for f64, else
-    c64.
+    """Set the default float dtype of this thread or task, initially f32.
+
+    It applies to creation functions, Python floats that are not combined with a tensor, float
+    results of integer tensors (such as their mean), random draws and layers. The default complex
+    dtype follows: c128 for f64, else c64.
 
     Inside a `with ml.default_dtype(...)` block it applies to the rest of the block. Threads that
-    start later begin with f32, tasks of asyncio and of a group with the dtype of their creator.
-    Raises `DTypeError` if the dtype is not a float, `CaptureError` in a captured function, whose
-    later calls would not set it.
+    start later start with f32, tasks of asyncio and of a group with the dtype of their creator.
+    Raises `DTypeError` if the dtype is not a float, and `CaptureError` in a captured function,
+    because later calls would not set it.
 
         >>> ml.set_default_dtype(ml.float64)
         >>> ml.asarray(0.1), ml.zeros(2).dtype
@@ -58,10 +59,11 @@ def set_default_dtype(dtype: object, /) -> None:
 
 
 def default_dtype(dtype: object, /) -> _GeneratorContextManager[None]:
-    """Set the default float dtype of this thread or task inside the block, as `set_default_dtype`
-    does. A captured function has one program for each default dtype that it is called under. Also a
-    decorator of functions: `@ml.default_dtype("float64")`. Raises `DTypeError` if the dtype is not
-    a float.
+    """Set the default float dtype of this thread or task inside the block.
+
+    See `set_default_dtype`. A captured function compiles one program for each default dtype under
+    which it is called. It is also a decorator of functions: `@ml.default_dtype("float64")`. Raises
+    `DTypeError` if the dtype is not a float.
 
         >>> with ml.default_dtype(ml.float64):
         ...     ml.linspace(0, 1, 3), 1 + ml.nn.Linear(2, 2).bias
@@ -103,7 +105,7 @@ _others: Final[set[DType]] = set()
 
 
 def _note(target: DType) -> None:
-    """Note a default dtype, and forget the calls that C has prepared for the earlier ones."""
+    """Record a default dtype, and forget the calls that C has prepared for earlier ones."""
     if target is f32 or target in _others:
         return
     _others.add(target)
@@ -119,7 +121,7 @@ def follows_default(
 ) -> bool:
     """Return whether the result of a call has the default dtype, and that may differ from f32.
 
-    Such a result is a float of integers or bools, whose dtype no attribute names."""
+    Such a result is a float computed from integers or bools, whose dtype no attribute specifies."""
     return (
         bool(_others)
         and result is not None
@@ -131,12 +133,12 @@ def follows_default(
 
 
 def float_dtype(dtype: object) -> DType:
-    """Return the dtype that an argument `dtype=` names, or the default float dtype for None."""
+    """Return the dtype of an argument `dtype=`, or the default float dtype for None."""
     return current().default_dtype if dtype is None else DType.of(dtype)
 
 
 def default_of(kind: type) -> DType:
-    """Return the dtype that a Python number of this class, one of `KINDS`, has alone."""
+    """Return the dtype of a Python number of this class (one of `KINDS`) without a tensor."""
     if kind is float:
         return current().default_dtype
     if kind is complex:
@@ -145,4 +147,4 @@ def default_of(kind: type) -> DType:
 
 
 KINDS: Final = (bool, int, float, complex)
-"""The classes of Python's numbers, from the lowest kind up."""
+"""The classes of Python's numbers, from the lowest to the highest kind."""

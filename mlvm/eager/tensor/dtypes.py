@@ -1,6 +1,6 @@
-"""Questions about dtypes, as the Python Array API standard asks them.
+"""Functions on dtypes from the Python Array API standard.
 
-A dtype is a `DType` (`float32`, or `x.dtype`), or what `DType.of` makes one of.
+A dtype is a `DType` (`float32`, or `x.dtype`), or any value that `DType.of` converts to one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS: Final = {
 
 
 class FloatInfo(NamedTuple):
-    """Limits of a float dtype, as Python floats; of a complex one, those of its parts."""
+    """Limits of a float dtype, as Python floats; for a complex dtype, the limits of its parts."""
 
     bits: int
     eps: float
@@ -56,10 +56,11 @@ class IntInfo(NamedTuple):
 
 @hinted
 def isdtype(dtype: object, kind: object) -> bool:
-    """Return whether a dtype is of a kind: a dtype, one of the standard's words for several
-    ("bool", "integral", "real floating", "numeric", ...), or a tuple of these.
+    """Return whether a dtype is of a kind.
 
-    Raises `ArgumentError` for another word, `DTypeError` if `dtype` is none.
+    A kind is a dtype, one of the standard's names for several dtypes ("bool", "integral", "real
+    floating", "numeric", ...), or a tuple of these. Raises `ArgumentError` for an unknown name,
+    `DTypeError` if `dtype` is not a dtype.
 
         >>> ml.isdtype(ml.float32, "real floating")
         True
@@ -83,8 +84,10 @@ def isdtype(dtype: object, kind: object) -> bool:
 
 @hinted
 def result_type(*arrays_and_dtypes: object) -> DType:
-    """Return the dtype that tensors, dtypes and Python's numbers promote to together. Numbers take
-    the dtype of the others unless they have a higher kind. An array of f64 is as beside a tensor.
+    """Return the dtype to which tensors, dtypes and Python numbers promote together.
+
+    Python numbers get the dtype of the other operands unless they have a higher kind. An f64 array
+    is treated as in a call with a tensor.
 
     Raises `DTypeError` if there is no such dtype, and without arguments.
 
@@ -114,9 +117,9 @@ def result_type(*arrays_and_dtypes: object) -> DType:
 
 @hinted
 def can_cast(source: object, to: object, /) -> bool:
-    """Return whether a tensor or dtype promotes to the dtype `to` without becoming another.
+    """Return whether a tensor or dtype promotes to the dtype `to` itself.
 
-    Raises `DTypeError` if `to` is no dtype.
+    Raises `DTypeError` if `to` is not a dtype.
 
         >>> ml.can_cast(ml.int64, ml.float32)
         True
@@ -133,8 +136,10 @@ def can_cast(source: object, to: object, /) -> bool:
 
 @hinted
 def finfo(type: object, /) -> FloatInfo:
-    """Return the limits of a float dtype, or of a tensor's. Of a complex one they are those of its
-    parts, whose dtype is `dtype`. Raises `DTypeError` for another dtype.
+    """Return the limits of a float dtype, or of the dtype of a tensor.
+
+    For a complex dtype they are the limits of its parts, whose dtype is `dtype`. Raises
+    `DTypeError` for an integer dtype or bool.
 
         >>> ml.finfo(ml.float32).eps
         1.1920928955078125e-07
@@ -155,8 +160,9 @@ def finfo(type: object, /) -> FloatInfo:
 
 @hinted
 def iinfo(type: object, /) -> IntInfo:
-    """Return the limits of an integer dtype, or of a tensor's. Raises `DTypeError` for another
-    dtype.
+    """Return the limits of an integer dtype, or of the dtype of a tensor.
+
+    Raises `DTypeError` for any other dtype.
 
     >>> ml.iinfo(ml.int64).max
     9223372036854775807

@@ -1,4 +1,4 @@
-"""Garbage collection that has happened when it returns."""
+"""Garbage collection that is complete when the function returns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _TRIES: Final = 1000
 
 
 def collect() -> None:
-    """Free objects that only cycles of references keep alive, such as variables of a function that
-    calls itself. `gc.collect` does nothing while another thread collects; this waits for that."""
-    for _ in range(_TRIES):  # not for ever: a finalizer may have called it
+    """Free objects that only reference cycles keep alive, such as variables of a recursion.
+
+    `gc.collect` does nothing while another thread collects; this function waits for that thread."""
+    for _ in range(_TRIES):  # bounded, because a finalizer may have called this function
         before = _collections()
         gc.collect()
         if _collections() != before:

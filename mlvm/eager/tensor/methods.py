@@ -1,10 +1,11 @@
-"""The class that `operators.py` and `functions/methods.py` fill: what a tensor has from the ops and
-functions, `x.sum()` being `sum(x)`. `methods.pyi` tells editors and type checkers; the build
-writes it (`mlvm.eager.stub`).
+"""Class with the methods of a tensor, filled by `operators.py` and `functions/methods.py`.
+
+For example, `x.sum()` is `sum(x)`. `methods.pyi` describes it for editors and type checkers; the
+build writes this file (`mlvm.eager.stub`).
 """
 
 
 class Methods:
-    """Operators, and the functions of `mlvm.eager` that are methods of a tensor too."""
+    """Operators, and the functions of `mlvm.eager` that are also methods of a tensor."""
 
     __slots__ = ()

@@ -1,10 +1,10 @@
-"""Python numbers and open lengths as inputs of a captured program.
+"""Python numbers and dynamic lengths as inputs of a captured program.
 
 In a trace, a `Number` is the placeholder of a Python number. Python's arithmetic on it is recorded
-(`steps`), and done again at each call with that call's number: by Python, in double precision, so
-the result has the bits of the eager call. Values that Python code needs are guards (`guarded`): the
-truth of `x > 0`, the value in a text or as an index. A call with other values there needs another
-program. Numbers belong to one trace, and so to one thread.
+(`steps`), and repeated at each call with the number of that call: by Python, in double precision,
+so the result has the bits of the eager call. Values that Python code needs become guards
+(`guarded`): the truth of `x > 0`, the value in a text or as an index. A call with other values
+there needs a different program. Numbers belong to one trace, and so to one thread.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _COMPARED: Final = frozenset(
 )
 
 _LARGEST: Final = 1 << 62
-"""Largest constant of formulas in C; beyond it, one is compared only."""
+"""Maximum constant in formulas computed by C; larger constants can only be compared."""
 
 
 class Size(int):
-    """Number of elements of a tensor. PyTorch's size is a method: a call raises the remedy."""
+    """Number of elements of a tensor.
+
+    In PyTorch, `size` is a method: calling it raises an error with the remedy."""
 
     __slots__ = ()
 
@@ -55,28 +57,29 @@ class Size(int):
 
 
 _COMPUTED: Final = frozenset({bool, int, float, Size})
-"""Python computes with these as it does with the number itself."""
+"""Names of methods that compute with the placeholder as with the number itself."""
 
 
 class Pinned(Exception):
-    """Raised where Python code needs the value of an open length: a plan may not depend on it."""
+    """Raised if Python code needs the value of a dynamic length, which a plan must not use."""
 
 
 class Numbers:
-    """Recorded computation on the Python numbers and the open lengths of a traced call.
+    """Recorded computation on the Python numbers and the dynamic lengths of a traced call.
 
-    values: the inputs, numbers and then lengths; then constants and computed values.
-    inputs: the number of inputs.
-    first_length: the place of the first length among them.
-    steps: the computation: the place of a result, the function, the places of its operands.
-    guarded: the places of values that Python code needed, with its lines in a trace with lengths.
-    tensors: scalar tensors that ops took for a value, by place and dtype.
-    vm: the machine of these tensors.
-    types: open types, by dtype and shape.
-    pins: the lines of Python that needed the value of a length, by its place.
-    present: the lengths of a call, in `at`.
-    largest: the values at the bounds, while types are planned.
-    closed: whether the trace has ended.
+    - values: the inputs (numbers, then lengths), then constants and computed values.
+    - inputs: the number of inputs.
+    - first_length: the index of the first length among the inputs.
+    - steps: the computation: the index of a result, the function, the indices of its operands.
+    - guarded: the indices of values that Python code needed, with its lines in a trace with
+      lengths.
+    - tensors: scalar tensors that ops used for a value, by index and dtype.
+    - vm: the VM of these tensors.
+    - types: dynamic types, by dtype and shape.
+    - pins: the lines of Python that needed the value of a length, by its index.
+    - present: the lengths of a call, in `at`.
+    - largest: the values at the bounds, while types are planned.
+    - closed: whether the trace has finished.
     """
 
     def __init__(
@@ -98,10 +101,11 @@ class Numbers:
         self.tensors: dict[tuple[int, Any], Any] = {}
         self.vm = vm
         self.closed = False
-        self.formulas: Any = None  # of the native machine, in a fork
-        self._numbers_of: dict[int, int] = {}  # the formulas' numbers, by place
+        self.formulas: Any = None  # formulas of the native machine, in a fork
+        self._numbers_of: dict[int, int] = {}  # the formula numbers, by index
         self._constants: set[int] = set()
-        self._places: dict[Any, int] = {}  # of constants by value, of results by computation
+        # indices of constants by value, and of results by computation
+        self._places: dict[Any, int] = {}
         self._placeholders: list[weakref.ref[Number]] = []
 
     @property
@@ -110,8 +114,9 @@ class Numbers:
 
     @contextmanager
     def recording(self) -> Iterator[list[Number]]:
-        """Record computation on the inputs inside the block, which gets their placeholders. After
-        the block a placeholder behaves as its number."""
+        """Record computation on the inputs inside the block, and yield their placeholders.
+
+        After the block a placeholder behaves like its number."""
         try:
             with context(numbers=self):
                 yield [self._number(place) for place in range(self.inputs)]
@@ -119,19 +124,19 @@ class Numbers:
             self.closed = True
 
     def see_kept(self) -> None:
-        """Add guards on placeholders that are still alive: later calls would not replace them."""
+        """Guard placeholders that are still alive, because later calls would not replace them."""
         if any(reference() is not None for reference in self._placeholders):
             collect()
         alive = [each for reference in self._placeholders if (each := reference()) is not None]
         self.guarded.update(dict.fromkeys(each.place for each in alive))
 
     def fixed(self) -> set[int]:
-        """Return the places of input numbers that guarded numbers are computed of."""
+        """Return the indices of input numbers from which guarded numbers are computed."""
         guarded = {place for place in self.guarded if type(self.values[place]) in (int, float)}
         return {place for place in self.sources(guarded) if place < self.first_length}
 
     def sources(self, places: set[int]) -> set[int]:
-        """Return the places, and those of all values that they are computed of."""
+        """Return the indices, and the indices of all values from which they are computed."""
         sources = set(places)
         for place, _, operands in reversed(self.steps):
             if place in sources:
@@ -139,7 +144,7 @@ class Numbers:
         return sources
 
     def prune(self, used: set[int]) -> None:
-        """Forget the steps that neither guards nor tensors nor the `used` places depend on."""
+        """Remove the steps on which neither guards nor tensors nor the `used` indices depend."""
         used = self.sources({*used, *self.guarded, *[place for place, _ in self.tensors]})
         self.steps = [step for step in self.steps if step[0] in used]
         used.update(range(self.inputs), self._constants)
@@ -148,9 +153,10 @@ class Numbers:
         self._places = {}
 
     def at(self, values: Sequence[Any], used: Iterable[int]) -> Numbers:
-        """Return the computation for calls with the open lengths of these values: results that
-        depend on lengths alone are constants. Numbers at the `used` places, which types and
-        attributes have, are guarded."""
+        """Return the computation for calls with these values of the dynamic lengths.
+
+        Results that depend only on lengths become constants. Numbers at the `used` indices, which
+        types and attributes contain, are guarded."""
         other = copy.copy(self)
         other.values = [*values]
         other.present = tuple(values[self.first_length : self.inputs])
@@ -169,20 +175,19 @@ class Numbers:
         return None if values is None or self.broken(values) is not None else values
 
     def computed(self, inputs: Sequence[float]) -> list[Any] | None:
-        """Compute all values for other inputs; return None where Python raises an error, or has a
-        number of another class."""
+        """Compute all values for other inputs; return None on an error or a changed class."""
         values = [*inputs, *self.present, *self.values[len(inputs) + len(self.present) :]]
         try:
             for place, fn, operands in self.steps:
                 value = values[place] = fn(*[values[each] for each in operands])
                 if type(value) is not type(self.values[place]):
                     return None
-        except Exception:  # the eager call raises it, and so does a retrace
+        except Exception:  # the eager call raises the same error, and so does a retrace
             return None
         return values
 
     def broken(self, values: Sequence[Any]) -> int | None:
-        """Return the first place whose guard does not hold for these values; None if all hold."""
+        """Return the index of the first guard that does not hold for these values, or None."""
         for place in self.guarded:
             if not is_same(values[place], self.values[place]):
                 return place
@@ -200,20 +205,21 @@ class Numbers:
             place = self._places[fn, places] = self._add_step(fn, places)
         if type(self.values[place]) in (int, float):
             return self._number(place)
-        if place not in self.guarded:  # a truth, or a complex number
+        if place not in self.guarded:  # a truth value, or a complex number
             is_trace = self.has_lengths and self.largest is None and self.formulas is None
             self.guarded[place] = user_line() if is_trace else None
         return self.values[place]
 
     def _add_step(self, fn: Callable[..., Any], places: tuple[int, ...]) -> int:
-        """Record a computation; return the place of its result."""
+        """Record a computation; return the index of its result."""
         self.values.append(fn(*[self.values[each] for each in places]))
         self.steps.append((len(self.values) - 1, fn, places))
         return len(self.values) - 1
 
     def _by_algebra(self, fn: Callable[..., Any], places: tuple[int, ...]) -> tuple[bool, Any]:
-        """Return whether the polynomials of the operands decide the result, and the result: a
-        constant, or the number of the result's polynomial."""
+        """Return whether the polynomials of the operands determine the result, and the result.
+
+        The result is a constant, or the number of its polynomial."""
         terms = [self.polynomial_of(place) for place in places]
         p, q = terms if len(terms) == 2 else (terms[0], None)
         if p is None or (q is None and len(terms) == 2):
@@ -245,8 +251,9 @@ class Numbers:
         return True, self._number(place)
 
     def polynomial_of(self, place: int) -> Polynomial | None:
-        """Return the polynomial of an int, an atom where it is neither constant nor a sum or
-        product; None for another value."""
+        """Return the polynomial of an int value; None for any other value.
+
+        A value that is neither a constant nor a sum or product is an atom."""
         value = self.values[place]
         if type(value) is not int:
             return None
@@ -258,8 +265,9 @@ class Numbers:
         return p
 
     def type_of(self, dtype: DType, shape: Sequence[Any]) -> TensorType:
-        """Return the one type of that dtype and shape, some of whose lengths are open. Raises
-        `ShapeError` for a negative length."""
+        """Return the unique type with that dtype and shape, some of whose lengths are dynamic.
+
+        Raises `ShapeError` for a negative length."""
         lengths: list[Any] = []
         key: list[Any] = [dtype]
         for n in shape:
@@ -281,10 +289,11 @@ class Numbers:
     def planning(
         self, bounds: Sequence[int], present: Sequence[Any]
     ) -> Iterator[tuple[list[Any], dict[int, Any]]]:
-        """Record computation on lengths again inside the block, with the `present` values. Types
-        have their bytes at these bounds of all lengths. The block gets placeholders of the values
-        and, at its end, the guards by place. Raises `Pinned` after a block that needed the value of
-        a length; its computation is dropped then."""
+        """Record computation on lengths again inside the block, with the `present` values.
+
+        The byte sizes of types are those at these bounds of all lengths. Yields placeholders of the
+        values and, at the end of the block, the guards by index. Raises `Pinned` after a block that
+        needed the value of a length; its computation is then discarded."""
         before = len(self.values), len(self.steps), dict(self.guarded), dict(self.pins)
         guards: dict[int, Any] = {}
         self.values = [*present]
@@ -313,7 +322,7 @@ class Numbers:
             self._placeholders.clear()
 
     def fork(self, values: Sequence[Any] | None = None) -> Numbers:
-        """Return a copy that begins with these values, and records further computation apart."""
+        """Return a copy that starts with these values and records further computation itself."""
         other = copy.copy(self)
         other.values = [*(values or self.values)[: len(self.values)]]
         steps = {(fn, operands): place for place, fn, operands in self.steps}
@@ -327,8 +336,9 @@ class Numbers:
         return other
 
     def fork_for(self, formulas: Any) -> tuple[Numbers, list[int]]:
-        """Return a fork in which these formulas compute the integers of kernels, and the places of
-        the formulas' inputs."""
+        """Return a fork in which these formulas compute the integers of kernels.
+
+        Also return the indices of the formulas' inputs."""
         computed = {place for place, _, _ in self.steps} | {*range(self.inputs)}
         inputs = [place for place in sorted(computed) if type(self.values[place]) is int]
         other = self.fork()
@@ -337,8 +347,9 @@ class Numbers:
         return other, inputs
 
     def fork_with_steps(self, formulas: Any, order: Sequence[int]) -> Numbers:
-        """Return a fork in which these formulas compute all numbers, from the inputs alone. The
-        formulas have the inputs in this order."""
+        """Return a fork in which these formulas compute all numbers from the inputs.
+
+        The formulas have the inputs in this order."""
         other = self.fork()
         other.formulas, other.steps = formulas, [*self.steps]
         inputs = sorted((number, place) for place, number in enumerate(order))
@@ -347,7 +358,7 @@ class Numbers:
 
     @contextmanager
     def planning_kernels(self) -> Iterator[list[Any]]:
-        """Record computation in a fork inside the block, which gets placeholders of the values."""
+        """Record computation in a fork inside the block, and yield placeholders of the values."""
         self.closed = False
         try:
             with context(numbers=self):
@@ -360,7 +371,7 @@ class Numbers:
         return [self._number(i) if type(x) is int else x for i, x in enumerate(self.values)]
 
     def formula(self, place: int) -> int:
-        """Return the formulas' number for the value at that place."""
+        """Return the formula number for the value at that index."""
         number = self._numbers_of.get(place)
         if number is None:
             if place in self._constants:
@@ -379,7 +390,7 @@ class Numbers:
         return number
 
     def guards(self) -> list[tuple[int, Any]]:
-        """Return the guarded values: the formulas' number of each, and the value."""
+        """Return the guarded values: for each its formula number and the value."""
         return [(self.formula(place), self.values[place]) for place in self.guarded]
 
     def at_bounds(self) -> list[Any]:
@@ -417,25 +428,25 @@ def is_same(x: Any, y: Any) -> bool:
 
 
 def index_of(value: Any) -> int:
-    """Return the int that `operator.index` makes of the value, or an open length as it is."""
+    """Return `operator.index` of the value; a dynamic length is returned unchanged."""
     if type(value) is Number and value.is_open():
         return value  # type: ignore[return-value]
     return operator.index(value)
 
 
 def is_open(value: Any) -> bool:
-    """Return whether a value is an open length, or computed of open lengths."""
+    """Return whether a value is a dynamic length, or computed from dynamic lengths."""
     return type(value) is Number and value.is_open()
 
 
 def has_open_lengths() -> bool:
-    """Return whether a trace with open lengths goes on."""
+    """Return whether a trace with dynamic lengths is active."""
     own: Numbers | None = current().numbers
     return own is not None and own.has_lengths
 
 
 def is_length(value: Any) -> bool:
-    """Return whether a value is computed of open lengths and of no other number of the call."""
+    """Return whether a value is computed only from dynamic lengths, and from no other number."""
     own = value.recorded if is_open(value) else None
     return own is not None and own.sources({value.place}).isdisjoint(range(own.first_length))
 
@@ -446,8 +457,9 @@ def is_free(value: Any) -> bool:
 
 
 def compute(fn: Callable[..., Any], *operands: Any) -> Any:
-    """Return fn(*operands) for Python numbers, of which any may be a `Number`. A function in C that
-    user code calls directly, as math.log(x), needs the value."""
+    """Return fn(*operands) for Python numbers, any of which may be a `Number`.
+
+    A C function that user code calls directly, such as math.log(x), needs the value."""
     for each in operands:
         if type(each) is Number and each.recorded is not None:
             return each.recorded.compute(fn, operands)
@@ -458,9 +470,9 @@ def compute(fn: Callable[..., Any], *operands: Any) -> Any:
 def open_lengths(
     sizes: Sequence[int], formulas: Any
 ) -> Iterator[tuple[list[Any], Callable[[], list[tuple[int, Any]]]]]:
-    """Record computation on lengths of these sizes in formulas inside the block.
+    """Record computation on lengths of these sizes as formulas inside the block.
 
-    The block gets placeholders for the lengths, and `guards` of the computation so far.
+    Yields placeholders for the lengths, and a function `guards` of the computation so far.
     """
     numbers, _ = Numbers((), None, sizes).fork_for(formulas)
     with numbers.planning_kernels() as placeholders:
@@ -468,8 +480,9 @@ def open_lengths(
 
 
 def plain(tree: Any) -> Any:
-    """Return nested lists, tuples and dicts with Python numbers in place of `Number`s; the same
-    objects where there are none."""
+    """Return nested lists, tuples and dicts with `Number`s replaced by Python numbers.
+
+    Objects without `Number`s are returned unchanged."""
     if type(tree) is Number:
         return tree.see()
     if isinstance(tree, dict):
@@ -483,8 +496,10 @@ def plain(tree: Any) -> Any:
 
 
 def _binary(fn: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return an operator and the reflected one. For an operand that is no Python number, such as a
-    Tensor, they return NotImplemented, so that Python asks that."""
+    """Return an operator and its reflected variant.
+
+    For an operand that is not a Python number, such as a Tensor, they return NotImplemented, so
+    that Python asks the operand."""
 
     def forward(self: Number, other: Any) -> Any:
         if type(other) is Number or type(other) in _COMPUTED:
@@ -513,8 +528,10 @@ def _by_value(*fns: Callable[..., Any]) -> list[Any]:
 
 
 class Number(Length):
-    """Placeholder of a Python number in a trace. `isinstance` takes it for the number's class, and
-    it has all methods of the number. `place` is its place among the values."""
+    """Placeholder of a Python number in a trace.
+
+    `isinstance` treats it as an instance of the number's class, and it has all methods of the
+    number. `place` is its index among the values."""
 
     __slots__ = ("__weakref__", "_numbers", "_value", "place")
 
@@ -529,8 +546,9 @@ class Number(Length):
 
     @property
     def recorded(self) -> Numbers | None:
-        """The computation that it belongs to, while that is recorded here. Afterwards, and on
-        another thread, it behaves as its value, which is guarded."""
+        """The computation to which it belongs, while it is recorded in this thread.
+
+        Afterwards, and on another thread, it behaves like its value, which is guarded."""
         own = self._numbers
         return own if current().numbers is own and not own.closed else None
 
@@ -558,7 +576,7 @@ class Number(Length):
         return self._value
 
     def keep(self) -> Any:
-        """Return the value for a place that later calls do not update, and guard it."""
+        """Return the value for a variable that later calls do not update, and guard it."""
         if not self._numbers.closed:
             self._numbers.guarded.setdefault(self.place, None)
         return self._value

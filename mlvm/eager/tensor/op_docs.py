@@ -1,5 +1,4 @@
-"""Sentences of ops' docstrings, derived from type rules: shapes and dtypes of operands and result,
-and errors."""
+"""Sentences of op docstrings derived from type rules: shapes and dtypes, and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _TYPES: Final = {
     kind: TensorType(name)
     for kind, name in {"b": "bool", "u": "u8", "i": "i64", "f": "f32", "c": "c64"}.items()
 }
-"""A type of each kind of dtype that type rules know."""
+"""One type for each kind of dtype that type rules distinguish."""
 
 _ANY: Final = "any dtype"
 _ALLOWED: Final = {
@@ -35,11 +34,12 @@ _RESULTS: Final = {
     "bui": "in {its} dtype; integers and bools give f32",
     "c": "in {its} dtype; complex numbers give that of their parts",
 }
-"""Texts of the result's dtype, by the kinds of dtype for which it is not that of the operands."""
+"""Text of the result's dtype, by the kinds of dtype for which it differs from the operands' dtype.
+"""
 
 
 WITH_WHERE: Final = frozenset(["sum", "mean", "prod", "max", "min", "any", "all", "logsumexp"])
-"""Reductions that take `where=`, a bool tensor of the elements that count."""
+"""Reductions that accept `where=`, a bool tensor that selects elements."""
 
 _WHERE: Final = "With `where`, only elements count at which that bool tensor is True. "
 
@@ -96,8 +96,10 @@ def _dtype_error(allowed: str) -> str:
 
 
 def _dtypes(op: Op, its: str) -> tuple[str, str]:
-    """Return texts of the dtypes that the op takes, and of the result's, after a comma; the latter
-    is empty if it is not simple. `its` names the operand that the result's dtype may be of."""
+    """Return a text for the dtypes that the op accepts, and a text for the result's dtype.
+
+    The second text follows a comma; it is empty if the dtype has no simple description. `its` names
+    the operand whose dtype the result may have."""
     results = {}
     attributes = op.bind({})
     for kind, type in _TYPES.items():

@@ -1,8 +1,8 @@
-"""The one door from what a user gives to a tensor: a tensor, a number, an array, a list."""
+"""Conversion of operands to tensors: from a tensor, a number, an array or a list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Final, TypeAlias
 
@@ -31,11 +31,13 @@ Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 _INT: Final = TensorType(default_of(int))
+_LISTED: Final = frozenset({list, float, int})  # values of which C makes a tensor
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
-    """Convert the value that a user gives for an operand to a tensor. `like` is a tensor that the
-    op takes with it.
+    """Convert the value that a user passes as an operand to a tensor.
+
+    `like` is another operand of the op, a tensor.
 
     1. A tensor is itself.
     2. An array has the dtype that `asarray` gives it. But f64, numpy's default, becomes the float
@@ -45,10 +47,11 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
     4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
        of indices (`or_index`), only its floats are. Without `like` it is as in `asarray`.
 
-    Arrays and lists are copied, as `asarray` does, also to a VM elsewhere. In a captured function
-    they become constants.
+    Arrays and lists are copied, as by `asarray`, also to a remote VM. In a captured function they
+    become constants.
 
-    Raises `DTypeError` for anything else, `OperandValueError` for an int that the dtype lacks.
+    Raises `DTypeError` for any other value, and `OperandValueError` for an int that the dtype
+    cannot represent.
     """
     if isinstance(value, Tensor):
         return value
@@ -73,6 +76,15 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
     return tensor_of(value, dtype)
 
 
+operand: Final[Callable[[object, Tensor], Tensor]] = (
+    as_operand if EXTENSION is None else EXTENSION.operand
+)
+"""As `as_operand(value, like)`. With the C extension, C remembers the tensors of numbers."""
+
+if EXTENSION is not None:
+    EXTENSION.install_operands(as_operand)
+
+
 def _number(value: Scalar, like: Tensor) -> Tensor:
     try:
         return constant(value, dtype_beside(value.__class__, like.dtype))
@@ -86,9 +98,11 @@ def _number(value: Scalar, like: Tensor) -> Tensor:
 
 
 def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
-    """Convert operands to tensors, each like the first tensor, or else the first array, the first
-    list or the first number. An array is like the tensor of the widest float. Raises `DTypeError`
-    for any other value."""
+    """Convert operands to tensors, each as an operand of the first tensor.
+
+    Without a tensor, the first array, the first list or the first number is used instead. Arrays
+    are converted as operands of the tensor with the widest float dtype. Raises `DTypeError` for any
+    other value."""
     widest = widest_of(values)
     like = next((x for x in values if isinstance(x, Tensor)), None)
     if like is None:
@@ -99,21 +113,23 @@ def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
 
 
 def widest_of(values: Iterable[object]) -> Tensor | None:
-    """Return the tensor of the widest float among the values, if there is one."""
+    """Return the tensor with the widest float dtype among the values, or None."""
     floats = [x for x in values if isinstance(x, Tensor) and x.dtype.is_inexact]
     return max(floats, key=lambda x: x.dtype.real.itemsize, default=None)
 
 
 def array_beside(own: DType, dtype: DType) -> DType:
-    """Return the dtype of an array beside a tensor of the widest float `dtype`: f64 becomes that
-    float, as numbers in a list do, and complex numbers of f64 accordingly."""
+    """Return the dtype of an array combined with a tensor of the widest float `dtype`.
+
+    f64 becomes that float dtype, like numbers in a list, and c128 becomes the corresponding complex
+    dtype."""
     if not own.is_inexact or own.real is not f64 or not dtype.is_inexact or dtype.real is f64:
         return own
     return dtype.real if own.is_float else promote(dtype, c64)
 
 
 def is_whole(x: object) -> bool:
-    """Return whether a value is an array, and no list."""
+    """Return whether a value is an array rather than a list."""
     return is_array(x) and not isinstance(x, (list, tuple))
 
 
@@ -122,8 +138,7 @@ def _rank(value: object) -> int:
 
 
 def is_array(value: object) -> bool:
-    """Return whether an operand that is neither a tensor nor a number may have an array's
-    values."""
+    """Return whether an operand that is neither a tensor nor a number may have an array's values."""
     if isinstance(value, (Tensor, *NUMBERS)):
         return False
     return (
@@ -134,13 +149,13 @@ def is_array(value: object) -> bool:
 
 
 def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
-    """Return a new tensor of values that are no tensor. Raises what `asarray` raises."""
+    """Return a new tensor from values that are not a tensor, with the errors of `asarray`."""
     if type(values) is Number:
         target = dtype or default_of(values.__class__)
         if isinstance(values, float) or target.is_integer:
             return apply(COPY, constant(values, target))
-        values = plain(values)  # a large int is rounded once, and by a constant twice
-    if dtype is None and EXTENSION is not None and type(values) is list:
+        values = plain(values)  # a large int is rounded once; a constant would round it twice
+    if dtype is None and EXTENSION is not None and type(values) in _LISTED:
         listed: Tensor | None = EXTENSION.listed(values, TensorType(default_of(float)), _INT)
         if listed is not None:
             return listed
@@ -164,9 +179,10 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
 
 
 def _listed_dtype(values: object, array: Array) -> DType:
-    """Return the dtype of nested lists, whose numbers are in `array`. Scalars and arrays of numpy
-    keep their dtypes, and Python numbers are as beside these. Without them, and without a Python
-    number, it is the default dtype of the array's kind."""
+    """Return the dtype of nested lists, whose numbers are in `array`.
+
+    Numpy scalars and arrays keep their dtypes, and Python numbers adapt to them. Without both, it
+    is the default dtype of the array's kind."""
     kinds = dict.fromkeys(getattr(leaf, "dtype", leaf.__class__) for leaf in leaves(values))
     own = [DType.of(kind) for kind in kinds if not isinstance(kind, type)]
     if not own:
@@ -180,7 +196,7 @@ def _first_tensor(values: object) -> Tensor | None:
 
 
 def _joined(values: object, like: Tensor) -> Tensor:
-    """Join nested lists of tensors, and of numbers as they are beside `like`, to one tensor."""
+    """Join nested lists of tensors, and of numbers adapted to `like`, to one tensor."""
     if not isinstance(values, (list, tuple)):
         return as_operand(values, like)
     rows = [_joined(each, like) for each in values]
@@ -192,9 +208,11 @@ def _joined(values: object, like: Tensor) -> Tensor:
 
 
 def listed_beside(values: object, dtype: DType) -> DType | None:
-    """Return the dtype of a list of Python numbers beside a tensor of that dtype: that of
-    `dtype_beside` for the number of the highest kind. An empty list has the tensor's dtype. None
-    for anything but a list, and for a list with arrays or tensors: these keep their dtypes."""
+    """Return the dtype of a list of Python numbers combined with a tensor of that dtype.
+
+    It is the dtype that `dtype_beside` returns for the number of the highest kind. An empty list
+    has the tensor's dtype. Return None for anything except a list, and for a list with arrays or
+    tensors, which keep their dtypes."""
     if not isinstance(values, (list, tuple)):
         return None
     kinds = set()

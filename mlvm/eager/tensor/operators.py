@@ -1,4 +1,4 @@
-"""Operators of tensors: Python's name of each, and its op."""
+"""Operators of tensors: Python's name of each operator, and its op."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.methods import Methods
-from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.operands import Operand, as_operand, is_array, operand
 from mlvm.eager.tensor.parts import warn_of_part
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -32,9 +32,7 @@ def _of_two(op: str) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            if other.__class__ is not Tensor:
-                other = as_operand(other, self)
-            return apply(call, self, other)
+            return apply(call, self, other if other.__class__ is Tensor else operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise
@@ -47,7 +45,7 @@ def _reflected(op: str) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            return apply(call, as_operand(other, self), self)
+            return apply(call, operand(other, self), self)
         except MlvmError as error:
             annotate_error(error, op, (other, self))
             raise
@@ -56,8 +54,9 @@ def _reflected(op: str) -> Binary:
 
 
 def _without_zero(op: str, operator: Binary) -> Binary:
-    """Decorate `//` or `%`: integers by the number 0 raise `OperandValueError`. Divisors in a
-    tensor are not checked: a quotient by 0 is 0 there."""
+    """Decorate `//` or `%`: integers divided by the number 0 raise `OperandValueError`.
+
+    Divisors in a tensor are not checked: a quotient by 0 is 0 there."""
 
     def checked(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is int and other == 0 and self.dtype.is_integer:
@@ -69,7 +68,9 @@ def _without_zero(op: str, operator: Binary) -> Binary:
 
 
 def _over(self: Tensor, other: Operand) -> Tensor:
-    """Return other / self. For `autocast` it is a power of self, as `reciprocal` is."""
+    """Return other / self.
+
+    `autocast` treats it as a power of self, like `reciprocal`."""
     try:
         self = in_single(self)
         return apply(_DIVIDE, as_operand(other, self), self)
@@ -84,7 +85,7 @@ def _of_function(op: str, *, reflected: bool = False) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            other = as_operand(other, self)
+            other = operand(other, self)
             return function(other, self) if reflected else function(self, other)
         except MlvmError as error:
             annotate_error(error, op, (other, self) if reflected else (self, other))
@@ -100,7 +101,7 @@ def _in_place(op: str) -> Binary:
         if self.base is not None and getrefcount(self) == LOCAL_OPERATOR:
             warn_of_part(_getframe(1), self)
         try:
-            return apply_into(self, call, self, as_operand(other, self))
+            return apply_into(self, call, self, operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise
@@ -122,8 +123,9 @@ def _of_one(op: str) -> Callable[[Tensor], Tensor]:
 
 
 def _comparison(op: str) -> Binary:
-    """Return the operator `==` or `!=`. For anything but a number or an array, Python compares
-    identities."""
+    """Return the operator `==` or `!=`.
+
+    For an operand that is neither a number nor an array, Python compares identities."""
     call = one_op(op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
@@ -131,7 +133,7 @@ def _comparison(op: str) -> Binary:
         if not is_number and not is_array(other):
             return NotImplemented  # type: ignore[no-any-return]
         try:
-            return apply(call, self, as_operand(other, self))
+            return apply(call, self, operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise
@@ -140,11 +142,13 @@ def _comparison(op: str) -> Binary:
 
 
 def _power(self: Tensor, other: Operand) -> Tensor:
-    """Return x ** other. x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
+    """Return x ** other.
+
+    x ** 2 is `square(x)`: a multiplication is much cheaper than a power."""
     try:
         if other.__class__ is int and other == 2:
             return primitives.square(self)
-        return primitives.pow(self, as_operand(other, self))
+        return primitives.pow(self, operand(other, self))
     except MlvmError as error:
         annotate_error(error, "pow", (self, other))
         raise
@@ -154,7 +158,7 @@ def _power_in_place(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
             return apply_into(self, _SQUARE, self)
-        return apply_into(self, _POW, self, as_operand(other, self))
+        return apply_into(self, _POW, self, operand(other, self))
     except MlvmError as error:
         annotate_error(error, "pow", (self, other))
         raise
@@ -175,7 +179,7 @@ _OF_TWO: Final = {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
 }
-"""Each also reflected, `__radd__`, and in place, `__iadd__`."""
+"""Binary operators; each also exists reflected, `__radd__`, and in place, `__iadd__`."""
 
 OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     **{f"__{name}__": _of_two(op) for name, op in _OF_TWO.items()},
@@ -202,7 +206,9 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     "__abs__": _of_one("abs"),
     "__invert__": _of_one("bitwise_invert"),
 }
-"""Operators by Python's names. `Methods` has them, and `methods.pyi` has their types."""
+"""Operators by Python's names.
+
+They become methods of `Methods`; `methods.pyi` contains their types."""
 
 for _name, _operator in OPERATORS.items():
     setattr(Methods, _name, _operator)

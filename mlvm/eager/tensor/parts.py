@@ -1,7 +1,7 @@
-"""Warnings about updates that are lost: of parts of tensors, where NumPy would write to the whole.
+"""Warnings about updates without effect: of parts of tensors, where NumPy would write to the whole.
 
 In: the frame of an update, `a[i] = v` or `a += v`, of a tensor to which only the name `a` refers.
-Out: a `NoEffectWarning`, or nothing. The source of an update is analysed once.
+Out: a `NoEffectWarning`, or None. The source of an update is analysed once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ _VIEWS: Final = frozenset(
 ).union(
     ("moveaxis", "matrix_transpose", "squeeze", "expand_dims", "broadcast_to", "diagonal", "flip")
 )
-"""Attributes and functions whose result shares its elements with the whole in NumPy."""
+"""Attributes and functions whose result shares its elements with the operand in NumPy."""
 
 _INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 _parsing: Final = new_lock()
-"""Held while a source is parsed: in CPython 3.11 two threads at once disturb each other."""
+"""Held while a source is parsed: in CPython 3.11 two threads cannot parse simultaneously."""
 
 _sites: Final = Memo[tuple[int, int], tuple[CodeType, str | None]](4096, "eager.tensor.parts sites")
-"""By a code's id and the place of an instruction: the code, and what its update loses, or None."""
+"""By the id of a code object and the offset of an instruction: the code, and the part whose update
+is lost, or None."""
 
 _unpacked: Final = Memo[int, tuple[weakref.ref[Any], weakref.ref[Any]]](
     256, "eager.tensor.parts unpacked"
 )
-"""The latest rows that `a, b = x` has unpacked, by their ids, each with the owner of x's bytes."""
+"""The most recent rows that `a, b = x` has unpacked, by their ids, each with the owner of the bytes
+of x."""
 
 
 def unpacks(frame: FrameType) -> bool:
@@ -46,20 +48,23 @@ def unpacks(frame: FrameType) -> bool:
 
 
 def note_unpacked(row: Any, whole: Any) -> None:
-    """Note a row of a tensor that is unpacked."""
+    """Record a row of a tensor that is unpacked."""
     _unpacked[id(row)] = weakref.ref(row), weakref.ref(whole.root)
 
 
 def _is_row_of_another(x: Any) -> bool:
-    """Return whether x is an unpacked row of a tensor that somebody refers to."""
+    """Return whether x is an unpacked row of a tensor that is still referenced."""
     row, reference = _unpacked.entries.get(id(x), (None, None))
     whole = reference() if row is not None and reference is not None and row() is x else None
-    return whole is not None and sys.getrefcount(whole) > len(whole.views()) + 2  # those here
+    # the references in this function
+    return whole is not None and sys.getrefcount(whole) > len(whole.views()) + 2
 
 
 def warn_of_part(frame: FrameType, x: Any) -> None:
-    """Warn if the update of x at the frame's instruction is lost: x is an argument that nobody else
-    refers to, a row of a tensor that somebody refers to, or a part of one that is read later."""
+    """Warn if the update of x at the frame's instruction has no effect.
+
+    x is then an argument without another reference, a row of a tensor that is still referenced, or
+    a part of a tensor that is read later."""
     code, place = frame.f_code, frame.f_lasti
     _, text = _sites.get((id(code), place), lambda: (code, _lost(frame, type(x))))
     if text is None and len(_unpacked) and _is_row_of_another(x):
@@ -74,8 +79,9 @@ def warn_of_part(frame: FrameType, x: Any) -> None:
 
 
 def _lost(frame: FrameType, tensor: type) -> str | None:
-    """Describe the part whose update at the frame's instruction is lost. None if the update has an
-    effect, as far as the source tells."""
+    """Describe the part whose update at the frame's instruction has no effect.
+
+    Return None if the update has an effect, as far as the source shows."""
     code = frame.f_code
     body = _body_of(code, "".join(linecache.getlines(code.co_filename, frame.f_globals)))
     nodes = list(_own_nodes(body))
@@ -95,11 +101,11 @@ def _lost(frame: FrameType, tensor: type) -> str | None:
 
 @memoized(64)
 def _body_of(code: CodeType, source: str) -> ast.AST:
-    """Return the node of a function or module, an empty one if the source is not known."""
+    """Return the node of a function or module; an empty node if the source is not known."""
     try:
         with _parsing:
             tree = ast.parse(source)
-    except (SyntaxError, SystemError):  # a cell with commands; another thread that parses
+    except (SyntaxError, SystemError):  # a cell with commands, or another thread that parses
         return ast.Module([], [])
     if code.co_name == "<module>":
         return tree
@@ -112,7 +118,7 @@ def _body_of(code: CodeType, source: str) -> ast.AST:
 
 
 def _own_nodes(body: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function or module, and none within its inner functions."""
+    """Yield the nodes of a function or module, except those in nested functions."""
     for child in ast.iter_child_nodes(body):
         yield child
         if not isinstance(child, _INNER):
@@ -120,8 +126,10 @@ def _own_nodes(body: ast.AST) -> Iterator[ast.AST]:
 
 
 def _may_leave(nodes: Iterable[ast.AST], name: str) -> bool:
-    """Return whether the named value may be used after the function: it returns or yields a value,
-    gives the argument a new value, stores it, or passes it to a statement or an inner function."""
+    """Return whether the named value may be used after the function.
+
+    The function then returns or yields a value, assigns a new value to the argument, stores it, or
+    passes it to a statement or an inner function."""
     for node in nodes:
         stored: list[ast.AST | None] = []
         if isinstance(node, (ast.Yield, ast.YieldFrom)) or (
@@ -140,7 +148,7 @@ def _may_leave(nodes: Iterable[ast.AST], name: str) -> bool:
 
 
 def _names(node: ast.AST | None, but: tuple[type[ast.AST], ...] = ()) -> set[str]:
-    """Return the names in an expression, but those below nodes of these classes."""
+    """Return the names in an expression, except those below nodes of these classes."""
     if isinstance(node, ast.Name):
         return {node.id}
     if node is None or isinstance(node, but):
@@ -149,14 +157,13 @@ def _names(node: ast.AST | None, but: tuple[type[ast.AST], ...] = ()) -> set[str
 
 
 _BELOW: Final = (ast.Subscript, ast.Attribute, ast.BinOp, ast.Call)
-"""Expressions whose value is not their operand itself."""
+"""Expressions whose value is not one of their operands."""
 
 
 def _part_read_later(
     nodes: Iterable[ast.AST], name: str, wholes: set[str], line: int
 ) -> str | None:
-    """Describe the part that the name has if it is one, as of `t = x.T`, and x is read after the
-    line."""
+    """Describe the part that the name refers to, as in `t = x.T`, if x is read after the line."""
     nodes = list(nodes)
     for node in nodes:
         if isinstance(node, ast.Assign) and any(name == getattr(x, "id", "") for x in node.targets):

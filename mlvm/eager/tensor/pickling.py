@@ -1,4 +1,4 @@
-"""Pickles name what is public, so that they load whichever file it is defined in later on."""
+"""Pickles refer to public names, so that they can be loaded after a definition has moved."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
 
 
 class Public:
-    """Reference in a pickle to a public object by its path, such as "mlvm.eager:asarray"; loading
-    resolves it."""
+    """Reference in a pickle to a public object by its path, such as "mlvm.eager:asarray".
+
+    Loading resolves it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -29,7 +30,7 @@ class Public:
 
 @memoized(1024)
 def public_name(x: Any) -> Any:
-    """Return a reference to a function or class by its public name, if it has one; else itself."""
+    """Return a reference to a function or class by its public name; without one, the object."""
     home, name = str(x.__module__), x.__qualname__
     if home.startswith(f"{_LANGUAGE}."):
         for room in (".".join(home.split(".")[:3]), _LANGUAGE):
@@ -39,7 +40,7 @@ def public_name(x: Any) -> Any:
 
 
 def with_public_names(fields: Any) -> Any:
-    """Return an object's fields for its pickle: with public names for functions of mlvm."""
+    """Return an object's fields for its pickle, with public names for functions of mlvm."""
     if isinstance(fields, FunctionType):
         return public_name(fields)
     if type(fields) not in (list, tuple, dict):
@@ -47,7 +48,7 @@ def with_public_names(fields: Any) -> Any:
     items = [*fields.values()] if type(fields) is dict else fields
     named = [with_public_names(x) for x in items]
     if all(map(operator.is_, named, items)):
-        return fields  # which is one object wherever it stands
+        return fields  # pickle stores the same object only once
     return dict(zip(fields, named, strict=True)) if type(fields) is dict else type(fields)(named)
 
 

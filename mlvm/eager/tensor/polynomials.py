@@ -1,7 +1,7 @@
-"""The algebra of lengths: sums and products of integers in one form.
+"""Algebra of lengths: sums and products of integers in a normal form.
 
-Two formulas of a trace that are equal for all lengths are one polynomial. So a comparison of them
-needs no guard, and a shape that is computed in two ways makes one type.
+Two formulas of a trace that are equal for all lengths are the same polynomial. A comparison of them
+therefore needs no guard, and a shape that is computed in two ways results in the same type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Monomial: TypeAlias = tuple[int, ...]
 """The numbers of the atoms in a product, in order."""
 
 Polynomial: TypeAlias = tuple[tuple[Monomial, int], ...]
-"""The terms of a sum, in order: a product of atoms, and its factor, which is not 0."""
+"""The terms of a sum, in order: a product of atoms, and its nonzero factor."""
 
 _MOST_TERMS: Final = 16
 
@@ -23,7 +23,7 @@ def polynomial(value: int) -> Polynomial:
 
 
 def atom(number: int) -> Polynomial:
-    """Return the polynomial of an atom alone."""
+    """Return the polynomial that consists of one atom."""
     return (((number,), 1),)
 
 
@@ -35,7 +35,7 @@ def constant_of(p: Polynomial) -> int | None:
 
 
 def added(p: Polynomial, q: Polynomial, times: int = 1) -> Polynomial | None:
-    """Return p + times * q, None for more terms than are kept."""
+    """Return p + times * q; None if it has more terms than the limit."""
     terms = dict(p)
     for monomial, factor in q:
         terms[monomial] = terms.get(monomial, 0) + times * factor
@@ -43,7 +43,7 @@ def added(p: Polynomial, q: Polynomial, times: int = 1) -> Polynomial | None:
 
 
 def multiplied(p: Polynomial, q: Polynomial) -> Polynomial | None:
-    """Return p * q, None for more terms than are kept."""
+    """Return p * q; None if it has more terms than the limit."""
     terms: dict[Monomial, int] = {}
     for left, a in p:
         for right, b in q:
@@ -53,7 +53,7 @@ def multiplied(p: Polynomial, q: Polynomial) -> Polynomial | None:
 
 
 def divided(p: Polynomial, q: Polynomial) -> Polynomial | None:
-    """Return p / q for a q of one term that divides each term of p; None for others."""
+    """Return p / q for a q with one term that divides each term of p; otherwise None."""
     if len(q) != 1:
         return None
     [(divisor, by)] = q

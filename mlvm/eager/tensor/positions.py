@@ -1,4 +1,4 @@
-"""Errors of positions that are out of range, in the words of the function that computed these."""
+"""Errors for indices out of range, in terms of the function that computed the indices."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from mlvm.core.errors import PositionRefused
 
 
 def numbers_in(error: PositionRefused) -> tuple[int, int]:
-    """Return the index and the length that an error names."""
+    """Return the index and the length in an error."""
     found = [int(x) for x in re.findall(r"-?\d+", error.reason)]
     return found[0], found[-1]
 
 
 Reword: TypeAlias = Callable[[PositionRefused], None]
-"""Changes the text of an error."""
+"""Function that changes the text of an error."""
 
 
 @contextmanager
 def rewording(reword: Reword) -> Iterator[None]:
-    """Let `reword` change the error of a position that is out of range in ops inside the block, now
-    or when a program with them runs."""
+    """Let `reword` change the error for an index out of range in ops inside the block.
+
+    This applies to errors raised now, and to errors raised when a program with these ops runs."""
 
     def once(error: PositionRefused) -> None:
         if not getattr(error, "is_reworded", False):

@@ -1,4 +1,4 @@
-"""Warning of f64 data beside narrower weights: all results would be f64, unintended."""
+"""Warning for f64 data combined with narrower weights, which would make all results f64."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.warn import warn_at
 
 _WALK: Final = "cotangents"
-"""The method of a tape for the backward pass, whose products repeat those of the forward pass."""
+"""Method of a tape that runs the backward pass, whose products repeat those of the forward pass."""
 
-_warned: set[str | None] = set()  # lines
+_warned: set[str | None] = set()  # lines that have been reported
 
 
 class PrecisionWarning(UserWarning):
-    """A product of f64 with f32 or less computes in f64, and so does all that follows. numpy and
-    pandas give f64 by default. The text names both operands; each line is warned of once.
+    """Warning for a product of f64 with f32 or less, which computes in f64.
+
+    All results computed from it are then also f64. numpy and pandas return f64 by default. The text
+    names both operands; each line is reported once.
 
         >>> import warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -30,8 +32,9 @@ class PrecisionWarning(UserWarning):
 
 
 def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
-    """Issue a `PrecisionWarning` at the user's line if the op is a product of f64 and narrower
-    floats. Convolutions refuse such operands."""
+    """Issue a `PrecisionWarning` at the user's line for a product of f64 and narrower floats.
+
+    Convolutions reject such operands."""
     if op != "matmul":
         return
     parts = {type.dtype.real for type in types if type.dtype.is_inexact}
@@ -53,7 +56,7 @@ def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
 
 
 def _goes_back() -> bool:
-    """Return whether a backward pass computes the product, and no line of the user's."""
+    """Return whether the product is computed by a backward pass rather than by a user's line."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != _WALK:
         frame = frame.f_back

@@ -1,9 +1,9 @@
 """The public function of every op, derived from the op table.
 
-`add(x, y, /, *, out=None)` takes operands by position (`as_operand` says which), attributes by
-keyword, and optionally the tensor to write into. An `axis` may follow the operands by position,
-`sum(x, 0)`. `primitives.pyi` has the same for editors and type checkers; `mlvm.eager.stub` writes
-it.
+`add(x, y, /, *, out=None)` accepts operands by position (see `as_operand`), attributes by keyword,
+and optionally the tensor to write to. An `axis` may follow the operands by position: `sum(x, 0)`.
+`primitives.pyi` contains the same signatures for editors and type checkers; `mlvm.eager.stub`
+writes it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from mlvm.eager.tensor.wrapper import annotate_error
 
 
 def reduce_where(name: str, x: Tensor, **attributes: Any) -> Tensor:
-    """Reduce the elements at which the attribute `where` is True. `mlvm.eager.functions.sums` sets
-    it."""
+    """Reduce the elements at which the attribute `where` is True.
+
+    `mlvm.eager.functions.sums` assigns this function."""
     raise NotImplementedError
 
 
@@ -112,7 +113,7 @@ def _name_of(dtype: object, op: Op) -> str:
 
 
 def _require_few(op: Op, operands: Sequence[object]) -> None:
-    """Raise `ShapeError` for an attribute by position, which is no operand."""
+    """Raise `ShapeError` for an attribute that is passed by position, like an operand."""
     most = len(op.inputs)
     if len(operands) > most and op.attributes and not op.variadic:
         also = " and axis" if _takes_axis(op) else ""
@@ -153,7 +154,7 @@ __all__ = sorted(name for name, op in OPS.items() if op.public)
 
 
 def __getattr__(name: str) -> Callable[..., Tensor]:
-    """Return the function of an op, derived at the first use."""
+    """Return the function of an op, created at its first use."""
     if name not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     function = globals()[name] = _derive(OPS[name])

@@ -1,4 +1,4 @@
-"""Copies of values out of a tensor's memory and into it; errors of handles without memory."""
+"""Copying values between a tensor's memory and arrays; errors for handles without memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from mlvm.eager.tensor.templates import opaque
 
 
 def note_read(x: Any) -> None:
-    """Note on the tape of x the line that reads its values, for a `NoEffectWarning`. A tensor
-    without a gradient that is read decides what is computed, and loses nothing."""
+    """Record on the tape of x the line that reads its values, for a `NoEffectWarning`.
+
+    If a tensor without a gradient is read, the program may depend on it, so the gradient is not
+    considered lost."""
     if x.tape is None:
         tape = current().tape
         if tape is not None:
@@ -26,21 +28,25 @@ def note_read(x: Any) -> None:
 
 
 def values_of(x: Allocation) -> Array:
-    """Return a copy of the values, in the tensor's dtype. Raises `StaleTensor` for a tensor that
-    has ended, and `CaptureError` in a captured function, on whichever VM the tensor is."""
+    """Return a copy of the values, in the tensor's dtype.
+
+    Raises `StaleTensor` for a tensor that was freed, and `CaptureError` in a captured function, for
+    a tensor on any VM."""
     opaque()
     recorder = current().recorder
     try:
         array = (x.arena.vm if recorder is None else recorder).read(x.handle)
     except HandleError as error:
         raise explain(error, x.arena.vm, (x,)) from None
-    if x.handle == STALE:  # another thread has ended it
+    if x.handle == STALE:  # another thread has freed it
         raise x.stale()
     return array
 
 
 def write(x: Allocation, array: Array) -> None:
-    """Copy an array of the tensor's own type over it. Raises `StaleTensor`."""
+    """Copy an array of the tensor's own type to the tensor.
+
+    Raises `StaleTensor`."""
     opaque()
     vm = x.arena.vm
     try:
@@ -52,8 +58,9 @@ def write(x: Allocation, array: Array) -> None:
 def launch_for_values(
     program: Program, vm: VMProtocol, operands: Sequence[Allocation]
 ) -> list[Array]:
-    """Launch a program on operands and return its outputs. Raises `StaleTensor` for an operand that
-    has ended."""
+    """Launch a program on operands and return its outputs.
+
+    Raises `StaleTensor` for an operand that was freed."""
     opaque()
     try:
         outputs = vm.launch(program, [x.handle for x in operands])
@@ -68,7 +75,8 @@ def launch_for_values(
 def explain(
     error: HandleError, vm: VMProtocol, operands: Sequence[Allocation], *, in_place: bool = False
 ) -> MlvmError:
-    """Return the error for a handle that the VM does not know: it names the operand and the reason.
+    """Return the error for a handle that the VM does not know, with the operand and the reason.
+
     A call `in_place` writes to the first operand."""
     stale = stale_of(operands)
     if stale is not None:

@@ -1,9 +1,9 @@
-"""Typed errors in the place of those of Python and numpy, for arguments of public functions.
+"""Typed errors that replace errors of Python and numpy, for arguments of public functions.
 
 Functions convert their arguments where they use them. If such a conversion fails in mlvm's own code
-with a `TypeError` or the like, the wrappers of public functions call `refusal`: it compares the
-arguments with the annotations, and names the first that does not fit. A call that succeeds costs
-nothing. Errors that a user's function raises are left as they are.
+with a `TypeError` or a similar error, the wrappers of public functions call `refusal`. It compares
+the arguments with the annotations, and names the first argument that does not fit. A call that
+succeeds costs nothing. Errors raised by a user's function are not changed.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def refusal(
     keywords: Mapping[str, Any],
     error: Exception,
 ) -> MlvmError | None:
-    """Return the typed error for an error of Python that wrong arguments of a call have caused;
-    None if it is of a user's function, or of another kind."""
+    """Return the typed error for an error of Python that wrong arguments have caused.
+
+    Return None if a user's function raised the error, or if it has another class."""
     if isinstance(error, MlvmError) or is_of_user(error):
         return None
     if isinstance(error, MemoryError):
@@ -82,8 +83,9 @@ def refusal(
 def _misfit(
     parameter: inspect.Parameter, given: Mapping[str, Any], hint: Any, strict: bool
 ) -> OpError | None:
-    """Return the error for the arguments of a parameter, unless they fit its annotation. With
-    `strict`, a number is no tensor."""
+    """Return the error for the arguments of a parameter, or None if they fit its annotation.
+
+    With `strict`, a number is not a tensor."""
     if parameter.name not in given or parameter.name == "self":
         return None
     value, each = given[parameter.name], ""
@@ -99,11 +101,11 @@ def _misfit(
 
 
 _CAPTURE: Final = "capture: "
-"""Start of errors of the compiler, which other functions than `capture` call, too."""
+"""Start of errors of the compiler, which other functions than `capture` also call."""
 
 
 def named(name: str, error: MlvmError) -> None:
-    """Put the function's name before the text of an error of mlvm's own code that lacks it."""
+    """Prepend the function's name to the text of an mlvm error that does not contain it."""
     if error.late or isinstance(error, AssertionError) or name.lower() in str(error).lower():
         return
     if is_of_user(error):
@@ -116,8 +118,10 @@ def named(name: str, error: MlvmError) -> None:
 
 
 def is_of_user(error: BaseException) -> bool:
-    """Return whether a line outside of mlvm, numpy and Python's library raised an error, or called
-    what did, inside of the call that failed."""
+    """Return whether user code raised an error, or called the code that did.
+
+    User code is any line outside of mlvm, numpy and Python's library, within the call that failed.
+    """
     step: TracebackType | None = error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
@@ -129,7 +133,7 @@ def is_of_user(error: BaseException) -> bool:
 
 @cache
 def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a function, evaluated; none where one cannot be."""
+    """Return the evaluated annotations of a function; an empty dict if one cannot be evaluated."""
     try:
         return typing.get_type_hints(inspect.unwrap(fn))
     except Exception:  # a name that only a type checker imports
@@ -137,7 +141,7 @@ def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
-    """Return whether a value fits an annotation, as far as that decides it."""
+    """Return whether a value fits an annotation, as far as the annotation determines it."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object) or isinstance(hint, (typing.TypeVar, str)):
         return True
@@ -184,14 +188,14 @@ def _fits(value: Any, hint: Any, strict: bool = False) -> bool:
 
 
 def _count(parts: Sequence[Any]) -> int | None:
-    """Return the number of arguments that the parts of an annotation `Callable` say, if any."""
+    """Return the number of arguments in an annotation `Callable`, if it is specified."""
     return len(parts[0]) if parts and isinstance(parts[0], list) else None
 
 
 def _has_numbers(value: Any) -> bool:
     try:
         return np.asarray(value).dtype.kind in "buifcV"
-    except Exception:  # a ragged list, or a foreign array
+    except Exception:  # a ragged list, or an array of another library
         return False
 
 
@@ -207,7 +211,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _text(hint: Any) -> str:
-    """Return an annotation in words."""
+    """Return a description of an annotation."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         texts = dict.fromkeys(map(_text, parts))

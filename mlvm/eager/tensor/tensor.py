@@ -1,6 +1,8 @@
-"""The class of eager tensors. Methods that need upper floors are bound from there: operators
-(`operators.py`), functions that are methods, too (`functions/methods.py`), indexing
-(`functions/indexing.py`) and exchange with other libraries (`interop/`).
+"""The class of eager tensors.
+
+Methods that need higher layers are assigned there: operators (`operators.py`), functions that are
+also methods (`functions/methods.py`), indexing (`functions/indexing.py`) and exchange with other
+libraries (`interop/`).
 """
 
 from __future__ import annotations
@@ -43,20 +45,21 @@ def _scalar_in_python(_: Tensor) -> None:
 _scalar: Final[Callable[[Tensor], bool | int | float | None]] = (
     _scalar_in_python if EXTENSION is None else EXTENSION.scalar
 )
-"""Read the one element of an untracked tensor without a launch; None if `item` must read it."""
+"""Function that reads the only element of an untracked tensor without a launch; returns None if
+`item` must read it."""
 
 
 class Tensor(Methods, Allocation):
     """An n-dimensional value on a VM, with the operators of the Array API standard.
 
     `asarray`, the creation functions, and every op return tensors. The bytes belong to an arena.
-    They return to it when Python drops the last reference, or when the arena is reset; using the
+    They are freed when Python drops the last reference, or when the arena is reset; using the
     tensor after a reset raises `StaleTensor`.
 
-    `x[i] = v`, `x += y` and `out=x` update x in place and never another value. Where a gradient, a
-    view or a capture still needs the old value, it keeps the old memory and x moves to new memory
-    (copy on write). So a function that changes only the shape, or nothing, copies nothing: its
-    result shares the bytes of x until one of the two is updated.
+    `x[i] = v`, `x += y` and `out=x` update x in place and never another value. If a gradient, a
+    view or a capture still needs the old value, the old value keeps its memory and x moves to new
+    memory (copy on write). Functions that change only the shape, or nothing, therefore copy
+    nothing: their result shares the bytes of x until one of the two is updated.
 
     Properties: `shape dtype type ndim size nbytes itemsize device`. Memory: `arena handle base
     views`. Values: `item tolist numpy`. Copies and views: `T mT real imag`, `to_device astype copy
@@ -102,7 +105,7 @@ class Tensor(Methods, Allocation):
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
-        """The numpy dtype that `numpy.result_type(x)` takes, in numpy 2.4 and later."""
+        """The numpy dtype that `numpy.result_type(x)` uses, in numpy 2.4 and later."""
         return self.dtype.__numpy_dtype__
 
     @property
@@ -114,30 +117,32 @@ class Tensor(Methods, Allocation):
     def size(self) -> int:
         """The number of elements."""
         size = self.type.size
-        return Size(size) if type(size) is int else size  # an open length, as it is
+        return Size(size) if type(size) is int else size  # a dynamic length is returned unchanged
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its elements."""
+        """The total size of its elements in bytes."""
         type = self.type
         return type.size * type.dtype.itemsize if type.is_open else type.nbytes
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element."""
+        """The size of one element in bytes."""
         return self.dtype.itemsize
 
     @property
     def device(self) -> VMProtocol:
-        """The VM with its memory."""
+        """The VM that stores it."""
         vm: VMProtocol = self.arena.vm.stands_for
         return vm
 
     # --- values ---
 
     def numpy(self) -> Array:
-        """Return a copy as a numpy array. bf16, which numpy does not have, becomes f32, and dtypes
-        of few bits become i8, u8 or f32. Raises `StaleTensor` after the tensor has ended.
+        """Return a copy as a numpy array.
+
+        bf16, which numpy does not support, becomes f32, and low-bit dtypes become i8, u8 or f32.
+        Raises `StaleTensor` after the tensor was freed.
 
         Refuses:
             stale.numpy()  # StaleTensor
@@ -146,8 +151,10 @@ class Tensor(Methods, Allocation):
         return half.shown(values_of(self))
 
     def item(self) -> Any:
-        """Return the one element as a Python scalar. Raises `ShapeError` for more or fewer, and
-        `GradientError` if a gradient goes through x.
+        """Return the only element as a Python scalar.
+
+        Raises `ShapeError` unless there is exactly one element, and `GradientError` if a gradient
+        flows through x.
 
         Refuses:
             v.item()  # ShapeError
@@ -161,8 +168,9 @@ class Tensor(Methods, Allocation):
         return array.item()
 
     def tolist(self) -> Any:
-        """Return the elements as nested lists of Python scalars; of a 0-d tensor the scalar alone.
-        Raises `GradientError` if a gradient goes through x.
+        """Return the elements as nested lists of Python scalars; for a 0-d tensor only the scalar.
+
+        Raises `GradientError` if a gradient flows through x.
 
         Refuses:
             ml.grad(lambda x: ml.sum(x * x.tolist()))(v)  # GradientError
@@ -176,8 +184,9 @@ class Tensor(Methods, Allocation):
         return self.numpy()
 
     def _require_untracked(self) -> None:
-        """Raise `GradientError` if a gradient goes through x: Python's results would be constants.
-        `repr` and `format` do not call it."""
+        """Raise `GradientError` if a gradient flows through x: Python numbers are constants.
+
+        `repr` and `format` do not call this method."""
         if is_tracked(self):
             raise GradientError(
                 f"a gradient goes through this {self.type}, and none goes through Python's "
@@ -194,7 +203,8 @@ class Tensor(Methods, Allocation):
     _repr_html_: ClassVar[Callable[[Tensor], str]]
     __deepcopy__: ClassVar[Callable[[Tensor, object], Tensor]]
     to_device: ClassVar[Callable[..., Tensor]]
-    """Ways to other libraries and notebooks, copies and pickles: `mlvm.eager.interop` adds them."""
+    """Conversions to other libraries and notebooks, copies and pickles: `mlvm.eager.interop` adds
+    them."""
 
     __pos__: ClassVar[Callable[[Tensor], Tensor]]
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
@@ -225,7 +235,7 @@ class Tensor(Methods, Allocation):
         return round(self.item(), ndigits)
 
     def __format__(self, spec: str) -> str:
-        """Format it as `str` does; with a format such as `.4f`, format the one element."""
+        """Format the tensor like `str`; with a format such as `.4f`, format the only element."""
         if not spec:
             return str(self)
         text = 'takes one element; write f"{x}", or numpy.array2string(x.numpy(), precision=3)'
@@ -268,11 +278,11 @@ class Tensor(Methods, Allocation):
 
     def __repr__(self) -> str:
         if self.handle == STALE:
-            return f"<{str(self.stale()).partition(';')[0]}>"
+            return f"<{str(self.stale()).partition(': ')[2].partition(';')[0]}>"
         where = "" if self.arena.name == "default" else f", arena={self.arena.name!r}"
         try:
             values = self.numpy()
-        except HandleError:  # alive, but on a VM without bytes
+        except HandleError:  # it is alive, but on a VM without bytes
             return f"<dry {self.type}{where}>"
         except CaptureError:  # it has no value before the recorded program is launched
             return f"<captured {self.type}>"
@@ -281,11 +291,11 @@ class Tensor(Methods, Allocation):
 
 
 def _rows(x: Tensor) -> Iterator[Tensor]:
-    """Yield the rows of a tensor. Warn of a row that a loop has updated without effect."""
+    """Yield the rows of a tensor; warn if a loop has updated a row without effect."""
     is_unpacked = unpacks(sys._getframe(1))
     for i in range(x.shape[0]):
         row = x[i]
-        if row.base is None:  # an update moves a view, but no other tensor
+        if row.base is None:  # an update moves only views to new memory
             row = untracked(row)
         handle = row.handle
         if is_unpacked:
@@ -293,11 +303,12 @@ def _rows(x: Tensor) -> Iterator[Tensor]:
         yield row
         if row.handle != handle and row.handle != STALE and getrefcount(row) == _ROW_IN_LOOP:
             warn_of_row(sys._getframe(1), row.type)
-        del row  # before the next one is allocated
+        del row  # free it before the next row is allocated
 
 
 _ROW_IN_LOOP: Final = 3
-"""References to a row of a loop, where it is nowhere else: ours, the loop's, and the count's."""
+"""Number of references to a loop's row without other references: from this function, the loop, and
+the counting call."""
 
 
 def is_tracked(x: Tensor) -> bool:
@@ -306,7 +317,7 @@ def is_tracked(x: Tensor) -> bool:
 
 
 def untracked(x: Tensor) -> Tensor:
-    """Return another tensor over the bytes of x, which no tape tracks."""
+    """Return a new tensor over the bytes of x that no tape tracks."""
     out: Tensor | None = None if EXTENSION is None else EXTENSION.view_as(x, x.type)
     if out is None:
         out = x.arena.view(x, x.type, Tensor)
@@ -315,7 +326,7 @@ def untracked(x: Tensor) -> Tensor:
 
 
 def described(x: object) -> str:
-    """Describe an argument for a message: a tensor by its type, anything else by its value."""
+    """Describe an argument in a message: a tensor by its type, any other object by its value."""
     return str(x.type) if isinstance(x, Tensor) else brief(x)
 
 

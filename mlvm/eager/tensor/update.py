@@ -1,10 +1,11 @@
 """Updates in place: calls whose result is the new value of a tensor, `x += y`, `x[i] = v`, `out=x`.
 
-In: the tensor, an op and operands. Out: the tensor with its new value; no other value changes.
-The result is written over the tensor's bytes if nothing else needs them. Otherwise the tensor moves
-to new memory, and views, tapes and recorders keep the old memory with the old value (copy on
-write). Callers: operators, indexing, `out=`, optimizers. No lock is held: a tensor belongs to one
-thread at a time.
+In: the tensor, an op and operands. Out: the tensor with its new value; no other value changes. The
+result is written to the tensor's bytes if nothing else needs them. Otherwise the tensor moves to
+new memory, and views, tapes and recorders keep the old memory with the old value (copy on write).
+
+Callers: operators, indexing, `out=`, optimizers. No lock is held: a tensor belongs to one thread at
+a time.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.native.extension import EXTENSION
 
 live_tapes: set[Tape] = set()
-"""Tapes that may still be walked. An update in place asks each whether it has saved the value."""
+"""Tapes that may still be differentiated.
+
+An update in place asks each whether it has saved the value."""
 
 
 def apply_into_in_python(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
-    """Run one op and give its result to the tensor `out`. A result of the same kind and another
-    dtype is cast, as in numpy: f64 to f32, i64 to i32, and neither f32 to i32 nor i8 to u8. With
-    the C extension, `apply_into` does this in C for the common case, and calls this for all others.
+    """Run one op and assign its result to the tensor `out`.
 
-    If a view or a tape needs the old value, or the op cannot write over its operand, `out` moves to
-    new memory of its arena. Otherwise the result is written over its bytes.
+    A result of the same kind with another dtype is cast, as in numpy: f64 to f32, i64 to i32, but
+    neither f32 to i32 nor i8 to u8. With the C extension, `apply_into` does this in C for the
+    common case, and calls this function for all other cases.
+
+    If a view or a tape needs the old value, or the op cannot overwrite its operand, `out` moves to
+    new memory in its arena. Otherwise the result is written to its bytes.
 
     Raises `ShapeError` or `DTypeError` for a result of another shape or kind, and what `apply`
     raises.
@@ -66,7 +71,7 @@ apply_into: Final[Callable[..., Tensor]] = (
 def _update(
     out: Tensor, call: OneOp, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
 ) -> None:
-    """Update `out`, of the result's type, after a check whether its old value is needed."""
+    """Update `out`, which has the result's type, after checking if its old value is needed."""
     if out.handle == STALE:
         raise out.stale()
     recorder, tape = current().recorder, current().tape
@@ -98,20 +103,22 @@ def _update(
 
 
 def _is_shared(x: Tensor, tapes: Iterable[Tape]) -> bool:
-    """Return whether x shares its bytes: it is a view, it has views, or one of the tapes has saved
-    its value."""
+    """Return whether x shares its bytes.
+
+    It does if it is a view, if it has views, or if one of the tapes has saved its value."""
     region = x.region
     return region is None or bool(region.views) or any(tape.keeps(x) for tape in tapes)
 
 
 def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
-    """Return whether `out` is an operand that the op may not write over."""
+    """Return whether `out` is an operand that the op must not overwrite."""
     return any(x is out for x in operands[call.op.in_place :])
 
 
 def make_exclusive(x: Allocation) -> None:
-    """Move x to new memory if it shares its bytes, so that a launch may write to its handle. Raises
-    `StaleTensor` if x has ended."""
+    """Move x to new memory if it shares its bytes, so that a launch may write to its handle.
+
+    Raises `StaleTensor` if x was freed."""
     if x.handle == STALE:
         raise x.stale()
     recorder = current().recorder
@@ -122,7 +129,7 @@ def make_exclusive(x: Allocation) -> None:
 
 
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
-    """Write the result of an op over the bytes of `out`, which is of its type and shares none."""
+    """Write the result of an op to the bytes of `out`, which has its type and shares no bytes."""
     operands = lifted(operands)
     used = (out, *operands)
     try:

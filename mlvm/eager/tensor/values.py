@@ -1,4 +1,4 @@
-"""Arrays of values of Python and other libraries: numbers, nested lists, buffers, their tensors."""
+"""Arrays from values of Python and other libraries: numbers, nested lists, buffers, tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
 
 
 def in_memory(obj: Any) -> Array | None:
-    """Return an array over the values of an array-like object or a buffer; None for others."""
+    """Return an array over the values of an array-like object or a buffer; otherwise None."""
     if type(obj) is np.ndarray or any(hasattr(obj, protocol) for protocol in _PROTOCOLS):
         return array_of(obj)
     try:
@@ -27,8 +27,9 @@ def in_memory(obj: Any) -> Array | None:
 
 
 def array_of(obj: Any) -> Array:
-    """Return an array over the values of an array-like object. Raises `DTypeError` if numpy cannot
-    read them."""
+    """Return an array over the values of an array-like object.
+
+    Raises `DTypeError` if numpy cannot read them."""
     if type(obj) is np.ndarray and obj.dtype.isbuiltin == 1:
         return obj
     _require_no_mask(obj)
@@ -49,7 +50,7 @@ def _require_no_mask(obj: object) -> None:
 
 
 def _readable(obj: Any) -> Any:
-    """Convert a tensor of PyTorch for numpy: without its gradient, bfloat16 by bits."""
+    """Convert a PyTorch tensor for numpy: without its gradient, and bfloat16 as raw bits."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
         return obj
@@ -68,7 +69,7 @@ def of_numbers(obj: object) -> Array:
         array = np.array(obj)
     except ValueError as error:
         raise ShapeError(f"these lists are no tensor: {error}") from None
-    except (TypeError, RuntimeError) as error:  # of what PyTorch does not convert by itself
+    except (TypeError, RuntimeError) as error:  # an object that PyTorch does not convert
         raise DTypeError(
             f"the values of this {kind_of(obj)} cannot be read: {error}; join its tensors first, "
             f"as torch.stack does"
@@ -106,8 +107,9 @@ def leaves(obj: object, depth: int = 0) -> Iterator[object]:
 
 
 def values_for(dtype: DType, array: Array, numbers: object) -> Array:
-    """Return the array of Python's numbers, with whole floats as integers for a dtype that has no
-    others. Raise unless they are values of the dtype, which rounds floats."""
+    """Return the array of Python numbers for a dtype; raise unless they are values of the dtype.
+
+    Integral floats become integers for an integer dtype. Float dtypes round."""
     if array.dtype.kind == "c" and dtype.kind != "complex":
         raise DTypeError(f"complex numbers do not become {dtype.name}; take real or imag")
     if dtype.is_inexact or not array.size or dtype in few.FLOATS:
@@ -130,7 +132,9 @@ def values_for(dtype: DType, array: Array, numbers: object) -> Array:
 
 
 def _whole(array: Array, numbers: object, dtype: DType) -> Array:
-    """Return floats and integers as integers. Raises `DTypeError` for a fraction, inf and nan."""
+    """Return floats and integers as integers.
+
+    Raises `DTypeError` for a fraction, inf or nan."""
     is_whole = np.isfinite(array) & (array == np.trunc(array))
     if not is_whole.all():
         raise DTypeError(

@@ -1,4 +1,4 @@
-"""Warnings about a line of Python."""
+"""Warnings that refer to a line of Python."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mlvm.core.errors import user_line
 from mlvm.eager.tensor.templates import opaque
 
 _registries: Final[dict[str, dict[Any, Any]]] = {}
-"""By file, the registry of `warnings` for its lines."""
+"""For each file, the registry of `warnings` for its lines."""
 
 
 class NoEffectWarning(UserWarning):
-    """A line has no effect. For example a seed that a draw does not follow, a gradient that reaches
-    no parameter, a Module that is neither trained nor saved, an update of a temporary. The text has
-    the remedy.
+    """Warning for a line that has no effect.
+
+    Examples are a seed that a draw does not use, a gradient that reaches no parameter, a Module
+    that is neither trained nor saved, and an update of a temporary. The text contains the remedy.
 
         >>> x = ml.zeros((2, 2))
         >>> import warnings
@@ -32,7 +33,7 @@ class NoEffectWarning(UserWarning):
 
 
 class _Probe:
-    """Counts the references to itself inside of its `__setitem__`."""
+    """Object that counts the references to itself in its `__setitem__`."""
 
     count = 0
 
@@ -45,8 +46,7 @@ class _Probe:
 
 
 def _references() -> tuple[int, int, int]:
-    """Return the references of a temporary and of a local variable, and of one that is updated by
-    an operator."""
+    """Return the reference counts of a temporary, a local variable, and an operator's operand."""
     _Probe()[0] = 0
     temporary, probe = _Probe.count, _Probe()
     probe[0] = 0
@@ -56,13 +56,16 @@ def _references() -> tuple[int, int, int]:
 
 
 _TEMPORARY, LOCAL, LOCAL_OPERATOR = _references()
-"""One apart in CPython 3.11 to 3.13. Where a stack borrows from variables there is no warning."""
+"""The counts differ by one in CPython 3.11 to 3.13.
+
+If the interpreter's stack borrows references from variables, there is no warning."""
 _STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
 
 
 def has_temporary_count(references: int) -> bool:
-    """Return whether a tensor with this number of references in its `__setitem__` is a temporary.
-    (A call of the method by its name has fewer references.)"""
+    """Return whether a tensor with this reference count in its `__setitem__` is a temporary.
+
+    A call of the method by its name has fewer references."""
     return references <= _TEMPORARY < LOCAL
 
 
@@ -78,11 +81,11 @@ def warn_of_temporary(frame: FrameType, type: object) -> None:
 
 
 def warn_of_row(frame: FrameType, type: object) -> None:
-    """Warn if a loop at the frame's line updates its variable in place and reads it nowhere."""
+    """Warn if a loop at the frame's line updates its variable in place and never reads it."""
     file, number = frame.f_code.co_filename, frame.f_lineno
     try:
         tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
-    except SyntaxError:  # a line of a console, or no source at all
+    except SyntaxError:  # a line of a console, or no source
         return
     for loop in ast.walk(tree):
         if (
@@ -92,7 +95,7 @@ def warn_of_row(frame: FrameType, type: object) -> None:
             and not any(isinstance(part, ast.comprehension) for part in ast.walk(loop.iter))
         ):
             names = {*frame.f_code.co_varnames} - {*frame.f_code.co_cellvars}
-            is_local = loop.target.id in names  # which no other function reads
+            is_local = loop.target.id in names  # no other function reads it
             parts: list[Any] = [
                 part for line in (loop.body if is_local else [tree]) for part in ast.walk(line)
             ]
@@ -118,8 +121,9 @@ def _reads(part: Any, name: str) -> bool:
 
 
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
-    """Issue a warning about that `file:line`, or about this file for None. By default a line is
-    warned about once."""
+    """Issue a warning for that `file:line`, or for this file if it is None.
+
+    By default each line is reported once."""
     opaque()
     file, _, number = (line or f"{__file__}:1").rpartition(":")
     registry = _registries.setdefault(file, {})

@@ -1,1 +1,1 @@
-"""Functions made of functions: of batches, of directions, with derivatives of their own."""
+"""Transformations of functions: batching, directional derivatives, and custom derivatives."""

@@ -1,9 +1,9 @@
-"""`batch`: run a recursive function for many inputs at once.
+"""`batch`: run a recursive function for many inputs together.
 
 The function is recorded once, for the types of one lane, and lowered to code that a VM runs for all
-lanes (`mlvm.step.lane_programs`, `mlvm.machines.lanes`). A lane is one input's run: rows with a
-frame and a program counter. The backward pass is code of the same kind: the function and its
-backward pass in one program, run for all lanes again.
+lanes (`mlvm.step.lane_programs`, `mlvm.machines.lanes`). A lane is the run of one input: rows with
+a frame and a program counter. The backward pass is code of the same kind: the function and its
+backward pass in one program, which also runs for all lanes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _Body: TypeAlias = Callable[[Tensors], Tensors]
 
 
 class Batch:
-    """Function of many inputs, made by `batch`."""
+    """Function of many inputs, created by `batch`."""
 
     __name__: str
 
@@ -110,29 +110,31 @@ class Batch:
 
 @hinted
 def batch(fn: Callable[[Any], Any]) -> Batch:
-    """Return a function that applies `fn` to many inputs at once.
+    """Return a function that applies `fn` to many inputs together.
 
-    `fn` takes one tree of tensors. It may be an `ml.function`, and call itself. Each input takes
-    its own path through `cond`, `while_loop`, `scan` and recursion. All that wait at one place run
-    together, so weights are read once. A result has the bits that `fn` returns for its input alone.
+    `fn` maps one tree of tensors to a result. It may be an `ml.function`, and call itself. Each
+    input takes its own path through `cond`, `while_loop`, `scan` and recursion. All inputs that
+    wait at the same instruction run together, so weights are read once. A result has the same bits
+    as `fn` of only this input.
 
-    `batch(fn)(inputs)` of a list returns the list of results. Its inputs have the same structure
-    and types, except for the sizes of first axes. Shorter inputs are padded with rows of zeros to
-    the longest. So `fn` takes their length as a part of its input, for `scan(..., length)` or a
-    `cond`. Of anything else, a tree of tensors [n, ...], each row is an input, as for `map`, and
-    results are stacked: [n, ...]. `count` is then the number of inputs, the first rows, and may be
-    known at run time only. The other rows of results are zeros.
+    If `inputs` is a list, `batch(fn)(inputs)` returns the list of results. The items must have the
+    same structure and types, except for the sizes of first axes. Shorter items are padded with rows
+    of zeros to the longest. `fn` therefore needs their length as a part of the input, for
+    `scan(..., length)` or a `cond`.
 
-    `fn` is called once or twice, to be traced for one lane, by each eager call; a captured call is
-    some thirty times as fast: `ml.capture(ml.batch(fn))`. `fn` may use tensors from outside, such
-    as weights, but not update them, nor draw from the global random keys. Gradients go to the
+    Any other `inputs` is a tree of tensors [n, ...] of which each row is an input, as for `map`;
+    the results are stacked: [n, ...]. `count` is then the number of inputs (the first rows), and
+    may be known only at run time. The remaining rows of results are zeros.
+
+    Each eager call calls `fn` once or twice, to trace it for one lane. A captured call is about
+    thirty times as fast: `ml.capture(ml.batch(fn))`. `fn` may use tensors from outside, such as
+    weights, but must not update them, or draw from the global random keys. Gradients flow to the
     inputs, and to tensors from outside; the backward pass runs the lanes again. The contributions
-    of lanes to the gradient of a weight are added lane by lane, in the order of calls that run one
-    by one.
+    of lanes to the gradient of a weight are added lane by lane, in the order of separate calls.
 
-    Raises `ShapeError` or `DTypeError` for inputs that differ, and `ArgumentError` for a count
-    beside a list. Raises `CaptureError` as a captured function does, `LimitExceeded` for calls too
-    deep, and `GradientError` for a gradient of a gradient.
+    Raises `ShapeError` or `DTypeError` for inputs that do not match, and `ArgumentError` for a
+    count together with a list. Raises `CaptureError` like a captured function, `LimitExceeded` if
+    the recursion is too deep, and `GradientError` for a gradient of a gradient.
 
     Source: Radul et al., Automatically Batching Control-Intensive Programs, arXiv 1910.11141.
 
@@ -157,7 +159,9 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
 
 
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
-"""True while a function is recorded for a lane. A batch inside it runs input by input."""
+"""True while a function is recorded for a lane.
+
+A nested batch then runs input by input."""
 
 
 def _stack_inputs(inputs: Sequence[Any]) -> Tree:
@@ -192,10 +196,8 @@ def _stacked(xs: Sequence[Tensor]) -> Tensor:
 class _Code(NamedTuple):
     """Code of a function for lanes.
 
-    program: as `lanes.run` takes it.
-    types: the types of a lane's results.
-    lane_sums: the types of sums over lanes.
-    shared: tensors that it reads from outside.
+    program: the argument of `lanes.run`. types: the types of a lane's results. lane_sums: the types
+    of sums over lanes. shared: tensors that it reads from outside.
     """
 
     program: LaneProgram | OpenLanes
@@ -232,7 +234,7 @@ class _BatchVjp(NamedTuple):
 
 
 def _run(name: str, number: Tensor, args: Tensors, run: _Body) -> Tensors:
-    """Apply a function of tensors to each row of the arguments; add a tape node."""
+    """Apply a function of tensors to each row of the arguments, and add a tape node."""
     tape = taping()
     types = [x.type.with_shape(x.shape[1:]) for x in args]
     code, vjp = _trace_code(name, types, run, tape)
@@ -269,7 +271,7 @@ def _codes(
     cells: dict[int, Cell] = {}
 
     def back(params: Tensors) -> Tensors:
-        assert tape is not None  # else there is no backward pass
+        assert tape is not None  # otherwise there is no backward pass
         start, record = len(tape.nodes), blocks.recorder()
         places, cotangents = params[: len(types)], params[len(types) :]
         with context(tape=None):
@@ -325,7 +327,7 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
 
 
 def _policy() -> FusionPolicy:
-    """Return the VM's fusion policy. Asking the VM must not be recorded."""
+    """Return the VM's fusion policy, without recording the query."""
     vm = blocks.recorder().vm
     with context(recorder=None):
         return policy_of(vm)

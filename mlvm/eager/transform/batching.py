@@ -1,14 +1,15 @@
 """Interpreter of batched values, for `vmap`.
 
 In: a trace of the function for one element of the batch; arguments that are batched, with the batch
-    along axis 0, or the same for all elements (`Batched`).
-Out: the results for all elements, by eager code: one call an op, with the rule of
-    `mlvm.step.batch_rules`.
+along axis 0, or equal for all elements (`Batched`). Out: the results for all elements, computed by
+eager code: one call per op, with the rule of `mlvm.step.batch_rules`.
+
 Invariant: an unbatched value is computed once.
-Control flow by a batched value masks: both branches run, and `where` selects. A loop runs until the
-    last element is done, and keeps the state of those done before. `live` has the elements that
-    take part. Since the others must not raise, such as for an index out of range, ops get the
-    operands of a live element in their place.
+
+Control flow on a batched value uses masks: both branches run, and `where` selects. A loop runs
+until the last element is done, and keeps the state of elements that finished earlier. `live` is the
+mask of the elements that take part. The other elements must not raise, for example for an index out
+of range, so ops get the operands of a live element for them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from mlvm.step.flow import Call, Procedure
 Values: TypeAlias = list[Batched]
 Flags: TypeAlias = list[bool]
 Branch: TypeAlias = Callable[..., Values]
-"""Branch of a condition; it may take a function to apply to values from outside."""
+"""Branch of a condition; its optional argument is a function to apply to values from outside."""
 
 _NOTHING: Final = cast(Tensor, None)
 """Placeholder of a value during a dry run."""
@@ -77,7 +78,7 @@ def named_axis(axis_name: str | None, n: int, rank: Tensor | None) -> AbstractCo
 def axis_of(axis_name: str) -> tuple[int, Tensor]:
     """Return the size of a named axis and the element's index along it, i64[].
 
-    Raises `ArgumentError` where no enclosing `vmap` has that name.
+    Raises `ArgumentError` if no enclosing `vmap` has that name.
     """
     if axis_name not in current().axes:
         names = ", ".join(map(repr, current().axes)) or "none"
@@ -90,9 +91,9 @@ def axis_of(axis_name: str) -> tuple[int, Tensor]:
 class BatchingInterpreter:
     """Interpreter of values with a batch of n elements (see `trace.Interpreter`).
 
-    live: mask of the elements that take part, None for all.
-    is_dry: True in a dry run, which computes only which values are batched.
-    records: the records of residuals, in an eager interpretation.
+    live: mask of the elements that take part, None for all. is_dry: True in a dry run, which
+    computes only which values are batched. records: the records of residuals, in an eager
+    interpretation.
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
@@ -145,7 +146,7 @@ class BatchingInterpreter:
         with context:
             result = rule(batched_call, *xs)
             return Batched(_one_by_one(call, self.n, xs) if result is None else result, True)
-        # its error names the operands of one element
+        # the error names the operands of one element
         return Batched(_lane_by_lane(call, self.n, xs), True)
 
     def _collective(self, call: OneOp, v: Batched) -> Batched:
@@ -164,7 +165,7 @@ class BatchingInterpreter:
         return Batched(op.sum(v.x, axis=0, dtype=v.x.dtype), False)
 
     def _with_live_values(self, xs: Sequence[Batched]) -> Values:
-        """Replace the values of elements that take no part by those of the first live one."""
+        """Replace the values of inactive elements by the values of the first live element."""
         live = cast(Tensor, self.live)
         numbers = op.arange(start=0, stop=self.n, step=1, dtype=i64)
         if not self.n:
@@ -188,7 +189,7 @@ class BatchingInterpreter:
         return overriding(self, "is_dry", True)
 
     def _running_for(self, live: Tensor | None) -> AbstractContextManager[None]:
-        """Restrict calls inside to these live elements."""
+        """Restrict calls inside the block to these live elements."""
         return overriding(self, "live", live)
 
     def _batched_fixed_point(self, iterate: Callable[[Values], Flags], state: Values) -> Flags:
@@ -233,7 +234,7 @@ class BatchingInterpreter:
         return _batched(branches.cond(pred.x, *physical), flags)
 
     def _select_branches(self, pred: Tensor, branch_fns: Sequence[Branch]) -> Values:
-        """Run the branches for their elements, and select."""
+        """Run each branch for its elements, and select the results."""
         masks = [self._live_subset(pred), self._live_subset(op.logical_not(pred))]
         results: list[Values] = []
         types: list[TensorType] = []
@@ -241,7 +242,7 @@ class BatchingInterpreter:
         for mask, branch in zip(masks, branch_fns, strict=True):
             try:
                 result = self._run_masked(mask, branch, types)
-            except blocks.UnknownResults as error:  # the other branch has its result types
+            except blocks.UnknownResults as error:  # the other branch determines the result types
                 unknown = error
                 continue
             if result is not None:
@@ -258,7 +259,7 @@ class BatchingInterpreter:
     def _run_masked(self, mask: Tensor, branch: Branch, types: list[TensorType]) -> Values | None:
         """Run a branch for the elements of the mask.
 
-        If there are none it is skipped. The result is then None or, in a program, zeros of the
+        It is skipped if there are none. The result is then None or, in a program, zeros of the
         `types` of the first branch.
         """
 
@@ -383,7 +384,7 @@ class BatchingInterpreter:
     def function(
         self, procedure: Procedure, body: Body[Batched], args: Values, types: Types
     ) -> Values:
-        """Call the function if any element takes part, so that recursion ends."""
+        """Call the function if any element takes part, so that the recursion terminates."""
         if self.is_dry:
             return _dry_values([True] * len(types))
         flags, live = [v.is_batched for v in args], self.live
@@ -399,7 +400,7 @@ class BatchingInterpreter:
 
         if not blocks.is_recorded():
             runs = live is None or bool(op.any(live))
-            if runs:  # its gradients are added up by themselves, as in a captured function
+            if runs:  # its gradients are summed separately, as in a captured function
                 results = map(alias_of, run([alias_of(x) for x in operands]))
             return _batched([*results] if runs else skipped(), [True] * len(types))
         key = self, procedure, tuple(flags), live is None
@@ -408,7 +409,7 @@ class BatchingInterpreter:
         return _batched(outputs, [True] * len(types))
 
     def custom(self, rule: CustomRule, body: Body[Batched], args: Values, types: Types) -> Values:
-        """Call a function with a rule for the whole batch, applying its rule to each element.
+        """Call a function with a rule for the whole batch, applying the rule to each element.
 
         Cotangents of an unbatched argument are summed.
         """
@@ -416,7 +417,7 @@ class BatchingInterpreter:
         if self.is_dry:
             return _dry_values([True] * len(types))
         n, what = self.n, f"the rule of {rule.name}"
-        own: Any = rule  # which has fwd and bwd, or jvp
+        own: Any = rule  # it has fwd and bwd, or jvp
 
         def for_batch(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
             there = [x is not None for x in xs]
@@ -527,7 +528,7 @@ class BatchingInterpreter:
         return full((), len(self.records), dtype=i64)
 
     def _pull(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
-        """Return the tensors of a record, or for each element those of its record."""
+        """Return the tensors of a record, or for each element the tensors of its record."""
         if blocks.is_recorded():
             return blocks.recorder().pull(number, types)
         values = [zeros(type.shape, dtype=type.dtype) for type in types]
@@ -566,7 +567,7 @@ _EMITTER: Final = _Emitter()
 
 
 def _one_by_one(call: OneOp, n: int, xs: Sequence[Batched], *, in_lanes: bool = False) -> Tensor:
-    """Apply the op to one element after the other, such as for random numbers by key.
+    """Apply the op to one element after the other, for example for random numbers by key.
 
     With `in_lanes`, an error names the element.
     """
@@ -578,26 +579,26 @@ def _one_by_one(call: OneOp, n: int, xs: Sequence[Batched], *, in_lanes: bool = 
         except PositionRefused as error:
             if in_lanes:
                 line = traced_line()
-                if line is not None and line.call is not None:  # an inner `vmap` of this one
+                if line is not None and line.call is not None:  # a `vmap` nested in this one
                     error.op, error.operands = line.call
                 in_lane(error, [i], 0 if line is None else line.naxes)
             raise
     if not elements:
         like = call.infer(tuple([v.x.type.with_shape(v.shape) for v in xs]))
-        assert like is not None  # no op with a rule is dynamic
+        assert like is not None  # no op with a rule has a dynamic shape
         return zeros((0, *like.shape), dtype=like.dtype)
     return op.concat(*[reshape(x, (1, *x.shape)) for x in elements], axis=0)
 
 
 def _lane_by_lane(call: OneOp, n: int, xs: Sequence[Batched]) -> Tensor:
-    """Apply the op to one element after the other, since a rule has raised: one raises here."""
+    """Apply the op to one element after the other after a rule has raised; one raises again."""
     return _one_by_one(call, n, xs, in_lanes=_has_lanes(call, xs))
 
 
 def _has_lanes(call: OneOp, xs: Sequence[Batched]) -> bool:
-    """Return whether the operand with positions has a row for each element."""
+    """Return whether the operand with positions has one row per element."""
     named = zip(call.op.inputs, xs, strict=False)
-    is_merged = call.op.name == "weighted_take"  # with the batch of images
+    is_merged = call.op.name == "weighted_take"  # combined with the batch of images
     return not is_merged and any(v.is_batched for k, v in named if k in ("indices", "labels"))
 
 

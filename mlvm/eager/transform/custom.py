@@ -1,8 +1,8 @@
 """`custom_vjp` and `custom_jvp`: functions with user-defined derivatives.
 
 On a tape such a function is one node with the rule. In the trace of a transformation it is a
-procedure with the rule. The transformation makes from it a procedure with a transformed rule, so
-that an outer transformation finds the rule, too.
+procedure with the rule. The transformation converts it to a procedure with a transformed rule, so
+that an outer transformation also finds the rule.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ Maybe: TypeAlias = list[Tensor | None]
 class CustomRule:
     """Function from tensors to tensors with a user-defined derivative.
 
-    `fwd`: for `custom_vjp`, from the arguments to the results and the residuals.
-    `bwd`: for `custom_vjp`, from residuals and the results' cotangents to the arguments'
-        cotangents.
-    `jvp`: for `custom_jvp`, from arguments and tangents to results and tangents.
+    - `fwd`: for `custom_vjp`, from the arguments to the results and the residuals.
+    - `bwd`: for `custom_vjp`, from residuals and the results' cotangents to the arguments'
+      cotangents.
+    - `jvp`: for `custom_jvp`, from arguments and tangents to results and tangents.
+
     The tangent or cotangent of a tensor that is not inexact is None.
     """
 
@@ -64,7 +65,7 @@ class CustomRule:
         jvp: Callable[[Tensors, Maybe], tuple[Tensors, Maybe]] | None = None,
     ) -> None:
         self.name, self.fn = name, fn
-        # rules that make the value run later, outside of the blocks of now
+        # rules that compute the value run later, outside of the present blocks
         self.fwd = None if fwd is None else in_present_precision(fwd)
         self.jvp = None if jvp is None else in_present_precision(jvp)
         self.bwd = bwd
@@ -77,7 +78,7 @@ class CustomRule:
             if tracked and self.fwd is not None:
                 outs, res = self.fwd(operands)
             elif tracked and self.jvp is not None and isinstance(on, Tracer):
-                # by its rule, for others
+                # transformed by its rule
                 outs, res = self.jvp(operands, [None] * len(operands))[0], []
             elif tracked:
                 outs, res = self.fn(operands), []
@@ -159,14 +160,14 @@ class _RefusingTape:
         return False
 
     def exchange(self, others: Any, x: Any) -> None:
-        """Do nothing: it saves no tensors."""
+        """Do nothing, because this tape saves no tensors."""
 
 
-# --- what users write ----------------------------------------------------------------
+# --- the public decorators -------------------------------------------------------------
 
 
 class _Arguments:
-    """Arguments of a call: trees of tensors to differentiate, and the others."""
+    """Arguments of a call: trees of tensors to differentiate, and all other arguments."""
 
     def __init__(self, owner: _CustomFunction[Any, Any], args: Sequence[Any]) -> None:
         self.owner, self.args = owner, args
@@ -194,7 +195,7 @@ class _Arguments:
         return [as_dicts(s, [next(rest) for _ in range(s.size)]) for s in self.structures]
 
     def result(self, out: Tree) -> Tensors:
-        """Return the tensors of a result; remember its structure."""
+        """Return the tensors of a result; store its structure."""
         leaves, self.out = flatten(as_tree(out), ends=among_others)
         self.types = [y.type for _, y in leaves]
         return [y for _, y in leaves]
@@ -207,7 +208,7 @@ class _Arguments:
     ) -> Maybe:
         """Return the leaves of tangents or cotangents.
 
-        Raises `GradientError` for another type or structure than the expected one.
+        Raises `GradientError` if the type or structure differs from the expected one.
         """
         if tree is None:
             return [None] * structure.size
@@ -284,7 +285,7 @@ class _CustomFunction(Generic[P, R]):
         return GradientError(f"{self.__name__} has no rule; call {self.__name__}.{self._defines}")
 
     def _run(self, rule: Callable[..., Any], *args: Any) -> Any:
-        """Call a rule; explain an invalidated tensor in it, which an enclosing trace has made."""
+        """Call a rule; explain an invalidated tensor in it, which an enclosing trace created."""
         try:
             return rule(*args)
         except StaleTensor as error:
@@ -301,19 +302,19 @@ class _CustomFunction(Generic[P, R]):
 
 
 class custom_vjp(_CustomFunction[P, R]):
-    """Function whose gradient `defvjp` defines, as JAX's `custom_vjp`.
+    """Function whose gradient is defined by `defvjp`, like JAX's `custom_vjp`.
 
-    `fwd` takes the arguments of the function, and returns its result and the residuals, a tree of
-    tensors. `bwd` takes the residuals and the cotangent of the result. It returns a tuple with a
-    cotangent for each argument: a tree like it, or None for zeros. Arguments in `nondiff_argnums`
-    may be anything; they are not differentiated, and `bwd` gets them first.
+    `fwd` gets the arguments of the function, and returns its result and the residuals, a tree of
+    tensors. `bwd` gets the residuals and the cotangent of the result. It returns a tuple with a
+    cotangent for each argument: a tree like the argument, or None for zeros. Arguments in
+    `nondiff_argnums` may be any objects; they are not differentiated, and `bwd` gets them first.
 
     The function and the rule must not use a differentiated tensor from outside: that raises
-    `GradientError`. `jvp` of such a function raises, too; `jvp` of its gradient works. A rule is
+    `GradientError`. `jvp` of such a function also raises it; `jvp` of its gradient works. A rule is
     eager code, so it can be differentiated, and `vmap` runs it for the whole batch.
 
-    The tensors: of any shapes. Raises `GradientError` for a rule that is missing, or returns
-    cotangents of other types.
+    The tensors: any shapes. Raises `GradientError` for a missing rule, and for cotangents of wrong
+    types.
 
         >>> @ml.custom_vjp
         ... def clipped(x):
@@ -369,17 +370,17 @@ class custom_vjp(_CustomFunction[P, R]):
 
 
 class custom_jvp(_CustomFunction[P, R]):
-    """Function whose derivative `defjvp` or `defjvps` defines, as JAX's `custom_jvp`.
+    """Function whose derivative is defined by `defjvp` or `defjvps`, like JAX's `custom_jvp`.
 
-    Its gradients are the transposed rule. The rule takes a tuple of the arguments, and one of their
-    tangents, with None for arguments that are not inexact. It returns the result and its tangent,
-    which must be linear in the tangents. Arguments in `nondiff_argnums` may be anything; the rule
-    gets them first.
+    Its gradients are computed by transposing the rule. The rule gets a tuple of the arguments, and
+    a tuple of their tangents, with None for arguments that are not inexact. It returns the result
+    and its tangent, which must be linear in the tangents. Arguments in `nondiff_argnums` may be any
+    objects; the rule gets them first.
 
     The function and the rule must not use a differentiated tensor from outside.
 
-    The tensors: of any shapes. Raises `GradientError` for a rule that is missing, or returns a
-    tangent of another type than the result.
+    The tensors: any shapes. Raises `GradientError` for a missing rule, and for a tangent whose type
+    differs from the result's.
 
         >>> @ml.custom_jvp
         ... def absolute(x):
@@ -400,14 +401,14 @@ class custom_jvp(_CustomFunction[P, R]):
     jvp: Callable[..., Any] | None = None
 
     def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
-        """Define the tangent of the result. Returns the rule, so this is a decorator, too."""
+        """Define the tangent of the result; return the rule, so this is also a decorator."""
         self.jvp = jvp
         return jvp
 
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
-        """Define the tangent of the result by one rule an argument, `rule(t, result, *arguments)`.
+        """Define the tangent of the result by one rule per argument, `rule(t, result, *arguments)`.
 
-        None stands for an argument that contributes nothing.
+        None represents an argument without a contribution.
         """
         if self.nondiff_argnums:
             raise GradientError(f"{self.__name__}: nondiff_argnums needs defjvp, not defjvps")

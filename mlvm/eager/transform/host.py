@@ -1,4 +1,4 @@
-"""`call`: host functions of the VM, in Python or C, as part of eager code.
+"""`call`: host functions of the VM, in Python or C, as a part of eager code.
 
 Within a transformation a call is a function with a user-defined derivative (`custom`).
 """
@@ -34,29 +34,31 @@ def call(
     vjp: Vjp | Sequence[Vjp | None] | None = None,
     **attributes: Any,
 ) -> Any:
-    """Call the current VM's host function of that name, which `vm.register` or
-    `vm.register_library` has added.
+    """Call the current VM's host function with that name, added by `vm.register`.
 
-    Its results are copied into the current arena: a tensor, a tuple of several, or None. An
-    attribute is None, a bool, number or string, or nested lists of these. The function must not
-    write to its operands.
+    `vm.register_library` adds C functions. The results are copied into the current arena: a tensor,
+    a tuple of several tensors, or None. The function decides their shapes.
 
-    `vjp` is the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
-    computes that of the operand, the product of g with the Jacobian. For several operands it is a
-    tuple with a rule for each, None where there is no gradient. For several results `g` and `out`
-    are tuples; g has zeros for results that do not matter, None for those that are no floats.
+    Arguments:
+
+    - `name`: the name of the host function.
+    - `operands`: tensors; the function must not write to them.
+    - `vjp`: the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
+      computes the cotangent of the operand, the product of g with the Jacobian. For several
+      operands it is a tuple with one rule per operand, None where there is no gradient. For several
+      results `g` and `out` are tuples; g contains zeros for unused results, and None for results
+      that are not floats.
+    - `attributes`: None, bools, numbers or strings, or nested lists of these.
 
         ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))
 
-    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is no tensor,
+    Raises `UnknownFunction`, `ArgumentError`, `DTypeError` for an operand that is not a tensor,
     `StaleTensor`, and what the function raises. A gradient through a call without a rule raises
-    `GradientError`, and a captured call of a function without a type rule `CaptureError`.
+    `GradientError`, and a captured call of a function without a type rule raises `CaptureError`.
 
     A function that was registered with a type rule, `vm.register(name, fn, result=rule)`, may be
-    called in captured functions and transformations. `vmap` calls it for each row. Results of other
-    types than those of the rule are refused.
-
-    The function decides their shapes.
+    called in captured functions and transformations. `vmap` calls it for each row. Results whose
+    types differ from those of the rule are rejected.
 
         >>> import numpy as np
         >>> vm = ml.VM("mine")
@@ -116,7 +118,7 @@ def _call_traced(
         for x, rule in zip(xs, rules, strict=True):
             if not x.dtype.is_inexact:
                 parts.append(None)
-            else:  # zeros reach the node that refuses them
+            else:  # the node that rejects a gradient then receives zeros
                 parts.append(zeros_like(x) if rule is None else pull(name, rule, g, xs, out))
         return parts
 
@@ -128,7 +130,7 @@ def _call_traced(
 
 
 def _without_gradient(name: str, position: int, x: Tensor) -> Tensor:
-    """Return the tensor, through which a gradient raises `GradientError`."""
+    """Return the tensor with a node that raises `GradientError` for a gradient."""
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(

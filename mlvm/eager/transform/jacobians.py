@@ -1,4 +1,4 @@
-"""Jacobians and Hessians: `jvp` and `vjp` along all axes at once, by `vmap`."""
+"""Jacobians and Hessians: `jvp` and `vjp` along all axes together, by `vmap`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def jacfwd(
 ) -> Callable[..., Any]:
     """Return a function that computes the Jacobian of `fn` in forward mode, column by column.
 
-    It uses `linearize`, with a tangent along each element of the arguments `argnums`. It suits
-    functions with fewer inputs than outputs; `jacrev` suits the others.
+    It uses `linearize`, with a tangent along each element of the arguments `argnums`. It is
+    efficient for functions with fewer inputs than outputs; use `jacrev` for all others.
 
     Arguments and results are trees of tensors of any shapes. The Jacobian has the structure of the
-    result. Each leaf has the structure of the argument, or is a tuple for several. Each of those
-    leaves has the shape [*shape of the result, *shape of the argument]. A result that is no float
-    has None. With `has_aux` the function returns `(jacobian, aux)`. Arguments are real; with
-    `holomorphic` arguments and results are complex, and so are the derivatives.
+    result. Each leaf has the structure of the argument, or is a tuple for several arguments. Each
+    leaf of that structure has the shape [*shape of the result, *shape of the argument]. A result
+    that is not a float has None. With `has_aux` the function returns `(jacobian, aux)`. Arguments
+    are real; with `holomorphic` arguments, results and derivatives are complex.
 
     Raises `DTypeError` for arguments of other dtypes, and what `jvp` and `grad` raise.
 
@@ -111,9 +111,9 @@ def jacrev(
 ) -> Callable[..., Any]:
     """Return a function that computes the Jacobian of `fn` in reverse mode, row by row.
 
-    It uses `vjp`, with a cotangent along each element of the result, and suits functions with fewer
-    outputs than inputs. Otherwise it is like `jacfwd`. Results are real; with `holomorphic` they
-    are complex, as are the arguments.
+    It uses `vjp`, with a cotangent along each element of the result. It is efficient for functions
+    with fewer outputs than inputs. Otherwise it is like `jacfwd`. Results are real; with
+    `holomorphic` results and arguments are complex.
 
     The result: [...] of any shape. Raises `DTypeError` for results of other dtypes, and what `vjp`
     and `grad` raise.
@@ -175,12 +175,12 @@ def hessian(
 ) -> Callable[..., Any]:
     """Return a function that computes the second derivatives of `fn`: `jacfwd(jacrev(fn))`.
 
-    It has the structure of the result. Each leaf has the structure of the argument, and each of
-    those leaves that structure again. The shape is [*shape of the result, *shape of one argument,
-    *shape of the other]. The options are those of `jacfwd`. `hvp`, the product with a vector, costs
-    only about two gradients.
+    The Hessian has the structure of the result. Each leaf has the structure of the argument, and
+    each leaf of that has the same structure again. The shape is [*shape of the result, *shape of
+    one argument, *shape of the other]. The options are those of `jacfwd`. `hvp`, the product with a
+    vector, costs only about two gradients.
 
-    The result: [...] of any shape, mostly a scalar. Raises what `jacfwd` and `jacrev` raise.
+    The result: [...] of any shape, usually a scalar. Raises what `jacfwd` and `jacrev` raise.
 
         >>> ml.hessian(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([[ 6.,  0.],
@@ -206,8 +206,8 @@ def hvp(
     by the Hessian, 1994).
 
     `fn(*primals)` is a float scalar. The primals are trees of tensors of any shapes, such as
-    parameters and a batch; a tangent has its primal's structure, or is None for one that stays.
-    The product has that of the gradient, `argnums` as in `grad`.
+    parameters and a batch. A tangent has the structure of its primal, or is None for a constant.
+    The product has the structure of the gradient, with `argnums` as in `grad`.
 
     Raises what `grad` and `jvp` raise.
 
@@ -222,7 +222,7 @@ def hvp(
 
 
 def _require_kind(what: str, types: Sequence[TensorType], of: str, holomorphic: bool) -> None:
-    """Raise `DTypeError` for a type that is not real, or not complex with `holomorphic`."""
+    """Raise `DTypeError` unless the types are real, or complex with `holomorphic`."""
     for type in types:
         if holomorphic and type.dtype.kind != "complex":
             raise DTypeError(

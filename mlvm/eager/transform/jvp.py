@@ -1,9 +1,12 @@
 """Forward mode: `jvp` and `linearize`.
 
-In: a function's trace, primals and tangents. Out: values and their tangents, by `interpret` with
-    pairs (`Dual`).
-Invariant: a zero tangent is None and costs nothing. So a loop has tangents only for the parts of
-    its state that get one in some iteration; a dry run finds them first (`_tangent_fixed_point`).
+In: the trace of a function, primals and tangents. Out: values and their tangents, by `interpret`
+with pairs (`Dual`).
+
+Invariant: a zero tangent is None and costs nothing. A loop therefore has tangents only for the
+parts of its state that get one in some iteration; a dry run finds them first
+(`_tangent_fixed_point`).
+
 Callers: users; `jacobians`.
 """
 
@@ -62,7 +65,7 @@ from mlvm.step.flow import Call, Procedure
 class NoTangent(NamedTuple):
     """Tangent of a value computed by an op without a forward rule.
 
-    It raises `error` where a float of the result depends on it. An integer computed from it has no
+    It raises `error` if a float of the result depends on it. An integer computed from it has no
     tangent.
     """
 
@@ -73,7 +76,7 @@ Tangent: TypeAlias = "Tensor | Conditional | NoTangent | None"
 
 
 class Dual(NamedTuple):
-    """Value x and tangent t.
+    """Pair of a value x and its tangent t.
 
     None means zero. After a captured branch a tangent may be `Conditional`: eager code has None in
     the other branch.
@@ -86,7 +89,7 @@ class Dual(NamedTuple):
 Duals: TypeAlias = list[Dual]
 Kind: TypeAlias = "bool | NoTangent"
 Kinds: TypeAlias = tuple[Kind, ...]
-"""For each of several values: whether it has a tangent."""
+"""For each of several values, whether it has a tangent."""
 
 
 def _kind(dual: Dual) -> Kind:
@@ -110,7 +113,7 @@ def _tangent(dual: Dual) -> Tensor:
 
 
 def _settled(dual: Dual) -> Dual:
-    """Replace a conditional tangent by one with zeros."""
+    """Replace a conditional tangent by a tangent with zeros where it is absent."""
     return Dual(dual.x, _tangent(dual)) if isinstance(dual.t, Conditional) else dual
 
 
@@ -136,11 +139,9 @@ def _placeholders(types: Sequence[TensorType], kinds: Kinds) -> Duals:
 
 
 class _Abstract(NamedTuple):
-    """Result of a function that was not run, as far as tangents matter.
+    """Result of a function that was not run, as far as tangents depend on it.
 
-    kinds: of the results.
-    partly: the positions of conditional tangents.
-    types: of the results.
+    kinds, types: those of the results. partly: the positions of conditional tangents.
     """
 
     kinds: Kinds
@@ -151,10 +152,10 @@ class _Abstract(NamedTuple):
 class JvpInterpreter:
     """Interpreter of pairs of value and tangent.
 
-    has_tangents: False where all tangents are zero.
-    is_dry: True while it only finds which values have tangents.
-    records: the records of residuals, in an eager interpretation.
-    record_kinds: for the types of a record, which of its tensors have tangents.
+    - has_tangents: False if all tangents are zero.
+    - is_dry: True while it only determines which values have tangents.
+    - records: the records of residuals, in an eager interpretation.
+    - record_kinds: for the types of a record, which of its tensors have tangents.
     """
 
     def __init__(self, *, has_tangents: bool = True) -> None:
@@ -236,8 +237,9 @@ class JvpInterpreter:
         return duals
 
     def _dry_run(self, fn: Callable[[], Duals]) -> _Abstract | None:
-        """Return what the function's results are without running it, or None if not known yet. A
-        branch inside runs once."""
+        """Describe the function's results without running it; None if they are not known yet.
+
+        A branch inside it runs once."""
         results: list[_Abstract] = []
 
         def run() -> None:
@@ -305,8 +307,10 @@ class JvpInterpreter:
     def _tangent_fixed_point(
         self, iterate: Callable[[Duals], tuple[Duals, Duals]], state: Duals
     ) -> tuple[Kinds, Kinds, Sequence[TensorType]]:
-        """Return which parts of a loop's state, and which rows, may have a tangent; and the types
-        of a row. While dry, no more is computed of the loop: a nest takes quadratic work."""
+        """Return which parts of a loop's state, and which rows, may have a tangent.
+
+        Also return the types of a row. A dry run computes nothing else of the loop, because nested
+        loops would need quadratic work."""
         kinds = _kinds(state)
         while self.has_tangents or self.is_dry:
 
@@ -373,7 +377,7 @@ class JvpInterpreter:
         if call.name == residuals.ADD:
             [number, other] = [x.x for x in xs]
             return [Dual(records.summed(number, other, self._sum), None)]
-        if call.pushes:  # in the body of its custom rule, which decides about tangents
+        if call.pushes:  # called in the body of its custom rule, which defines the tangents
             types = tuple([use.type for use in call.outs])
             results = run(call.name, [x.x for x in xs], call.attributes, types)
             return [Dual(y, None) for y in results]
@@ -385,8 +389,8 @@ class JvpInterpreter:
     def _push(self, xs: Duals) -> Dual:
         """Push a record.
 
-        In a program each float is followed by its tangent, since records of one loop are read
-        alike, also before it is known which have one.
+        In a program each float is followed by its tangent. All records of one loop are read in the
+        same way, even before it is known which floats have a tangent.
         """
         types = tuple([x.x.type for x in xs])
         before = self.record_kinds.get(types, (False,) * len(xs))
@@ -417,7 +421,7 @@ class JvpInterpreter:
         return duals
 
     def _rows(self, numbers: list[int], which: int, type: TensorType) -> Dual:
-        """Return rows of a tensor, each from another record; record number 0 has zeros."""
+        """Return rows of a tensor, each from a different record; record number 0 contains zeros."""
         none = Dual(zeros(type.shape, dtype=type.dtype), None)
         records = [self.records[k - 1][which] if k else none for k in numbers]
         kind = _joined(*_kinds(records))
@@ -447,7 +451,7 @@ class JvpInterpreter:
 
 
 class TracedFunction:
-    """Function of these arguments, traced once. `xs` are the arguments' tensors."""
+    """Function of these arguments, traced once; `xs` are the tensors of the arguments."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Tree], what: str, has_aux: bool
@@ -480,7 +484,7 @@ class TracedFunction:
         self.trace = trace_function(called, [x.type for x in self.xs], f"a function of {what}")
 
     def tangents(self, trees: Sequence[Tree]) -> list[Tensor | None]:
-        """Return the tensors of tangents that have the structures of the arguments."""
+        """Return the tensors of tangents with the structures of the arguments."""
         leaves: list[Any] = []
         for structure, tree in zip(self.structures, trees, strict=True):
             if tree is None:
@@ -624,7 +628,7 @@ def linearized(
 ) -> tuple[Tree, Tree, Structure, Callable[[Sequence[Tensor]], list[Tensor | None]]]:
     """Trace tangents through a function.
 
-    Returns the value, aux, the value's structure, and the linear function from tangents of the
+    Returns the value, aux, the structure of the value, and the linear function from tangents of the
     float arguments to tangents of the value's leaves.
     """
     floats = [_is_float(x) for x in traced_fn.xs]

@@ -1,11 +1,12 @@
-"""Trace: a function of tensors as data flow, and its interpretation with values of another kind.
+"""Trace: a function of tensors as data flow, and its interpretation with other kinds of values.
 
 In: a function and the types of its arguments. It is called once with placeholders, and its launches
-    are recorded as for `capture` (`trace_function`).
-Out: a `Trace`, which `interpret` runs with an `Interpreter`: of batched values (`batching`), of
-    values with tangents (`jvp`).
-Invariant: an interpreter is eager code. It may be taped, captured, or be part of another trace, so
-    transformations compose in any order.
+are recorded as for `capture` (`trace_function`). Out: a `Trace`, which `interpret` runs with an
+`Interpreter`: of batched values (`batching`) or of values with tangents (`jvp`).
+
+Invariant: an interpreter is eager code. It may be taped, captured, or be a part of another trace,
+so transformations compose in any order.
+
 Source: Frostig et al., Compiling machine learning programs via high-level tracing, SysML 2018.
 """
 
@@ -43,14 +44,15 @@ Types: TypeAlias = Sequence[TensorType]
 Body: TypeAlias = Callable[[list[V]], list[V]]
 """Body of a function, or of a loop over a state."""
 ScanBody: TypeAlias = Callable[[V, list[V], list[V]], tuple[list[V], list[V]]]
-"""Body of a scan: of the number, the state and a row of each xs; the next state, and rows."""
+"""Body of a scan: from the index, the state and a row of each xs to the next state and rows."""
 
 STOP: Final = "stop_gradient"
-"""Name of a copy through which no derivative goes."""
+"""Name of a copy through which no derivative flows."""
 
 OUTSIDE: Final = "residuals.read_outside"
-"""Name of the read of a record that an enclosing recorder has pushed. Its attribute `read` is the
-function that reads it."""
+"""Name of the read of a record that an enclosing recorder has pushed.
+
+Its attribute `read` is the function that reads it."""
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -62,8 +64,8 @@ class Tracer(Recorder):
     must record those uses.
     """
 
-    no_value = "which is recorded before it has any"
-    no_repeat = "it is recorded before it runs"
+    no_value = "it is traced before it has values"
+    no_repeat = "it is traced before it runs"
 
     def __init__(self, vm: VMProtocol, what: str) -> None:
         super().__init__(vm)
@@ -83,7 +85,7 @@ class Tracer(Recorder):
         return super().use(*self.lifted((x,)))
 
     def _lift(self, x: Tensor) -> Tensor:
-        # `outer` has nodes of the trace itself while a checkpoint runs again.
+        # `outer` contains nodes of the trace itself while a checkpoint runs again.
         if x.tape is None or x.node >= self.outer.get(x.tape, 0):
             return x
         key = x.tape, x.node, x.type
@@ -104,7 +106,9 @@ class Tracer(Recorder):
         return self.host_call(OUTSIDE, {"read": outside}, types, [self.use(number)])
 
     def stopped(self, x: Tensor) -> Tensor:
-        """Return a tensor of the same value. No derivative goes through the recorded call."""
+        """Return a tensor with the same value.
+
+        No derivative flows through the recorded call."""
         [y] = self._called(STOP, [x.type], [untracked(x)])
         self.calls[-1].op = OPS["copy"]
         y.tape = None
@@ -114,10 +118,10 @@ class Tracer(Recorder):
 class Trace:
     """Recorded function: `calls`, from `params` to `results`.
 
-    tree: the returned tree, with invalidated placeholders for tensors.
-    states: tensors from outside, by number.
-    lifts: tensors from outside with nodes of an outer tape.
-    keys: the random key state that it splits its global keys off, if it draws any.
+    - tree: the returned tree, with invalidated placeholders for tensors.
+    - states: tensors from outside, by number.
+    - lifts: tensors from outside with nodes of an outer tape.
+    - keys: the random key state from which it splits its global keys, if it draws any.
     """
 
     def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
@@ -141,8 +145,9 @@ class Trace:
 def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> Trace:
     """Record `fn(*args)` with placeholders for the types in trees of `TensorType`s.
 
-    `what` names the function in errors: "a function of vmap". Raises `CaptureError` for a function
-    that reads a value, makes a tensor whose shape depends on values, or updates an outer tensor.
+    `what` describes the function in errors: "a function of vmap". Raises `CaptureError` if the
+    function reads a value, creates a tensor whose shape depends on values, or updates an outer
+    tensor.
     """
     vm = current_arena().vm
     while True:
@@ -161,7 +166,7 @@ def trace_function(fn: Callable[..., Tree], args: Sequence[Any], what: str) -> T
 
 
 def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, list[Value]]:
-    """Return, for each call, the values without a home whose last use it is."""
+    """Return, for each call, the values without a home that are used there for the last time."""
     later = set(results)
     dying_at: dict[Call, list[Value]] = {}
     for call in reversed(calls):
@@ -183,23 +188,23 @@ def _refuse_updates(calls: Sequence[Call], what: str) -> None:
         for use in call.outs:
             if use.value.home is not None and use.value.home.role == "state":
                 raise CaptureError(
-                    f"{call.line or 'here'}: {what} updates a {use.type} from outside; "
+                    f"{call.line or 'here'}: {what} cannot update a {use.type} from outside; "
                     f"return the new value, and update it outside"
                 )
 
 
 class Interpreter(Protocol[V]):
-    """Semantics of calls for values of another kind V than tensors.
+    """Semantics of calls for values of a kind V other than tensors.
 
     Bodies and branches are functions of such values. An interpreter may run them any number of
-    times, also while it traces what they do.
+    times, for example while it traces them.
     """
 
     def constant(self, x: Tensor) -> V:
         """Lift a tensor from outside."""
 
     def key(self) -> V:
-        """Return a new random key, to split others off."""
+        """Return a new random key, from which other keys are split off."""
 
     def reshape(self, x: V, type: TensorType) -> V:
         """View the value as a type of the same size."""
@@ -244,7 +249,7 @@ class Interpreter(Protocol[V]):
 
 
 def interpret(trace: Trace, interpreter: Interpreter[V], args: Sequence[V]) -> list[V]:
-    """Run a trace with an interpreter; return its results."""
+    """Run a trace with an interpreter, and return its results."""
     values = {**dict(zip(trace.params, args, strict=True)), **_outside_values(trace, interpreter)}
     frame = _Frame(trace, interpreter, values, {})
     frame.run(trace.calls, dying=trace.dying)
@@ -252,7 +257,7 @@ def interpret(trace: Trace, interpreter: Interpreter[V], args: Sequence[V]) -> l
 
 
 def partial_eval(trace: Trace, interpreter: Interpreter[V]) -> Callable[[Sequence[V]], list[V]]:
-    """Run the calls that depend on no parameter; return a function that runs the others.
+    """Run the calls that depend on no parameter; return a function that runs all other calls.
 
     Calls that push residuals run with the calls that read them. Both parts use the current values
     of outer tensors.
@@ -288,7 +293,7 @@ def partial_eval(trace: Trace, interpreter: Interpreter[V]) -> Callable[[Sequenc
 
 
 def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]:
-    """Return the values of a trace that come from outside, besides its arguments."""
+    """Return the values of a trace that come from outside and are not its arguments."""
     values = {value: interpreter.constant(x) for value, x in trace.lifts.items()}
     values.update({value: interpreter.key() for value in trace.keys})
     return values
@@ -298,10 +303,10 @@ def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]
 class _Frame(Generic[V]):
     """Frame of an interpretation.
 
-    values: the values computed so far.
-    homes: current contents of memory; a block runs in an inner frame.
-    outside: for a function, the frame of the caller outside of all functions.
-    cells: homes there that the function updates.
+    - values: the values computed so far.
+    - homes: the current contents of memory; a block runs in an inner frame.
+    - outside: for a function, the caller's frame that is outside of all functions.
+    - cells: homes in that frame which the function updates.
     """
 
     trace: Trace
@@ -406,7 +411,7 @@ class _Frame(Generic[V]):
     # --- control flow -----------------------------------------------------------------
 
     def _begin(self, call: Call) -> tuple[list[Home], list[V], list[Value]]:
-        """Return the homes that control flow writes, their contents, and its values in them."""
+        """Return the homes that control flow writes, their contents, and its values for them."""
         homes = [use.value.home for use in call.outs if use.value.home is not None]
         if any(each.callee is not None for each in with_blocks([call])):
             homes += self.cells
@@ -420,7 +425,7 @@ class _Frame(Generic[V]):
     def _end(self, call: Call, homes: Sequence[Home], outputs: Sequence[V]) -> None:
         self.homes.update(zip(homes, outputs, strict=True))
         cells = [value for value in self.values if value.home in self.cells] if self.cells else []
-        for value in (*[use.value for use in call.outs], *cells):  # no call tells of a cell
+        for value in (*[use.value for use in call.outs], *cells):  # a call does not list its cells
             if value.home is not None:
                 self.values[value] = self.homes[value.home]
 

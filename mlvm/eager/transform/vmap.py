@@ -1,4 +1,4 @@
-"""`vmap`: a function of one example as a function of a batch of them.
+"""`vmap`: apply a function of one example to a batch of examples.
 
 The function is traced with placeholders for one element of the batch, and interpreted for the whole
 batch by the batching rules of its ops (see `mlvm.eager.transform.batching`).
@@ -29,7 +29,7 @@ from mlvm.eager.tree import Node, Tree, anywhere, flatten, named_leaves, partner
 from mlvm.step.batch_rules import Batched
 
 Axes: TypeAlias = Any
-"""An axis, None, or a tree of these, which may end above the leaves of its tree."""
+"""An axis, None, or a tree of these, which may end above the leaves of the tree of arguments."""
 
 _WHAT: Final = "a function of vmap"
 _CONTAINERS: Final = (dict, list, tuple, Node)
@@ -45,22 +45,29 @@ def vmap(
 ) -> Callable[..., Tree]:
     """Vectorize `fn` over an axis of its arguments: each op runs once for the whole batch.
 
-    `in_axes` is the batch axis of the arguments: one number for all positional arguments, or a
-    tuple with one for each. None means that all elements of the batch share the argument. In place
-    of a number may stand a tree of numbers, such as a dict for an argument that is a dict; it may
-    end earlier than the argument. Keyword arguments are batched along axis 0. `out_axes` is the
-    batch axis of the results; None is for a result that is the same for all elements. `axis_size`
-    is the batch size where no argument has a batch axis. Collectives of `ml.parallel` find the
-    batch by `axis_name`, as they find the members of a group.
+    Arguments:
 
-    Arguments are trees of tensors and arrays, also Modules with stacked parameters; numbers and
-    others are shared. Numbers that `fn` returns become tensors. Each element draws other random
-    keys from the global ones. A `cond` on a batched value runs both branches, and a loop continues
-    until the last element is done. `fn` is called and traced once for each call of the result. So
-    it cannot read values, nor update tensors from outside.
+    - `fn`: a function of one example.
+    - `in_axes`: the batch axis of the arguments: one number for all positional arguments, or a
+      tuple with one number per argument. None means that all elements of the batch share the
+      argument. A number may be replaced by a tree of numbers, such as a dict for an argument that
+      is a dict; the tree may end earlier than the argument. Keyword arguments are always batched
+      along axis 0. Default: 0.
+    - `out_axes`: the batch axis of the results; None for a result that is equal for all elements.
+      Default: 0.
+    - `axis_size`: the batch size, required if no argument has a batch axis.
+    - `axis_name`: a name by which collectives of `ml.parallel` refer to the batch, as they refer to
+      the members of a group.
+
+    Arguments of the returned function are trees of tensors and arrays, including Modules with
+    stacked parameters; numbers and other objects are shared. Numbers that `fn` returns are
+    converted to tensors. Each element draws different random keys from the global keys. A `cond` on
+    a batched value runs both branches, and a loop continues until the last element is done. Each
+    call of the returned function calls and traces `fn` once. `fn` can therefore not read values, or
+    update tensors from outside.
 
     The tensors: [..., n, ...] with batch size n -> fn's results with an axis of n. Raises
-    `ShapeError` for arguments whose batch sizes differ, and `AxisRefused` for an axis that an
+    `ShapeError` if the batch sizes of arguments differ, and `AxisRefused` for an axis that an
     argument does not have. Raises `ArgumentError` for axes that do not fit the arguments, and
     `CaptureError` for a function that cannot be traced.
 
@@ -121,9 +128,8 @@ def vmap(
 class _MappedArguments:
     """Arguments of a call.
 
-    leaves, structure: the flattened arguments.
-    axes: for each leaf its batch axis, or None.
-    n: the batch size.
+    leaves, structure: the flattened arguments. axes: for each leaf its batch axis, or None. n: the
+    batch size.
     """
 
     def __init__(
@@ -230,7 +236,7 @@ def _count_of(part: Tree) -> str:
 
 
 def _names(fn: Callable[..., Tree], args: tuple[Tree, ...]) -> list[str]:
-    """Return the function's names for its arguments."""
+    """Return the names of the function's parameters for its arguments."""
     try:
         bound = inspect.signature(fn).bind_partial(*args)
     except (TypeError, ValueError):

@@ -89,8 +89,10 @@ def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
 
 
 class _Lowering:
-    """Lowering of a chain to calls. Values are numbered: parameters as in the chain, others from
-    there on."""
+    """Lowering of a chain to calls.
+
+    Values are numbered: parameters as in the chain, others from there on.
+    """
 
     def __init__(self, facts: Facts, chain: Chain, types: Types) -> None:
         self.steps: list[Step] = []

@@ -130,8 +130,11 @@ class Refusals:
         self._noted[note] = None
 
     def settle(self, flags: Sequence[Array]) -> None:
-        """Check flags that were read. Raises the error of a launch's first call that refused a
-        value: one at a time, in the first thread that waits, and in the launching thread."""
+        """Check flags that were read.
+
+        Raises the error of a launch's first call that refused a value: one at a time, in the first
+        thread that waits, and in the launching thread.
+        """
         if flags:
             noted, self._noted = list(self._noted), {}
             flag_words = flags[0].reshape(-1, _WORDS)

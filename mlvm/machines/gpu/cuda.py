@@ -61,15 +61,17 @@ def _compile(nvrtc: Any, text: str, options: tuple[str, ...]) -> bytes:
         code: bytes = nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError:
         log = " ".join(nvrtc.getProgramLog(program).split())
-        raise MachineError(f"CUDA: NVRTC refuses a kernel: {log}") from None
+        raise MachineError(f"CUDA: NVRTC cannot compile a kernel: {log}") from None
     finally:
         nvrtc.destroyProgram(program)
     return code
 
 
 class Cuda:
-    """A device by CUDA: all that is done is in the order of one stream, but for copies of pinned
-    memory, which are in that of a second one."""
+    """Device of CUDA, which runs everything in the order of one stream.
+
+    Copies of pinned memory use a second stream.
+    """
 
     def __init__(self, name: str) -> None:
         self._cupy = cupy = extra("cupy", "cuda")
@@ -166,13 +168,15 @@ class Cuda:
 
 
 def listed() -> list[tuple[str, str, int]]:
-    """The GPUs by name, model and bytes of memory. Raises `MissingExtra` without CuPy, and
-    `MachineError` where CUDA finds no driver or no device."""
+    """The GPUs by name, model and bytes of memory.
+
+    Raises `MissingExtra` without CuPy, and `MachineError` where CUDA finds no driver or no device.
+    """
     runtime = extra("cupy", "cuda").cuda.runtime
     try:
         properties = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
     except runtime.CUDARuntimeError as error:
-        raise MachineError(f"CUDA has no device here: {error}") from None
+        raise MachineError(f"CUDA finds no device: {error}") from None
     return [
         (f"cuda:{i}", each["name"].decode(), each["totalGlobalMem"])
         for i, each in enumerate(properties)

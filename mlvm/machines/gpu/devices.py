@@ -32,8 +32,9 @@ _KINDS: Final[
 
 
 def devices() -> list[Device]:
-    """The devices of this machine: its processor, "cpu", and those of OpenCL and CUDA. None is
-    listed of what is not installed.
+    """Return the devices of this machine: "cpu", and those of OpenCL and CUDA.
+
+    Devices of libraries that are not installed are omitted.
 
     >>> ml.devices()[0].name
     'cpu'
@@ -70,14 +71,17 @@ def why_not(kind: str) -> str:
 
 
 def driver_of(device: Any) -> Driver:
-    """The driver of the device of that name. Raises `MissingExtra` without the package for it, and
-    `MachineError` for a device that there is not."""
+    """The driver of the device of that name.
+
+    Raises `MissingExtra` without the package for it, and `MachineError` for a device that there is
+    not.
+    """
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     names = ", ".join([each.name for each in devices()])
     if match is None:
         hint = 'for the first device of OpenCL write "opencl:0", for CUDA "cuda:0"'
-        raise MachineError(f"VM: no device {device!r}; there are {names}; {hint}")
+        raise MachineError(f"VM: unknown device {device!r}; available are {names}; {hint}")
     listed, driver = _KINDS[match[1]]
     if device not in [name for name, _, _ in listed()]:
-        raise MachineError(f"VM: no device {device!r}; there are {names}")
+        raise MachineError(f"VM: unknown device {device!r}; available are {names}")
     return driver(device)

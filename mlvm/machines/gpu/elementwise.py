@@ -84,8 +84,10 @@ def expression(
     attributes: Attributes,
     lanes: int = 1,
 ) -> str | None:
-    """The C expression of an op's result, of the computed type of `out`; None if it has none. Of
-    several lanes, values are vectors in f32."""
+    """The C expression of an op's result, of the computed type of `out`; None if it has none.
+
+    Of several lanes, values are vectors in f32.
+    """
     if any(dtype.kind == "complex" for dtype in (out, *operands)):
         return None
     if name == "astype":
@@ -166,9 +168,12 @@ def chain_call(
     outputs: Sequence[tuple[int, Argument]],
     shape: Shape,
 ) -> Call | None:
-    """One kernel for links in their order, each of which makes a new value. `types` are those of
-    all values, by number; `inputs` say where the first ones lie, `outputs` where values are to
-    go. None where an op has no expression, and where there are more tensors than a kernel takes."""
+    """One kernel for links in their order, each of which makes a new value.
+
+    `types` are those of all values, by number; `inputs` say where the first ones lie, `outputs`
+    where values are to go. None where an op has no expression, and where there are more tensors
+    than a kernel takes.
+    """
     used = [n for n in inputs if any(n in link.sources for link in links)]
     used += [n for n, _ in outputs if n in inputs and n not in used]
     dtypes = {n: type.dtype for n, type in types.items()}
@@ -270,8 +275,10 @@ def _walk_by_lanes(size: int, dims: Sequence[int], strides: Sequence[Sequence[in
 def _steps(
     dims: Sequence[int], strides: Sequence[Sequence[int]], axes: int, scalars: dict[str, int]
 ) -> tuple[set[int], list[str]]:
-    """Those of the first axes of which coordinates are needed, and each operand's index, which is
-    made of these; that of a packed one is i."""
+    """Return the axes whose coordinates are needed, and an index expression for each operand.
+
+    The index is computed from these coordinates; the index of a packed operand is i.
+    """
     needed: set[int] = set()
     index: list[str] = []
     for k, steps in enumerate(strides):
@@ -315,8 +322,10 @@ def packed(shape: Sequence[int]) -> list[int]:
 
 
 def joined(axes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The axes, each a length and strides, without those of length 1, and with neighbours joined
-    wherever all strides allow that."""
+    """Return the axes without those of length 1, merged where all strides allow it.
+
+    Each axis is a length and strides.
+    """
     remaining: list[tuple[int, ...]] = []
     for length, *strides in axes:
         if length == 1:
@@ -328,8 +337,11 @@ def joined(axes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
-    """The shape with axes joined wherever all operands, which broadcast to it, allow that, and
-    each operand's strides along what remains; one axis at least."""
+    """Merge axes of a shape where all operands allow it; at least one axis remains.
+
+    The operands broadcast to the shape. Also return each operand's strides along the remaining
+    axes.
+    """
     wide = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
     steps = [
         [0 if n == 1 else step for n, step in zip(each, packed(each), strict=True)] for each in wide

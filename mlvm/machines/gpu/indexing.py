@@ -22,7 +22,7 @@ from mlvm.machines.gpu.kernels import (
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
 _FEW: Final = 32  # indices that each element of a result looks at
@@ -128,8 +128,10 @@ def _index_set(device: Facts, types: Types, *, axis: int, axes: int) -> Calls:
 
 
 def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
-    """The steps of a tensor that is broadcast to groups of axes, along each; None where a group is
-    neither whole nor one element."""
+    """Return the strides of a tensor that is broadcast to groups of axes.
+
+    The stride is None where a group is neither contiguous nor one element.
+    """
     axes = [length for group in groups for length in group]
     shape = (1,) * (len(axes) - len(shape)) + shape
     steps, step, end = [], 1, len(axes)
@@ -168,8 +170,11 @@ def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: i
 
 
 def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: int = 0) -> Calls:
-    """Sum updates, the last operand but one, by the last, their indices; of three operands, they
-    are added to the first. `along`: each row along the axis has its indices."""
+    """Sum updates by their indices.
+
+    The updates are the last operand but one, the indices the last; with three operands, the sums
+    are added to the first. `along`: each row along the axis has its own indices.
+    """
     out, index_type = types[0], types[-1]
     updates, indices = len(types) - 2, len(types) - 1
     starts = int(len(types) == 4)
@@ -204,8 +209,10 @@ def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: in
 @kernel("mask_scatter", judges=2)
 @kernel("mask_set", judges=3)
 def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
-    """Replace elements of zeros, or of the first of three operands, by values where a mask is
-    true."""
+    """Replace elements where a mask is true by values.
+
+    The elements are zeros, or those of the first of three operands.
+    """
     out, values, mask = types[0], types[-2], types[-1]
     begin, number, mask_number = range(len(types) - 3, len(types))
     behind, count = out.shape[mask.ndim :], values.shape[0]
@@ -214,7 +221,7 @@ def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
     if not mask.size or steps is None or (units > 1 and steps[1] == 0 and math.prod(behind) > 1):
         return None
     ranks = Scratch("ranks", 8 * mask.size)
-    sums = running(device, i64, (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
+    sums = running(device, adding(i64), (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
     text = _text(unit, MASKED=int(begin == 0))
     args = (0, begin, number, mask_number, ranks, REFUSED)
     inner = 1 if units > 1 else steps[1]

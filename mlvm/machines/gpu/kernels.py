@@ -90,8 +90,10 @@ Maker: TypeAlias = Callable[..., Calls]
 
 
 class Facts(NamedTuple):
-    """Facts about a device for makers of kernels. `is_cpu`: it is a processor, with caches in the
-    place of local memory."""
+    """Facts about a device for makers of kernels.
+
+    `is_cpu`: it is a processor, with caches in the place of local memory.
+    """
 
     name: str
     has_f64: bool
@@ -107,8 +109,11 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `judges` is the number of the operand whose values are refused, as a
-    parameter; 0 where none is. One that `computes` is for dtypes that the device computes with."""
+    """A row of the table.
+
+    `judges` is the number of the operand whose values are refused, as a parameter; 0 where none is.
+    One that `computes` is for dtypes that the device computes with.
+    """
 
     make: Maker
     judges: int = 0

@@ -53,12 +53,16 @@ class Driver(Protocol):
         """Begin to copy packed values, which must not change until that is done."""
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
-        """As `send`, beside what the device does, but after the event; all that comes later waits
-        for it. Returns the event of its end."""
+        """Send asynchronously, after the event; later commands wait for it.
+
+        Returns the event of its end.
+        """
 
     def fetch(self, transfers: Sequence[tuple[Array, Any, int]]) -> None:
-        """Copy to packed values from memory and offset each, and wait for it, and for all that was
-        asked for before."""
+        """Copy to packed host arrays from memory at the given offsets, and wait.
+
+        It also waits for all earlier requests.
+        """
 
     def typed(self, error: Exception) -> Exception | None:
         """The error as one of those above, if it is one of the driver's."""
@@ -78,8 +82,10 @@ class Driver(Protocol):
         """Compile sources together that begin alike, if that takes less time."""
 
     def ready(self, call: Call, args: tuple[Any, ...]) -> Callable[[], object]:
-        """Return a function that launches a call's kernel on arguments: numpy's scalars, and for
-        a tensor its memory and an i64."""
+        """Return a function that launches a call's kernel on arguments.
+
+        The arguments are numpy's scalars, and for a tensor its memory and an i64.
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -105,8 +111,11 @@ class _Flags:
 
 
 class DeviceArray:
-    """A packed array of the device: what numpy's array is to the memory of the host, as far as the
-    machine asks. Its elements are the device's; `DeviceMemory.read` copies them."""
+    """Packed array in the memory of a device.
+
+    It has the part of the interface of numpy's arrays that the machine uses. `DeviceMemory.read`
+    copies its elements to the host.
+    """
 
     __slots__ = ("__weakref__", "buffer", "dtype", "offset", "shape", "size")
 
@@ -159,7 +168,7 @@ class DeviceArray:
         return shown(self.buffer.memory.read(self)).item()
 
     def __array__(self, *_: object, **__: object) -> Array:
-        raise MachineError(f"an array of {self.buffer.memory.device} is none of the host")
+        raise MachineError(f"an array of {self.buffer.memory.device} is not in host memory")
 
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -184,8 +193,11 @@ class DeviceArray:
 
 @dataclass
 class Counts:
-    """Counters of a VM on a device: launches of kernels; transfers in each direction, and their
-    bytes; waits of the host; ops that ran on the host."""
+    """Counters of a VM on a device.
+
+    They count launches of kernels, transfers in each direction and their bytes, waits of the host,
+    and ops that ran on the host.
+    """
 
     launches: int = 0
     sent: int = 0
@@ -197,8 +209,11 @@ class Counts:
 
 
 class DeviceMemory(Memory):
-    """The memory of one device, as one VM uses it. When the host waits, it looks at what kernels
-    have refused. `held` are the bytes of all buffers, `peak` the most there have been at once."""
+    """The memory of one device, as one VM uses it.
+
+    When the host waits, it looks at what kernels have refused. `held` are the bytes of all buffers,
+    `peak` the most there have been at once.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -258,7 +273,7 @@ class DeviceMemory(Memory):
         try:
             copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
         except MemoryError as error:
-            raise OutOfMemory(f"{type} asks for {type.nbytes:,} bytes: {error}") from None
+            raise OutOfMemory(f"{type} needs {type.nbytes:,} bytes: {error}") from None
         self.write(copy, array)
         return copy
 
@@ -318,8 +333,10 @@ class DeviceMemory(Memory):
         return copies
 
     def write(self, array: Any, values: Any) -> None:
-        """Copy values of the host, or of the device. What is pinned must stay as it is until
-        `wait_for_copy`."""
+        """Copy values of the host, or of the device.
+
+        What is pinned must stay as it is until `wait_for_copy`.
+        """
         if not array.size:
             return
         with self:
@@ -355,8 +372,10 @@ class DeviceMemory(Memory):
                         events.pop(place, None)
 
     def wait_for_copy(self, array: Any) -> None:
-        """Wait until the pinned memory that was last written to the tensor may change. The next
-        write to the tensor waits for what uses it now, and for nothing that comes later."""
+        """Wait until the pinned memory that was last written to the tensor may change.
+
+        The next write to the tensor waits for what uses it now, and for nothing that comes later.
+        """
         with self:
             with self.lock:
                 sent = self._sent.pop(array.address, None)

@@ -107,8 +107,10 @@ def move(
 
 
 def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
-    """Have the result begin as an operand, unless it is that: the launcher leaves the call out
-    where both lie in one place."""
+    """Copy an operand to the result, unless they are the same memory.
+
+    The launcher omits the call in that case.
+    """
     calls = move(device, (x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype, args=args)
     return [call._replace(begins=True) for call in calls]
 

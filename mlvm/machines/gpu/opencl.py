@@ -66,7 +66,7 @@ def devices_by_name() -> list[tuple[str, Any]]:
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
-        raise MachineError(f"OpenCL has no driver here: {error}") from None
+        raise MachineError(f"OpenCL finds no driver: {error}") from None
     named = []
     for i, platform in enumerate(platforms):
         try:
@@ -98,8 +98,10 @@ class _Shared:
             return self._programs[text]
 
     def compile(self, prelude: str, texts: Sequence[str]) -> None:
-        """Compile the sources together, which begin alike: most of the time goes into a program's
-        beginning."""
+        """Compile the sources, which start alike, together.
+
+        Most of the compile time is spent on a program's start.
+        """
         new = [text for text in dict.fromkeys(texts) if text not in self._programs]
         whole = self.program("".join([prelude, *[text.removeprefix(prelude) for text in new]]))
         self._programs.update(dict.fromkeys(new, whole))

@@ -29,9 +29,12 @@ class Sizes(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Windows of volumes, which are an operand without being laid out. Along each of three axes
-    place t of window i lies at i step + t apart + lead; where that is not in the volume, it is 0.
-    `transposed`: a window is a column, not a row. `phases` are of a transposed convolution."""
+    """Windows of volumes, which are an operand without being laid out.
+
+    Along each of three axes place t of window i lies at i step + t apart + lead; where that is not
+    in the volume, it is 0. `transposed`: a window is a column, not a row. `phases` are of a
+    transposed convolution.
+    """
 
     volume: Sequence[int]
     grid: Sequence[int]
@@ -219,8 +222,11 @@ def _steps(rows: int, columns: int, transpose: bool) -> tuple[int, int]:
 def _stack(
     x: tuple[int, ...], y: tuple[int, ...], x_size: int, y_size: int
 ) -> tuple[int, int, int, int, int, int] | None:
-    """Return the number of products, that along the inner of two axes, and both operands' strides
-    along each. None where broadcasting leaves more than two axes."""
+    """Return the number of matrix products, and the strides of both operands.
+
+    It has the total, the number along the inner of two axes, and the strides along each. Returns
+    None if broadcasting leaves more than two axes.
+    """
     lengths, (x_steps, y_steps) = collapsed(np.broadcast_shapes(x, y), [x, y])
     if len(lengths) > 2:
         return None
@@ -290,8 +296,11 @@ def _conv_transpose2d(
     dilation: Shape,
     groups: int,
 ) -> Calls:
-    """Results that lie a stride apart are a phase: they have the same places of the kernel, every
-    so-manieth, and are a convolution of x with these. The phases are a batch of products."""
+    """Phases of a strided convolution, which are a batch of products.
+
+    Results that are a stride apart form a phase: they use the same elements of the kernel, a stride
+    apart, and are a convolution of x with these.
+    """
     out, x, weights = types
     inputs, outputs = weights.shape[-2:]
     each, taps, lengths = outputs // groups, *map(_in_three, (weights.shape[:-2], out.shape[1:-1]))

@@ -1,5 +1,6 @@
-"""Queue of a device's calls: an op is planned once for its types, prepared once for arrays, and
-launched without a wait.
+"""Queue of a device's calls.
+
+An op is planned once for its types, prepared once for arrays, and launched without a wait.
 
 Scratch memory of ops is shared: what one op leaves there is nothing to the next, as all is done in
 order. What has no kernel on the device runs on the host: its operands are read, which waits, and
@@ -48,8 +49,10 @@ class Plan(NamedTuple):
 
 
 class Ready:
-    """Calls on certain arrays, ready to be launched again and again: that of `launches` which was
-    launched last has number `at`. `keeps` is what must live as long."""
+    """Calls bound to certain arrays, which can be launched repeatedly.
+
+    The last of `launches` has the number `at`. `keeps` are the objects that must live as long.
+    """
 
     def __init__(self, launches: list[Launch], keeps: Any) -> None:
         self.launches = launches
@@ -71,8 +74,10 @@ class Ready:
 
 
 class Queue:
-    """The ops of one VM on their way to its device. `host` are the kernels for what has none
-    there."""
+    """The ops of one VM on their way to its device.
+
+    `host` are the kernels for what has none there.
+    """
 
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
         self.memory = memory

@@ -25,6 +25,8 @@ def wrapped(value: int) -> int:
 
 
 def numbers(dtype: DType) -> str:
-    """Return the suffix of a kernel that adds: a float dtype, or an integer's size, since signed
-    and unsigned sums wrap alike."""
+    """Return the suffix of a kernel that adds: a float dtype, or an integer's size.
+
+    Signed and unsigned sums wrap alike.
+    """
     return dtype.name if dtype.is_float else str(dtype.itemsize)

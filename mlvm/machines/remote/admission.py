@@ -90,8 +90,10 @@ class Admission:
         return False
 
     def _oldest_expired(self, peer: str, now: float) -> socket.socket | None:
-        """Return the stranger of a peer that makes room for another, if one has had its minimum
-        time."""
+        """Return the unauthenticated connection to drop for another, if one had its minimum time.
+
+        It is one of the given peer's connections.
+        """
         ends = {
             sock: it.since + (_MOMENT if it.spoke else _MOMENT_OF_SILENCE)
             for sock, it in self._strangers.items()

@@ -240,7 +240,8 @@ class RemoteVM(Closing, WireVM):
         self.require_open()
         handle = next(each for each in handles if each not in self._live)
         raise HandleError(
-            f"handle {brief(handle)} names nothing on {self.name}: another client's, or freed"
+            f"handle {brief(handle)} does not exist on {self.name}: it was freed, or belongs to "
+            "another client"
         )
 
     # --- posts ---
@@ -256,8 +257,11 @@ class RemoteVM(Closing, WireVM):
         self._confirm()
 
     def _post_freeing(self, name: str, handle: int) -> None:
-        """Queue a deallocation. It is not sent now, as the garbage collector may call this in the
-        middle of another call. On a lost VM there is nothing to free."""
+        """Queue a deallocation.
+
+        It is not sent now, as the garbage collector may call this in the middle of another call. On
+        a lost VM there is nothing to free.
+        """
         if self._lost is None:
             [message] = _parts_of(Kind.post, name, (handle,))
             self._outbox.add(bytes(message), None)
@@ -289,8 +293,10 @@ class RemoteVM(Closing, WireVM):
     def _add_to_stream(
         self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
     ) -> None:
-        """Move the queued posts to the stream, and then add a message. `places` has the place of
-        the message, if it is a post. The caller holds `_sending`."""
+        """Move the queued posts to the stream, and then add a message.
+
+        `places` has the place of the message, if it is a post. The caller holds `_sending`.
+        """
         self.require_open()
         sent: _Sent = self._stream.note
         if not self._outbox and not places:
@@ -336,8 +342,11 @@ class RemoteVM(Closing, WireVM):
         return None if self._timeout is None else self._stream.system.monotonic() + self._timeout
 
     def _receive(self, deadline: float | None) -> tuple[Kind, Received]:
-        """Receive the next answer. At the deadline, or on an interrupt, end the launches that it
-        waits for. Raises `CallTimeout`, `ConnectionLost`."""
+        """Receive the next answer.
+
+        At the deadline, or on an interrupt, end the launches that it waits for. Raises
+        `CallTimeout`, `ConnectionLost`.
+        """
         try:
             if deadline is None or self._stream.is_coming(deadline):
                 return self._stream.receive()
@@ -350,8 +359,10 @@ class RemoteVM(Closing, WireVM):
         raise CallTimeout(f"{self._where}: {took}")
 
     def _end_launches(self) -> None:
-        """Have the server end the launches of all sent messages, if it owes an answer. Raises
-        `ConnectionLost` if it does not react."""
+        """Have the server end the launches of all sent messages, if it owes an answer.
+
+        Raises `ConnectionLost` if it does not react.
+        """
         sent: _Sent = self._stream.note
         waits = self._stream.received < sent.calls and not self._stream.is_lost
         if self._interrupt is not None and waits:
@@ -361,8 +372,10 @@ class RemoteVM(Closing, WireVM):
                 raise ConnectionLost(str(error)) from None
 
     def _settle(self, deadline: float | None) -> None:
-        """Receive the answers to calls that were interrupted, and free their allocations. If an
-        answer is the error of a post, raise it, as the server sends it only once."""
+        """Receive the answers to calls that were interrupted, and free their allocations.
+
+        If an answer is the error of a post, raise it, as the server sends it only once.
+        """
         self.require_open()
         while self._stream.received < self._stream.note.calls:
             with self._sending:
@@ -397,8 +410,10 @@ class RemoteVM(Closing, WireVM):
             self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
     def _located(self, error: Exception, sent: _Sent) -> Exception:
-        """Return the error of an answer, with the line of this process that caused it in place of
-        the server's lines. `sent` are the counters at the answered call."""
+        """Return the error of an answer, with this process's line instead of the server's lines.
+
+        The line made the call that caused the error. `sent` are the counters at the answered call.
+        """
         self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()

@@ -239,9 +239,11 @@ def top(options: argparse.Namespace, version: str) -> None:
 def _rates(
     status: Mapping[str, Any], before: dict[Any, tuple[float, int]], now: float
 ) -> Callable[[Any], float]:
-    """Return a function of a client's number, or of None for all clients: launches a second since
-    the previous status, or since the client connected. `before` has the previous totals by client,
-    and is updated."""
+    """Return a function from a client's number to its launches per second.
+
+    None stands for all clients. The time starts at the previous status, or when the client
+    connected. `before` has the previous totals by client, and is updated.
+    """
     totals = {None: (status["seconds"], status["launches"])}
     for each in status["clients"]:
         totals[each["client"]] = each["seconds"], each["launches"]

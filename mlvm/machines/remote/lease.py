@@ -151,8 +151,10 @@ class LeasedStream(Stream):
             raise
 
     def _resume(self, connection: int, error: ConnectionLost, until: float = math.inf) -> None:
-        """Replace the connection, unless another thread has done so. Raises `ConnectionLost` if
-        that fails, and `_DeadlinePassed` at the time `until`."""
+        """Replace the connection, unless another thread has done so.
+
+        Raises `ConnectionLost` if that fails, and `_DeadlinePassed` at the time `until`.
+        """
         with suppress(OSError):
             self.socket.shutdown(SHUT_RDWR)  # wakes the other thread
         with self._sends, self._receives:
@@ -169,9 +171,10 @@ class LeasedStream(Stream):
             before.close()
 
     def _open_stream(self, error: ConnectionLost, until: float) -> tuple[Stream, int]:
-        """Open a stream on a new connection, which begins with the next answer. Return it and the
-        number of messages that the server has received. Raises `ConnectionLost`, and
-        `_DeadlinePassed` at the time `until`.
+        """Open a stream on a new connection, which begins with the next answer.
+
+        Return it and the number of messages that the server has received. Raises `ConnectionLost`,
+        and `_DeadlinePassed` at the time `until`.
 
         A server that is busy with a launch answers when the launch ends. So each time that it
         admits this client, the deadline for reaching it starts again.

@@ -32,8 +32,10 @@ class PythonOutbox:
         return len(self) >= GATHERED or time.monotonic() - self._last_take > PAUSE
 
     def take(self, done: int, /) -> tuple[bytes, list[Any]]:
-        """Forget the messages before number `done`. Return the others as one text of bytes, and the
-        place of each."""
+        """Forget the messages before number `done`.
+
+        Return the others as one text of bytes, and the place of each.
+        """
         count = done - self._first
         if count not in (0, self._shown):
             raise ValueError(f"messages before {self._first} are done, not {done}")

@@ -68,8 +68,11 @@ class Process:
         self.send("serve", sock, client=number, **facts)
 
     def wait(self, number: int) -> tuple[int, float, str | None]:
-        """Wait until the process has served a client. Return the number of launches, their
-        seconds, and the reason if the process has ended before the client."""
+        """Wait until the process has served a client.
+
+        Return the number of launches, their seconds, and the reason if the process has ended before
+        the client.
+        """
         with self._lock:
             serving = self._serving[number]
             if self.ended is not None:
@@ -97,8 +100,9 @@ class Process:
 
 
 class Processes:
-    """The processes of a server: at most `most` of clients, and one for each `shared` VM. They
-    write events to `log`.
+    """Processes of a server: at most `most` for clients, and one per `shared` VM.
+
+    They write events to `log`.
 
     Raises `MachineError` for options that are not JSON, or if no process can be started.
     """
@@ -142,8 +146,10 @@ class Processes:
     # --- start ---
 
     def process_for(self, shared: str, name: str, nice: int) -> Process:
-        """Return the process of a shared VM, or fork one for a client whose VM has the `name`, with
-        niceness `nice`. Raises `AccessRefused`."""
+        """Return the process of a shared VM, or fork one for a client.
+
+        The client's VM has the `name`; `nice` is the niceness. Raises `AccessRefused`.
+        """
         with self._lock:
             if shared:
                 if self._shared[shared].ended is not None:
@@ -151,7 +157,7 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessRefused(f"{count} processes of clients run, the limit")
+                raise AccessRefused(f"{count} processes of clients are running, the limit")
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
@@ -187,7 +193,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise MachineError(f"no process can be started: {error.strerror}") from None
+            raise MachineError(f"cannot start a process: {error.strerror}") from None
         finally:
             theirs.abandon()
         self._to_nursery.socket.settimeout(_PATIENCE)
@@ -196,7 +202,7 @@ class Processes:
         except TypeError as error:
             raise MachineError(f"options of a VM in a process: expected JSON: {error}") from None
         if not started:
-            raise MachineError("the process that others are forked from does not start")
+            raise MachineError("the process that forks the others cannot be started")
         self._to_nursery.socket.settimeout(None)
 
     # --- messages of the processes ---
@@ -245,8 +251,10 @@ class Processes:
         return metrics.to_json()
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Return the status of each process, as `Server.status`; of a busy one, its previous
-        status."""
+        """Return the status of each process, as in `Server.status`.
+
+        A busy process has its previous status.
+        """
         living = self._living.copy()
         for each in living:
             if not each.status_pending:
@@ -299,9 +307,11 @@ def how_it_ended(status: int | str) -> str:
 
 
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Relay the bytes of each socket to the other until one ends. At the end of `plain` all its
-    bytes have been relayed; when the client hangs up, bytes that the process has not read are
-    dropped."""
+    """Relay the bytes of each socket to the other until one ends.
+
+    At the end of `plain` all its bytes have been relayed; when the client hangs up, bytes that the
+    process has not read are dropped.
+    """
     secure.setblocking(False)
     plain.setblocking(False)
     hung_up = getattr(select, "POLLRDHUP", 0)

@@ -32,7 +32,7 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
         require_private(descriptor, path, "secret")
         data = file.read(_MOST + 1)
         if len(data) > _MOST:
-            raise AccessRefused(f"{os.fspath(path)}: a secret has at most {_MOST} bytes")
+            raise AccessRefused(f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes")
         return check_secret(data.strip())
 
 
@@ -48,8 +48,10 @@ def require_private(descriptor: int, path: str | os.PathLike[str], what: str) ->
 def find_secret(
     secret: str | bytes | None, secret_file: str | os.PathLike[str] | None
 ) -> bytes | None:
-    """Return `secret`, or the secret in `secret_file`, or in the file that the environment names;
-    None if there is none. Raises the errors of `read_secret`."""
+    """Return the secret from `secret`, `secret_file` or the environment; None if there is none.
+
+    The environment names a file. Raises the errors of `read_secret`.
+    """
     if secret is not None and secret_file is not None:
         raise AccessRefused("expected secret= or secret_file=, got both")
     if secret is not None:

@@ -131,7 +131,7 @@ class Server(Closing):
         if self._users is None and isinstance(requested, addresses.TcpAddress):
             raise AccessRefused(f"a server at {requested} needs a secret")
         if key is not None and certificate is None:
-            raise errors.AddressError(f"key={key!r} needs certificate= too")
+            raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
@@ -201,8 +201,10 @@ class Server(Closing):
         self._accepting = system.start("mlvm accept", self._accept)
 
     def reload(self, secret: str | bytes | None) -> None:
-        """Replace the secret, and read the certificate's files again, for new connections. Raises
-        `AccessRefused` and `AddressError`, and changes nothing then."""
+        """Replace the secret, and read the certificate's files again, for new connections.
+
+        Raises `AccessRefused` and `AddressError`, and changes nothing then.
+        """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
             raise AccessRefused(f"a server at {self.address} needs a secret")
@@ -221,8 +223,10 @@ class Server(Closing):
     # --- shutdown -------------------------------------------------------------------------
 
     def close(self, grace: float = 0.0) -> None:
-        """Admit no more clients, wait `grace` seconds for running launches, and end all
-        connections. Idempotent."""
+        """Stop the server: admit no more clients, and close all connections. Idempotent.
+
+        It first waits `grace` seconds for running launches.
+        """
         with self._lock:
             first, self._draining = not self._draining, True
             count = len(self._clients)
@@ -234,7 +238,7 @@ class Server(Closing):
             self._remove_file()
         self.drain()
         self._wait(grace)
-        self.stop("the server stops")
+        self.stop("the server is shutting down")
         self._wait(0.5)  # for the answers to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
@@ -381,18 +385,20 @@ class Server(Closing):
                 _trim()
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
-        """Wrap the connection in TLS if the server has a certificate. Raises `AccessRefused` if
-        the client does not agree."""
+        """Wrap the connection in TLS if the server has a certificate.
+
+        Raises `AccessRefused` if the client does not agree.
+        """
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
-            raise AccessRefused("the client speaks neither this protocol nor TLS")
+            raise AccessRefused("the client uses neither this protocol nor TLS")
         if self._context is None:
             if tls:
-                raise AccessRefused("the client speaks TLS, and this server has no certificate")
+                raise AccessRefused("the client uses TLS, but this server has no certificate")
             return sock
         if not tls:
-            reason = "this server speaks TLS only: connect with tls="
+            reason = "this server requires TLS: connect with tls="
             handshake.send(sock, handshake.refusal(reason), deadline, self._system)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - self._system.monotonic(), 0.001))
@@ -402,8 +408,10 @@ class Server(Closing):
         return secured
 
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
-        """Grant an authenticated client's request: give it a number and a VM. Return the
-        description for the client. Raises `AccessRefused`."""
+        """Give an authenticated client a number and a VM; return the description for the client.
+
+        Raises `AccessRefused`.
+        """
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
@@ -423,10 +431,10 @@ class Server(Closing):
             )
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
-            raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
+            raise AccessRefused(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
         with self._lock:
             if self._draining:
-                raise AccessRefused("the server stops")
+                raise AccessRefused("the server is shutting down")
             count = len(self._clients)
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the limit")
@@ -522,8 +530,10 @@ class Server(Closing):
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
     ) -> tuple[int, float]:
-        """Serve a client that another process has admitted. Return the number of its launches, and
-        their processor seconds."""
+        """Serve a client that another process has admitted.
+
+        Return the number of its launches, and their processor seconds.
+        """
         lent = _Client(peer, sock, self._limits.lease_seconds, self._system)
         lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
@@ -551,13 +561,15 @@ class Server(Closing):
                     if again:
                         session.resume(stream)
                     session.serve(stream, lambda: self._draining)
-                    return self._part_from(stream, "the server stops")
+                    return self._part_from(stream, "the server is shutting down")
                 except ConnectionLost:
                     again = session.leased and client.comes_again()
                     if not again:
                         raise
         except ConnectionLost as error:
-            return self._part_from(stream, "the server stops" if self._draining else str(error))
+            return self._part_from(
+                stream, "the server is shutting down" if self._draining else str(error)
+            )
         except (EncodingError, LimitExceeded) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])
@@ -617,8 +629,10 @@ class Server(Closing):
     # --- status ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return totals, and a dictionary for each client and each shared VM, as
-        `python -m mlvm top` shows them."""
+        """Return totals, and a dictionary per client and shared VM.
+
+        `python -m mlvm top` shows them.
+        """
         now = self._system.monotonic()
         remote_statuses = [] if self._processes is None else self._processes.statuses()
         remote = {each["client"]: each for status in remote_statuses for each in status["clients"]}
@@ -751,8 +765,10 @@ class _Client:
             self.session.refusal = reason
 
     def go_on_with(self, sock: socket.socket) -> bool:
-        """Replace the lost connection, whose loss may not be noticed here yet. Return False if the
-        client's lease is over."""
+        """Replace the lost connection, whose loss may not be noticed here yet.
+
+        Return False if the client's lease is over.
+        """
         with self._change:
             if self._over or not self.leased:
                 return False
@@ -796,8 +812,10 @@ class _Client:
             self.session.last = max(self.session.last, last)
 
     def is_gone(self) -> bool | str:
-        """Return whether the client has hung up, or why its launch must end. A drained connection
-        looks as if the client had hung up, and does not count."""
+        """Return whether the client has hung up, or why its launch must end.
+
+        A drained connection looks as if the client had hung up, and does not count.
+        """
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
         if self._draining or not self._system.has_hung_up(self.socket):
@@ -846,8 +864,10 @@ class _BoundedSession(Session):
         self.program_bytes = 0  # their sum
 
     def heed(self, error: Exception) -> None:
-        """Count exceeded limits. End the connection if the process itself has no memory left: its
-        state may be inconsistent."""
+        """Count exceeded limits.
+
+        End the connection if the process itself has no memory left: its state may be inconsistent.
+        """
         if isinstance(error, (LimitExceeded, OutOfMemory)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
@@ -933,8 +953,10 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
 
 
 def _part(sock: socket.socket, system: System) -> None:
-    """Close a connection so that the peer can read the last bytes: closing with unread bytes would
-    discard them."""
+    """Close a connection so that the peer can read the last bytes.
+
+    Closing with unread bytes would discard them.
+    """
     with contextlib.suppress(OSError, ValueError):
         addresses.shut(sock, socket.SHUT_WR)
         deadline = system.monotonic() + 0.5
@@ -945,8 +967,10 @@ def _part(sock: socket.socket, system: System) -> None:
 
 
 def _trim() -> None:
-    """Return the memory of a client that has left to the operating system: glibc keeps it in the
-    arena of the thread that allocated it."""
+    """Return the memory of a disconnected client to the operating system.
+
+    glibc keeps it in the arena of the thread that allocated it.
+    """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -60,8 +60,10 @@ class Watchdog:
     def watch(
         self, seconds: float, is_gone: Callable[[], bool | str] = lambda: False
     ) -> Iterator[None]:
-        """Raise `LimitExceeded` inside the block after `seconds`, or when `is_gone` returns True or
-        a reason. A thread may not nest the block."""
+        """Raise `LimitExceeded` inside the block after `seconds`, or if `is_gone` returns a reason.
+
+        `is_gone` may also return True. A thread must not nest the block.
+        """
         watch = Watch(seconds, is_gone, self._system)
         try:
             try:

@@ -125,8 +125,10 @@ def _run_process(channel: Channel, settings: dict[str, Any], request: dict[str, 
 
 
 def _bound_memory(most: int) -> None:
-    """Limit this process to `most` bytes more than it has now, and mark it as the first to be
-    killed when the system has no memory."""
+    """Limit this process to `most` bytes more than it has now.
+
+    When the system runs out of memory, it is the first to be killed.
+    """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_FIRST_TO_GO))
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
@@ -137,8 +139,10 @@ def _bound_memory(most: int) -> None:
 def _handle_requests(
     channel: Channel, settings: dict[str, Any], name: str, *, shared: bool
 ) -> None:
-    """Lend one VM, an own one of one client or a shared one, until the channel ends or the only
-    client leaves."""
+    """Serve one VM, private to a client or shared, until the channel closes.
+
+    A private VM is also closed when its only client leaves.
+    """
     server = Server(
         None,
         limits=Limits(**settings["limits"]),

@@ -131,7 +131,7 @@ def test_an_element_of_another_vm_is_refused_and_stays(q: ml.QueueTensor) -> Non
     step = ml.capture(lambda: q.get()[0] * 2.0)
     with ml.Arena(ml.VM("other"), "there"):
         for call in (step, step.drain):
-            refuses(CaptureError, r"lives on .*, inside a captured", call)
+            refuses(CaptureError, r"the queue is on .*, the function runs on", call)
     assert step()[0, 0].item() == 2.0
 
 
@@ -244,10 +244,10 @@ def test_another_queue_is_another_signature(q: ml.QueueTensor, vm: Any) -> None:
 
 @cases(
     "fn, message",
-    (lambda: QUEUES[-1].get_nowait()[0] + 1, "taken without waiting"),
+    (lambda: QUEUES[-1].get_nowait()[0] + 1, "take an element without waiting"),
     (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterated over"),
-    (lambda: QUEUES[-1].get()[0], "lies in a queue's slot"),
-    (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "lies in a queue's slot"),
+    (lambda: QUEUES[-1].get()[0], "in the slot of a queue"),
+    (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "in the slot of a queue"),
 )
 def test_what_a_replay_could_not_do_is_refused(
     fn: Any, message: str, q: ml.QueueTensor, tmp_path: Path
@@ -280,11 +280,11 @@ def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
     def in_a_loop(n: ml.Tensor) -> Any:
         return ml.fori_loop(0, n, lambda i, s: s + far.get()[0], ml.zeros((2, 3)))
 
-    text = rf"{HERE}.* after an update; on far, which has separate memory"
+    text = rf"{HERE}.* after an update: far has separate memory"
     refuses(CaptureError, text, ml.capture(after_an_update))
     with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop; on far.*its argument"):
         ml.capture(in_a_loop)(ml.asarray(3))
-    refuses(CaptureError, "lies in a queue's slot", lambda: ml.capture(lambda: far.get()[0])())
+    refuses(CaptureError, "in the slot of a queue", lambda: ml.capture(lambda: far.get()[0])())
     twice = ml.capture(lambda: far.get()[0] + far.get()[0])
     put(far, 1)
     put(far, 2)

@@ -122,9 +122,14 @@ def test_containers_among_the_arguments_are_returned_themselves() -> None:
 
 def test_what_has_no_copies_is_refused() -> None:
     step = ml.capture(lambda x: Stats((x, memoryview(b"a"))))
-    refuses(CaptureError, "returns a Stats that it creates, of which no call", step, ml.ones(2))
     refuses(
-        CaptureError, "StringIO, which runs after", ml.capture(lambda x: io.StringIO()), ml.ones(2)
+        CaptureError, "returns a Stats that it creates, but later calls cannot", step, ml.ones(2)
+    )
+    refuses(
+        CaptureError,
+        "StringIO, which would run after",
+        ml.capture(lambda x: io.StringIO()),
+        ml.ones(2),
     )
 
 

@@ -187,14 +187,14 @@ _KEY = struct.pack("<Q1sI", 1, b"k", 9)
 
 _BAD = {
     "version 77": _file(version=77),
-    "end within the header": _file(name=b"x" * 99)[:80],
+    "end in the header": _file(name=b"x" * 99)[:80],
     "header announces": _file(tensors=2**60),
-    "metadata has k twice": _file(values=2, metadata=2 * struct.pack("<Q1sII", 1, b"k", 4, 1)),
+    "metadata contains k twice": _file(values=2, metadata=2 * struct.pack("<Q1sII", 1, b"k", 4, 1)),
     "format 99": _file(code=99),
     "has 9 axes": _file(shape=(1,) * 9),
-    "does not lie in the file": _file(shape=(2**62, 2**62)),
-    "rows are blocks of 32": _file(shape=(16, 2)),
-    "ends at byte": _file(at=32),
+    "exceeds the file": _file(shape=(2**62, 2**62)),
+    "expected rows of 32-element blocks": _file(shape=(16, 2)),
+    "ends at": _file(at=32),
     "value of kind 77": _file(values=1, metadata=struct.pack("<Q1sI", 1, b"k", 77)),
     "a value of kind 9, 8 lists deep": _file(
         values=1, metadata=_KEY + struct.pack("<IQ", 9, 1) * 12
@@ -229,7 +229,7 @@ def test_a_tensor_in_another_format_is_refused_when_it_is_read(tmp_path: Path) -
     assert data[at : at + 4] == struct.pack("<I", CODES["Q8_0"])
     data[at : at + 4] = struct.pack("<I", 19)
     file.write_bytes(data)
-    refuses(WeightsError, "b is of format 19; those that are read are F32", ml.load, file)
+    refuses(WeightsError, "b has format 19; supported formats are F32", ml.load, file)
     assert [*ml.load(file, where="a")] == ["a"]
     assert [*ml.load(file, rename=lambda name: None if name == "b" else name)] == ["a"]
 

@@ -220,7 +220,7 @@ def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
     ml.load(file, into=scheduled)
     assert callable(scheduled.learning_rate)
     grouped = ml.optim.Adam(model, 0.5, groups=[("bias", {})])
-    refuses(PathError, "has 2 groups, and the file's has 1 groups", ml.load, file, into=grouped)
+    refuses(PathError, "has 2 groups, but the file has 1 groups", ml.load, file, into=grouped)
 
 
 def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
         ml.save(tmp_path / "x", {"a": np.zeros(1)}, {"mlvm.plaim": text})
         content = (tmp_path / "x").read_bytes().replace(b"mlvm.plaim", b"mlvm.plain")
         (tmp_path / "x").write_bytes(content)
-        refuses(ml.errors.WeightsError, "no JSON by path", ml.load, tmp_path / "x")
+        refuses(ml.errors.WeightsError, "expected JSON by path", ml.load, tmp_path / "x")
     message = "'mlvm.plain' has the plain values"
     refuses(ml.errors.ArgumentError, message, ml.save, tmp_path / "x", {}, {"mlvm.plain": ""})
 

@@ -118,7 +118,7 @@ def test_what_a_summary_takes_and_refuses() -> None:
         def __call__(self, x: ml.Tensor) -> ml.Tensor:
             return x * float(ml.sum(x))
 
-    refuses(CaptureError, "a value is read", Reading().summary, ml.ones(2))
+    refuses(CaptureError, "cannot read a tensor", Reading().summary, ml.ones(2))
 
 
 def test_a_module_is_no_sequence_and_says_so() -> None:

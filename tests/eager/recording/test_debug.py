@@ -51,11 +51,11 @@ def test_a_block_says_what_it_is() -> None:
     (lambda x: ml.full(3, ml.nan) + 1.0, r"is nan at \[0\]; operand 0 is nan at \[0\]"),
     (
         lambda x: 7 // ml.asarray([1, 0]),
-        r"floor_divide\(i64\[\], i64\[2\]\): integers have no quotient by 0, which is at \[1\]",
+        r"floor_divide\(i64\[\], i64\[2\]\): integer division by 0 at index \[1\]",
     ),
     (
         lambda x: ml.capture(lambda n: n % ml.zeros_like(n))(ml.asarray([[5]])),
-        r"remainder\(i64\[1,1\], i64\[1,1\]\): .* which is at \[0, 0\]",
+        r"remainder\(i64\[1,1\], i64\[1,1\]\): .* at index \[0, 0\]",
     ),
 )
 def test_the_launch_that_makes_it_raises(make: Callable[[Tensor], Tensor], message: str) -> None:
@@ -119,7 +119,7 @@ def test_other_vms_are_not_watched() -> None:
 def test_one_instrument_at_a_time(tmp_path: Any) -> None:
     vm = LocalVM("traced")
     with vm.trace(tmp_path / "t.json"):
-        with pytest.raises(MachineError, match="has an instrument already"), ml.debug.nans(vm):
+        with pytest.raises(MachineError, match="already has an instrument"), ml.debug.nans(vm):
             pass
         with ml.use(vm):
             assert np.isnan(ml.log(ml.asarray(-1.0)).item())
@@ -203,7 +203,7 @@ def test_it_stands_around_a_captured_function() -> None:
         with ml.debug.nans():
             return ml.log(x)
 
-    refuses(CaptureError, r"ml\.debug\.nans is entered", lambda: step(ml.ones(2)))
+    refuses(CaptureError, r"cannot enter ml\.debug\.nans", lambda: step(ml.ones(2)))
 
 
 def test_a_function_of_the_program(vm: Any) -> None:

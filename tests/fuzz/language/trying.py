@@ -38,14 +38,14 @@ all is dropped; a larger plan with fusion than without; another machine that doe
 
 EXPECTED: Final = {
     "a second gradient": r"a gradient through the gradient of a (loop whose|function that)",
-    "a function calls others": r"calls itself each time with arguments of other types",
-    "a function in a function": r"a tensor of one ml.function is used in another that it calls",
+    "a function calls others": r"calls itself with different argument types",
+    "a function in a function": r"use a tensor of an ml.function in another that it calls",
     "tracked by way of another branch": r"has no gradient for",
-    "a gradient goes outside": r"from outside of a loop's body, a branch or an ml.function is upd",
-    "a body updates a view from outside": r"a branch or an ml.function has made is used outside",
-    "a function updates": r"a tensor from outside of an ml.function .* is updated in place",
-    "a value is read": r"a value is read inside a captured function",
-    "a shape depends on values": r"whose results. types depend on values, is called",
+    "a gradient goes outside": r"that updates a .* from outside",
+    "a body updates a view from outside": r"a branch or an ml.function outside of it",
+    "a function updates": r"update a tensor from outside of an ml.function .* in place",
+    "a value is read": r"cannot read a tensor's value inside a captured function",
+    "a shape depends on values": r"whose result types depend on values",
 }
 """Why a captured program may be refused."""
 

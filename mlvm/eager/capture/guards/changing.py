@@ -1,6 +1,7 @@
-"""Causes of retraces, in words: the guards and arguments that differ from trace to trace.
+"""Causes of retraces as text: the guards and arguments that differ between traces.
 
-`GuardChecker` is fast and says only that some guard does not hold; this is slow and says which.
+`GuardChecker` is fast, but reports only that some guard does not hold. This module is slow, and
+reports which.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from mlvm.eager.tensor.warn import warn_at
 from mlvm.parallel.membership import place_of, sharding_here
 
 MANY: Final = 8
-"""The program at which the warning is issued."""
+"""Number of programs at which the warning is issued."""
 
 _MOST_NAMED: Final = 3
 _ARGUMENT: Final = "argument "
 _TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
-"""The text of a tensor's type."""
+"""The text of a tensor type."""
 
 Description: TypeAlias = dict[Any, tuple[str, str]]
-"""The values that a trace is specialised on, in words: a place and the value there, by key."""
+"""The values to which a trace is specialised, as text: by key, a name and its value."""
 
 _REMEDIES: Final = {
     "type": "Open the axis by name, ml.capture(step, lengths={'x': ('n', None)}), or pad it to one "
@@ -44,12 +45,13 @@ _REMEDIES: Final = {
 }
 
 Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
-"""Pairs of a key, and two texts: a place, and the value there."""
+"""Pairs of a key and two texts: a name and its value."""
 
 
 class RecompilationWarning(UserWarning):
-    """A captured function has recorded many programs, as a value that programs are specialised on
-    changes from call to call. The text names it.
+    """Warning for a captured function that was compiled many times because a value changes.
+
+    The text names the value, to which each program is specialised.
 
         >>> import warnings
         >>> step = ml.capture(lambda x, name: x + len(name))
@@ -73,8 +75,10 @@ class Retrace(NamedTuple):
 
 
 class Changing:
-    """Descriptions of a function's traces. Each one after the first has causes: the values that
-    differ from the most similar of the last `MANY` traces. `MANY` traces issue one warning."""
+    """Descriptions of the traces of a function.
+
+    Each trace after the first has causes: the values that differ from the most similar of the last
+    `MANY` traces. At `MANY` traces one warning is issued."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         code = fn.__code__ if type(fn) is types.FunctionType else None
@@ -84,7 +88,7 @@ class Changing:
         self._count = 0
 
     def describe(self, vm: VMProtocol, guards: GuardSet, args: Any, kwargs: Any) -> Description:
-        """Return the values that a trace is specialised on, in words, before it changes any."""
+        """Return the values to which a trace is specialised, as text, before it changes any."""
         names = [*self._names, *range(len(self._names), len(args))]
         words = dict(words_of(guards))
         words.update(_of_context(vm))
@@ -95,8 +99,11 @@ class Changing:
         return words
 
     def add(self, description: Description, name: str) -> None:
-        """Add a trace that has led to a program. Issue `RecompilationWarning` at the user's line if
-        the function of that name now has `MANY`."""
+        """Add a trace that was compiled into a program.
+
+        Issue `RecompilationWarning` at the user's line if the named function now has `MANY`
+        programs.
+        """
         self._count += 1
         if self._recordings:
             recent = [_changes([each, description]) for each in reversed(self._recordings)]
@@ -111,8 +118,7 @@ class Changing:
             self._warn(name)
 
     def explain(self, name: str) -> str:
-        """Return the causes of the last retraces of the function of that name, the first one first,
-        each in a line."""
+        """Return the causes of the named function's last retraces, one per line, oldest first."""
         if not self._retraces:
             return f"{name!r} was traced once" if self._count else f"{name!r} was not called yet"
         title = f"{name!r} was traced {self._count} times"
@@ -133,12 +139,12 @@ class Changing:
 
 
 def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]:
-    """Return the places whose values differ between descriptions, with their values in order."""
+    """Return the names whose values differ between descriptions, with their values in order."""
     descriptions = [*descriptions]
     changes = []
     for key in dict.fromkeys(key for each in descriptions for key in each):
         pairs = [each.get(key) for each in descriptions]
-        if type(key) is _Shared:  # which only a call that shares has
+        if type(key) is _Shared:  # present only in a call with shared tensors
             two = key.words, "two"
             pairs = [
                 pair or (two if key.places <= each.keys() else None)
@@ -154,14 +160,14 @@ def _changes(descriptions: Iterable[Description]) -> list[tuple[str, list[str]]]
 
 
 def _kind_of(whats: Iterable[str]) -> str:
-    """Return what differs: the `type` of tensors, their `identity`, or another `value`."""
+    """Return the kind of difference: the `type` of tensors, their `identity`, or a `value`."""
     if all(map(_TYPE.fullmatch, whats)):
         return "type"
     return "identity" if all(_TYPE.match(what) and " at " in what for what in whats) else "value"
 
 
 def _verb(where: str) -> tuple[str, str]:
-    """Return the verb of a place, in the past and in the present."""
+    """Return the verb for a name, in the past and in the present tense."""
     return ("were", "are") if where.startswith("arguments ") else ("was", "is")
 
 
@@ -173,7 +179,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def words_of(guards: GuardSet) -> Words:
-    """Yield the present value of each guarded name, in words."""
+    """Yield the present value of each guarded name, as text."""
     names: dict[int, str] = {}
     for kind, owner, name, value in guards.guards:
         place, text = guards.places.get(id(owner), ({}, ""))
@@ -194,21 +200,21 @@ def words_of(guards: GuardSet) -> Words:
 
 
 def _of_array(array: Any, content: Any) -> str:
-    """Return an array's values or, of many, their digest."""
+    """Return the values of a small array, or the digest of a large one."""
     array = np.asarray(array)
     values = f"of digest {content[2][:4].hex()}" if array.nbytes > SMALL else brief(array.tolist())
     return f"{array.dtype}{[*array.shape]} {values}"
 
 
 class _Shared(NamedTuple):
-    """The key of two arguments that are one tensor, or views of one memory."""
+    """Key for two arguments that are the same tensor, or views of the same memory."""
 
     first: str
     second: str
 
     @property
     def places(self) -> set[tuple[str, str]]:
-        """The keys that a description with both tensors has."""
+        """The keys that a description with both tensors contains."""
         return {(self.first, "memory"), (self.second, "memory")}
 
     @property
@@ -219,7 +225,7 @@ class _Shared(NamedTuple):
 
 
 def _of_memory(guards: GuardSet, tensors: Iterable[tuple[str, Tensor]]) -> Words:
-    """Yield which of the arguments' tensors are the same, are views, or belong to the function."""
+    """Yield which tensors of the arguments are identical, views, or state of the function."""
     firsts: dict[int, tuple[str, Tensor]] = {}
     for where, x in tensors:
         owner = "a tensor that the function also uses itself" if id(x) in guards.tensors else ""
@@ -233,7 +239,7 @@ def _of_memory(guards: GuardSet, tensors: Iterable[tuple[str, Tensor]]) -> Words
 
 
 def _of_context(vm: VMProtocol) -> Words:
-    """Yield the state of mlvm that programs depend on, as `context_of` has it."""
+    """Yield the global state of mlvm that programs depend on, see `context_of`."""
     half, shard = autocast_dtype(), sharding_here()
     rank, size = place_of(vm)
     for where, what in {
@@ -249,7 +255,7 @@ def _of_context(vm: VMProtocol) -> Words:
 
 def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: int = 0) -> Words:
     """Yield the values of a tree of arguments, and add its tensors to `tensors`."""
-    key: Any = where if depth == 0 else (where, "part")  # a part that is not given goes unmentioned
+    key: Any = where if depth == 0 else (where, "part")  # an omitted part is not mentioned
     if isinstance(tree, Tensor):
         tensors.append((where, tree))
     if isinstance(tree, (list, tuple)):
@@ -266,12 +272,14 @@ def _of_tree(where: str, tree: Any, tensors: list[tuple[str, Tensor]], depth: in
 
 
 def _which(value: Any) -> str:
-    """Return a value in words. Of state, tensors count by identity."""
+    """Return a value as text.
+
+    Tensors of the state are identified, not printed."""
     return f"{_what(value)} at {id(value):#x}" if type(value) is Tensor else _what(value)
 
 
 def _what(value: Any) -> str:
-    kind = type(value)  # isinstance might call the value's own code
+    kind = type(value)  # isinstance might run user code
     if kind is Tensor:
         return str(value.type)
     if kind in PLAIN:

@@ -1,10 +1,12 @@
-"""Guards on reads of a traced function, and the check at a call that all of them still hold.
+"""Guards on the reads of a traced function, and the check that all of them still hold.
 
-A guard holds if `name` of the `owner` is still the very same `value`, read as its kind says.
-In: guards. Out: `holds`, and the present `values` of fields that count as arguments.
-If all guards hold, another walk over the function's state would have the same result.
-The check goes kind by kind, in C where that is built; `changing` names in words the guards that
-do not hold. Callers: `GuardSet.values` and the fast path, at each call, without a lock.
+A guard holds if `name` of the `owner` is still the identical `value`, read as its kind prescribes.
+In: guards. Out: `holds`, and the present `values` of fields that are treated as arguments. If all
+guards hold, a new walk over the function's state would have the same result. The check processes
+one kind after the other, in C if the extension is built. `changing` describes as text the guards
+that do not hold.
+
+Callers: `GuardSet.values` and the fast path, at each call, without a lock.
 """
 
 from __future__ import annotations
@@ -21,17 +23,18 @@ from mlvm.eager.tree import holds_tensors
 from mlvm.machines.native.extension import EXTENSION
 
 MISSING: Final = object()
-"""The value of a missing name."""
+"""Marks a name without a value."""
 
 
 class Guard(NamedTuple):
-    """A read of the trace: `name` of the `owner` was the `value`.
+    """One read of the trace: `name` of the `owner` was the `value`.
 
-    The kinds of `_FOLLOW` and `_VIEWS` compare by identity. The others:
+    The kinds in `_FOLLOW` and `_VIEWS` compare by identity. The other kinds are:
 
-    equal: the name is a function, whose result for the owner is compared by value.
-    number, tensor: a dict's item, of which only the class counts.
-    plain, unread: a Module's field. It counts once it holds tensors, a plain one if replaced.
+    - equal: the name is a function, whose result for the owner is compared by value.
+    - number, tensor: an item of a dict; only its class is compared.
+    - plain, unread: a field of a Module. An unread field is compared once it contains tensors, a
+      plain field once it is replaced.
     """
 
     kind: str
@@ -43,12 +46,12 @@ class Guard(NamedTuple):
 def content_of_slot(owner: Any, slot: Any) -> Any:
     try:
         return slot.__get__(owner)
-    except (AttributeError, ValueError):  # it has no value
+    except (AttributeError, ValueError):  # the name has no value
         return MISSING
 
 
 CELL: Final = types.CellType.__dict__["cell_contents"]
-"""The slot of a variable's cell."""
+"""Descriptor of the slot of a variable's cell."""
 
 
 _FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]]] = {
@@ -60,22 +63,25 @@ _FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]
     "slot": lambda owners, names: map(content_of_slot, owners, names),
     "context": lambda _, names: map(getattr, repeat(current()), names),
 }
-"""Present values of names, by kind: items of dicts and of classes' dicts, attributes of objects of
-Python's own classes, an object's class, its dict, its slots (the name is the descriptor), and
-fields of the present context."""
+"""Functions that read the present value of a name, by kind: items of dicts and of class dicts,
+attributes of objects of builtin classes, the class of an object, its dict, its slots (the
+name is the descriptor), and fields of the present context."""
 
 _VIEWS: Final[dict[str, Callable[[Any], Any]]] = {
     "keys": lambda owner: dict.keys(owner) if isinstance(owner, dict) else owner.keys(),
     "values": dict.values,
     "items": lambda owner: owner,
 }
-"""Present contents of containers: dicts, lists and sets. Their guards have no name."""
+"""Functions that read the present contents of a container: dict, list or set.
+
+These guards have no name."""
 
 
 class GuardChecker:
-    """Checker of guards: columns of owners, names and values, kind by kind.
+    """Checker of guards, stored as columns of owners, names and values for each kind.
 
-    native: the check in C, which may say no where `holds` says yes; None without C.
+    native: the check in C, None without the extension. It may return False where `holds` returns
+    True.
     """
 
     def __init__(self, guards: Iterable[Guard]) -> None:
@@ -102,7 +108,7 @@ class GuardChecker:
             return True
         try:
             return self._holds()
-        except (AttributeError, ValueError, RuntimeError):  # gone, or changed by another thread
+        except (AttributeError, ValueError, RuntimeError):  # deleted, or changed by another thread
             return False
 
     def _holds(self) -> bool:
@@ -120,12 +126,12 @@ class GuardChecker:
         return all(name(owner) == value for _, owner, name, value in self._equal)
 
     def numbers_at(self, numbers: Iterable[float]) -> list[Guard]:
-        """Return guards on the numbers that count as arguments, which are the first of these."""
+        """Return guards on the numbers that are treated as arguments: the first of `numbers`."""
         owners, names, _ = self._numbers
         return [Guard("item", *read) for read in zip(owners, names, numbers, strict=False)]
 
     def values(self) -> tuple[list[Tensor], list[float]] | None:
-        """Return the present tensors and numbers; None if their classes have changed."""
+        """Return the present tensors and numbers; None if a class has changed."""
         (*of_tensors, _), (*of_numbers, kinds) = self._tensors, self._numbers
         tensors: list[Any] = list(map(dict.get, *of_tensors))
         numbers: list[Any] = list(map(dict.get, *of_numbers))
@@ -134,7 +140,7 @@ class GuardChecker:
 
 
 def _flat(by_kind: dict[str, list[Guard]]) -> tuple[Any, ...]:
-    """Return the guards for the check in C, which takes a plain field for an unread one."""
+    """Return the guards for the C check, which treats plain fields like unread ones."""
     return tuple(
         (("unread" if kind == "plain" else kind), guard.owner, guard.name, guard.value)
         for kind in (*_FOLLOW, *_VIEWS, "plain", "unread", "equal")
@@ -143,5 +149,5 @@ def _flat(by_kind: dict[str, list[Guard]]) -> tuple[Any, ...]:
 
 
 def _counts(field: Any) -> bool:
-    """Return whether a field that was unread is now part of the tree."""
+    """Return whether an unread field has become a part of the tree."""
     return field is MISSING or holds_tensors(field)

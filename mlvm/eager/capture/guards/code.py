@@ -1,7 +1,7 @@
-"""Names that code may read: globals and attributes, by its instructions.
+"""Names that code may read, determined from its instructions: globals and attributes.
 
-Code that reads fields without naming them, as `vars(x)` does, has the name `ALL`. Code that may
-read any variable, as `eval` does, is `unbounded`.
+Code that reads fields without naming them, such as `vars(x)`, gets the name `ALL`. Code that may
+read any variable, such as `eval`, is `unbounded`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 ALL: Final = "*"
-"""Stands for every name."""
+"""Represents every name."""
 
 CONSTRUCTORS: Final = frozenset({"__new__", "__init__", "__post_init__"})
 COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
@@ -34,7 +34,7 @@ _ALL_FIELDS: Final = frozenset(
     | {"__copy__", "__deepcopy__", "__replace__"}
 )
 FORMATTERS: Final = frozenset({"format", "format_map"})
-"""Methods of strings that read the fields that the string names."""
+"""String methods that read the fields which the string names."""
 
 _UNBOUNDED: Final = frozenset({"eval", "exec", "globals", "__import__", "import_module"})
 _UNBOUNDED_ATTRIBUTES: Final = frozenset(
@@ -48,13 +48,13 @@ __parameters__ __type_params__ __abstractmethods__ __dataclass_fields__ __datacl
 __reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __replace__ __getnewargs__
 __slotnames__
 """
-"""Special names that are read in a running step only by code that names them."""
+"""Special names that a running step reads only if its code names them."""
 
 _NEVER_IMPLICIT: Final = frozenset(_NEVER_IMPLICIT_NAMES.split())
 
 _NO_STEPS: Final = ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
 _CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
-"""The instructions of `getattr(x.y, "name", default)`, as `_letter` writes them."""
+"""The instructions of `getattr(x.y, "name", default)`, encoded by `_letter`."""
 
 _LETTERS: Final = {"CALL": "c", "CALL_KW": "c", **dict.fromkeys(_NO_STEPS, "")}
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
@@ -64,11 +64,9 @@ _OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_G
 class CodeNames(NamedTuple):
     """Names that code may read.
 
-    globals: in order.
-    fields: names of attributes, and all strings that may be one.
-    imports: modules as (level, name).
-    unbounded: the names that make the code unbounded.
-    formats: variables whose `format` the code calls, which reads the fields that their text names.
+    globals: names of globals, in order. fields: names of attributes, and all strings that may be
+    one. imports: modules as (level, name). unbounded: the names that make the code unbounded.
+    formats: variables on which the code calls `format`; it reads the fields that their text names.
     """
 
     globals: tuple[str, ...]
@@ -82,7 +80,7 @@ _names: weakref.WeakKeyDictionary[types.CodeType, CodeNames] = weakref.WeakKeyDi
 
 
 def names_in(code: types.CodeType) -> CodeNames:
-    """Return the names that the code, and code inside of it, may read."""
+    """Return the names that the code, including nested code, may read."""
     names = _names.get(code)
     if names is None:
         names = _names[code] = _names_in(code)
@@ -90,7 +88,7 @@ def names_in(code: types.CodeType) -> CodeNames:
 
 
 def names_in_builtin(name: str) -> CodeNames:
-    """Return the names that a builtin function of that name may read of its arguments."""
+    """Return the names that the builtin function with this name may read from its arguments."""
     fields = frozenset({ALL}) if name in _GETTERS else _OF_BUILTIN.get(name, frozenset())
     return CodeNames((), fields, (), _UNBOUNDED & {name})
 
@@ -98,9 +96,11 @@ def names_in_builtin(name: str) -> CodeNames:
 def is_implicit(
     name: str, field: object, of_class: Mapping[str, Any], *, may_construct: bool
 ) -> bool:
-    """Return whether Python may read a class's field without code that names it. It never calls
-    `__repr__` so. It calls constructors if code `may_construct` an object, and then comparisons
-    that `dataclass` wrote, which compare objects of just this class."""
+    """Return whether Python may read a field of a class without code that names it.
+
+    Python never calls `__repr__` implicitly. It calls constructors if the code `may_construct` an
+    object. In that case it also calls comparison methods that `dataclass` generated; they compare
+    objects of exactly this class."""
     generated = name in COMPARISONS and "__dataclass_params__" in of_class
     code = field.__code__ if generated and isinstance(field, types.FunctionType) else None
     if name in CONSTRUCTORS or (code is not None and code.co_filename == "<string>"):
@@ -119,7 +119,8 @@ def _names_in(code: types.CodeType) -> CodeNames:
         if each.opname == "IMPORT_NAME":
             imports[instructions[i - 2].argval, each.argval] = None
         elif each.opname in _OF_GLOBALS:
-            if each.argval.isidentifier():  # some names in code that pytest rewrites are not
+            # code rewritten by pytest contains names that are not identifiers
+            if each.argval.isidentifier():
                 globals[each.argval] = None
         elif each.opname == "MATCH_CLASS":
             fields.add(ALL)
@@ -154,7 +155,7 @@ def _names_in(code: types.CodeType) -> CodeNames:
 
 
 def _is_raised(after: Iterable[dis.Instruction]) -> bool:
-    """Return whether these instructions raise an error, of which the value before is a part."""
+    """Return whether these instructions raise an error that contains the preceding value."""
     for each in after:
         if each.opname == "RAISE_VARARGS":
             return True
@@ -164,7 +165,7 @@ def _is_raised(after: Iterable[dis.Instruction]) -> bool:
 
 
 def _strings(constants: Iterable[object]) -> Iterator[str]:
-    """Yield the names that strings in the code may be or contain, as the format `{0.name}`."""
+    """Yield the names that strings in the code are or contain, as in the format `{0.name}`."""
     for each in constants:
         if isinstance(each, str):
             yield from names_of_format(each) if "{" in each else [each]
@@ -173,18 +174,20 @@ def _strings(constants: Iterable[object]) -> Iterator[str]:
 
 
 def names_of_format(text: object) -> Iterable[str]:
-    """Return the names that a format such as `{0.name}` may read; all of what is no text."""
+    """Return the names that a format such as `{0.name}` may read; `ALL` if it is not a str."""
     return re.findall(r"\w+", text) if isinstance(text, str) else (ALL,)
 
 
 def _letter(instruction: dis.Instruction) -> str:
-    """Return a letter for an instruction: G the function `getattr`, v a value, a an attribute,
-    s a string, c a call."""
+    """Encode an instruction as one letter for `_CONSTANT_GETTER`.
+
+    G is the function `getattr`, v a value, a an attribute, s a string, c a call."""
     name = instruction.opname
     if name in _OF_GLOBALS and instruction.argval in _GETTERS:
         return "G"
     if name == "LOAD_ATTR":
-        return "." if "NULL" in instruction.argrepr else "a"  # with NULL, of a method to call
+        # NULL marks the lookup of a method to call
+        return "." if "NULL" in instruction.argrepr else "a"
     if name == "LOAD_CONST" and isinstance(instruction.argval, str):
         return "s"
     loads = name.startswith("LOAD_") and "_LOAD_" not in name

@@ -1,4 +1,4 @@
-"""Warnings of values that a trace freezes: clocks, numpy's random draws, input from a user.
+"""Warnings for values that a trace freezes: clocks, numpy's random draws, user input.
 
 They are found in the instructions of the functions that a captured function reaches.
 """
@@ -34,8 +34,8 @@ _UNLESS_GIVEN: Final = {
     "email.utils.localtime": 0,
     "email.utils.formatdate": 0,
 }
-"""Clocks that convert a time if they are given one, with the position of that argument."""
-_NOW: Final = frozenset({"now", "utcnow", "today"})  # of `datetime`'s classes
+"""Clocks that convert a time if one is passed, with the position of that argument."""
+_NOW: Final = frozenset({"now", "utcnow", "today"})  # class methods of `datetime`
 _ENTROPY: Final = frozenset(
     {"posix.urandom", "nt.urandom", "posix.getrandom"} | {f"uuid.uuid{i}" for i in (1, 4, 6, 7)}
 )
@@ -43,7 +43,7 @@ _SEEDED: Final = (
     *(np.random.default_rng, np.random.RandomState, np.random.SeedSequence),
     *np.random.BitGenerator.__subclasses__(),
 )
-"""Functions and classes of numpy that begin with entropy unless they are given a seed."""
+"""Functions and classes of numpy that start from entropy unless a seed is passed."""
 _SEEDS: Final = frozenset({"seed", "get_state", "set_state"})
 
 _AS_ARGUMENT: Final = "give it as an argument"
@@ -52,7 +52,7 @@ _FUNCTIONS: Final = frozenset(
     {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(np.random.default_rng)}
 )
 _UNKNOWN: Final = object()
-"""Argument that is no constant of the code."""
+"""Represents an argument that is not a constant in the code."""
 
 _LOADS: Final = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"}
@@ -60,12 +60,14 @@ _LOADS: Final = frozenset(
 )
 _NO_STEPS: Final = frozenset({"PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG"})
 
-_warned: set[tuple[str, str]] = set()  # lines, each with the function that it calls
+_warned: set[tuple[str, str]] = set()  # lines that were reported, each with the called function
 
 
 class FrozenWarning(UserWarning):
-    """A captured function reads a clock, draws from numpy's generators or reads a user's input. It
-    does so once, in its trace: all later calls have the same value. The text has the remedy.
+    """Warning for a captured function that reads a clock, numpy's random generators or user input.
+
+    The function does so only once, in its trace, so all later calls use the same value. The text
+    contains the remedy.
 
         >>> import time, warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
@@ -78,10 +80,9 @@ class FrozenWarning(UserWarning):
 class Reading(NamedTuple):
     """A name that code loads.
 
-    path: the name, and the attributes that are read of it.
-    imported: the module, and a name in it, if the code imports the name itself.
-    line: of the code's file.
-    args: the arguments that it is called with, if these are constants and names; else None.
+    path: the name, and the attributes that are read from it. imported: the module, and a name in
+    it, if the code imports the name itself. line: the line in the file. args: the arguments of its
+    call, if they are constants and names; otherwise None.
     """
 
     path: tuple[str, ...]
@@ -94,22 +95,24 @@ _by_code: weakref.WeakKeyDictionary[types.CodeType, list[Reading]] = weakref.Wea
 
 
 def warn_of_frozen(guards: GuardSet, name: str) -> None:
-    """Issue a `FrozenWarning` for each line of reached code that reads a clock, entropy or input;
-    for a line once. `name` is the captured function's."""
+    """Issue one `FrozenWarning` per line of reached code that reads a clock, entropy or input.
+
+    `name` is the name of the captured function."""
     functions = [
         each
         for each in guards.keepalive
         if type(each) is types.FunctionType
         and not is_library(str(each.__globals__.get("__name__")))
     ]
-    named: set[int] = set()  # ids of functions that a line has by name
+    named: set[int] = set()  # ids of functions that a line refers to by name
     for fn in functions:
         for code, reading in _readings(fn.__code__):
             value = _value_of(reading, fn)
             named.add(id(value))
             where, what = f"{code.co_filename}:{reading.line}", ".".join(reading.path)
             _warn(name, where, what, _remedy(value, reading.args))
-    for value in guards.keepalive if functions else ():  # in a field, or a partial call
+    # functions in a field, or in a partial call
+    for value in guards.keepalive if functions else ():
         if type(value) is types.BuiltinFunctionType and id(value) not in named:
             code = functions[0].__code__
             where = f"{code.co_filename}:{code.co_firstlineno}"
@@ -129,13 +132,13 @@ def _warn(name: str, where: str, what: str, remedy: str | None) -> None:
 
 
 def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
-    """Return the remedy for a call of a function whose value a trace freezes; None for others."""
+    """Return the remedy for a call of a function whose value a trace freezes, or None."""
     if value is np.datetime64:
         return _AS_ARGUMENT if args and args[0] in ("now", "today") else None
     if any(value is each for each in _SEEDED):
         is_bare = args is not None and (not args or args[0] is None)
         return f"{_WITH_KEY}; with a seed it is the same in eager calls, too" if is_bare else None
-    if type(value) not in _FUNCTIONS:  # of others, to ask for a name may call code
+    if type(value) not in _FUNCTIONS:  # reading the name of any other object may run user code
         return None
     owner: Any = getattr(value, "__self__", None)
     if type(owner) is np.random.RandomState:
@@ -155,7 +158,7 @@ def _remedy(value: Any, args: tuple[Any, ...] | None) -> str | None:
 
 
 def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
-    """Return the value that is read; `MISSING` without one, or where reading it may call code."""
+    """Return the value that is read; `MISSING` if there is none or reading it may run user code."""
     first, *rest = reading.path
     value: Any = MISSING
     if reading.imported:
@@ -174,7 +177,7 @@ def _value_of(reading: Reading, fn: types.FunctionType) -> Any:
 
 
 def _readings(code: types.CodeType) -> Iterator[tuple[types.CodeType, Reading]]:
-    """Yield the names that the code, and code inside of it, loads."""
+    """Yield the names that the code, including nested code, loads."""
     if code not in _by_code:
         _by_code[code] = list(_readings_of(code))
     yield from ((code, each) for each in _by_code[code])
@@ -208,8 +211,9 @@ def _readings_of(code: types.CodeType) -> Iterator[Reading]:
 
 
 def _arguments(steps: Sequence[dis.Instruction]) -> tuple[Any, ...] | None:
-    """Return the arguments of the call that these instructions make; None if they make none, or
-    compute an argument."""
+    """Return the arguments of the call that these instructions make, or None.
+
+    It is None if they make no call, or compute an argument."""
     for count, step in enumerate(steps):
         if step.opname == "CALL":
             constants = [each.opname == "LOAD_CONST" for each in steps[:count]]

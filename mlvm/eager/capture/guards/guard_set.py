@@ -1,13 +1,15 @@
-"""Guards on all state that a captured function reaches: a flat list of them, and a key by value.
+"""Guards on all state that a captured function reaches: a flat list, and a key by value.
 
 In: the function, and objects among its arguments. Out: a `GuardSet`.
-A program is specialised on the state that the function reached in its trace. So the walk goes into
-all of it, as deep as reached code may read (`code`), and calls no code of the user's.
-`checker` tells fast whether another walk would have the same result. `key` compares two walks: by
-value where that is possible, else by identity.
-An object with hidden state raises `CaptureError`, unless it cannot change (`layout`).
-Callers: `Signatures`, for the first call with some objects, and after a guard that does not hold.
-No lock is held: two threads may walk at once, and each builds a set.
+
+A program is specialised to the state that the function reached in its trace. The walk therefore
+visits all of this state, as deeply as the reached code may read (`code`), and calls no user code.
+`checker` determines fast whether a new walk would have the same result. `key` compares two walks:
+by value where possible, otherwise by identity. An object with hidden state raises `CaptureError`,
+unless it cannot change (`layout`).
+
+Callers: `Signatures`, for the first call with given objects, and after a guard has failed. No lock
+is held: two threads may walk simultaneously, and each builds its own set.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import MARKS, holds_tensors
 
 CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
-"""Methods that Python calls without naming them, besides special methods of classes."""
+"""Methods that Python calls implicitly, in addition to the special methods of classes."""
 
 ASKS_CLASS: Final = "__class__"
-"""A name that code has if it may read an object's class, as `type` does."""
+"""Name that is added for code which may read the class of an object, as `type` does."""
 
 NUMBERS: Final = frozenset({int, float})
 _FEW: Final = 8  # items of a tuple of numbers
@@ -58,7 +60,7 @@ _OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
-_BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` is of io
+_BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` belongs to io
 _ENVIRONMENT: Final = frozenset({"environ", "environb"})
 CACHED: Final = functools._lru_cache_wrapper
 _NAMED_FIELDS: Final = Layout("object", False, None, (), frozenset())
@@ -66,7 +68,7 @@ _Visitor: TypeAlias = "Callable[[GuardSet, Any], None]"
 
 
 class Field(NamedTuple):
-    """A field of a Module or an optimizer; with `item`, that item of the tuple in it."""
+    """A field of a Module or an optimizer; with `item`, one item of the tuple in that field."""
 
     owner: Any
     name: str
@@ -83,23 +85,26 @@ class Field(NamedTuple):
 
 
 class GuardSet:
-    """Guards on the state that a function and `objects` among its arguments reach.
+    """Guards on the state that a function, and `objects` among its arguments, reach.
 
-    The walk starts at variables around the function, its defaults and globals, and goes on from
-    each of them, but not from functions of libraries. Containers and arrays are compared by their
-    contents; objects, classes and modules by identity and by the fields in `names`. Of a Module,
-    children count too, unless its id is in `read_by_name`.
+    The walk starts at the variables of the enclosing scopes, the defaults and the globals of the
+    function, and continues from each of them, but not from library functions. Containers and arrays
+    are compared by their contents; objects, classes and modules by identity and by the fields in
+    `names`. Children of a Module are also compared, unless the id of the Module is in
+    `read_by_name`.
 
-    names: the fields that any reached code may read.
-    guards: one a read, in the order of the walk.
-    checker: checks the guards fast.
-    key: a hashable value, equal for two walks with the same result.
-    tensors: the ids of reached tensors, which are compared by identity.
-    fields: the Module's fields in `rebound` (names by the id of the Module); they are arguments.
-    numbers: the fields of Modules and optimizers with a Python number; only its class counts.
-    keepalive: the objects that the key has by identity.
-    weak: references to objects that the function itself reaches by a weak reference alone, by id.
-    places: reached dicts, lists and cells by id, each with a text that describes a name there.
+    - names: the fields that any reached code may read.
+    - guards: one guard per read, in the order of the walk.
+    - checker: checks the guards fast.
+    - key: a hashable value, equal for two walks with the same result.
+    - tensors: the ids of reached tensors, which are compared by identity.
+    - fields: the Module fields in `rebound` (names by the id of the Module); they are treated as
+      arguments.
+    - numbers: the fields of Modules and optimizers that contain a Python number; only its class is
+      compared.
+    - keepalive: the objects that the key identifies by `id`.
+    - weak: references to objects that the function itself reaches only by a weak reference, by id.
+    - places: reached dicts, lists and cells by id, each with a text that describes a name in it.
 
     Raises `CaptureError` for an object that cannot be compared, with the path to it.
     """
@@ -114,7 +119,7 @@ class GuardSet:
     ) -> None:
         self.names, before = names, None
         self._rebound, self._read_by_name = rebound, read_by_name
-        while self.names != before:  # more names let more be read
+        while self.names != before:  # additional names allow further reads
             before = self.names
             self._reads_all = ALL in before
             self.guards: list[Guard] = []
@@ -136,11 +141,11 @@ class GuardSet:
                 self._add_part(None, value)
                 self._walk()
         self.numbers += self._in_tuples
-        self.key = frozenset([tuple(self._parts)])  # which computes its hash once
+        self.key = frozenset([tuple(self._parts)])  # a frozenset computes its hash only once
         self.checker = GuardChecker(self.guards)
 
     def identities(self) -> list[Any]:
-        """Return the objects that the key has by identity and that must live as long as it."""
+        """Return the objects that the key identifies by `id`; they must live as long as the key."""
         return [
             each
             for each in self.keepalive
@@ -154,18 +159,19 @@ class GuardSet:
 
     @property
     def is_repeated(self) -> bool:
-        """True if each call makes another set, as no guard can compare some of the state."""
+        """True if each call needs a new walk, because no guard can compare some of the state."""
         return self._needs_rescan
 
     @property
     def is_flat(self) -> bool:
-        """True if `checker` alone decides whether another walk has the same result, but for
-        numbers."""
+        """True if `checker` decides alone, except for numbers, whether the walk is still valid."""
         return not (self._needs_rescan or self.fields)
 
     def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:
-        """Return the present tensors of `fields`, and `numbers`. None if their classes differ, or
-        if it is `checked` and another walk might have another result."""
+        """Return the present tensors of `fields`, and the present `numbers`.
+
+        Return None if a class differs or, with `checked`, if a new walk may have a different
+        result."""
         values = None
         if not checked or (not self._needs_rescan and self.checker.holds()):
             values = self.checker.values()
@@ -174,15 +180,17 @@ class GuardSet:
         return values
 
     def numbers_check(self, numbers: Iterable[float]) -> Any:
-        """Return the check in C that `numbers` are the first of these, while the guards hold."""
+        """Return a C check that `numbers` start with these values, valid while the guards hold."""
         rest = iter(numbers)
         guards = self.checker.numbers_at(rest)
         guards += [Guard("entry", x.value, x.item, next(rest)) for x in self._in_tuples]
         return GuardChecker(guards).native
 
     def _add_part(self, name: Any, value: Any) -> None:
-        """Make the value of a name part of the key. Its contents follow when the walk comes to it;
-        for a value that was visited before, the part is its ordinal."""
+        """Add the value of a name to the key.
+
+        Its contents are added when the walk visits it. For a value that was visited before, the
+        part is its ordinal."""
         kind, key = type(value), id(value)
         part: Any
         if kind in layout.PLAIN:
@@ -198,8 +206,9 @@ class GuardSet:
     def _enqueue(
         self, key: int, name: Any, value: Any, visitor: _Visitor | None = None
     ) -> int | None:
-        """Enqueue a value, or return the ordinal that it has under that key. Ordinals are negative,
-        which ids are not."""
+        """Enqueue a value; return its ordinal instead if the key was visited before.
+
+        Ordinals are negative, and ids are not."""
         if key in self._visited:
             return self._visited[key][0]
         self._visited[key] = ~len(self._visited), self._current, name
@@ -210,7 +219,7 @@ class GuardSet:
     def _walk(self) -> None:
         while self._queue:
             value, visitor = self._queue.popleft()
-            kind = type(value)  # isinstance might call the value's own code
+            kind = type(value)  # isinstance might run user code
             self._current = value
             self._parts.append(None)
             other: _Visitor = GuardSet._object
@@ -221,7 +230,7 @@ class GuardSet:
             (visitor or _VISITORS.get(kind, other))(self, value)
 
     def _guard_only(self, kind: str, owner: Any, name: Any, value: Any) -> None:
-        """Add a guard whose value is no part of the key."""
+        """Add a guard whose value is not a part of the key."""
         self.guards.append(Guard(kind, owner, name, value))
 
     def _guard(self, kind: str, owner: Any, name: Any, value: Any) -> None:
@@ -241,12 +250,12 @@ class GuardSet:
             self._refuse(f"{name}, which may read any variable", remedy)
 
     def _library(self, name: str) -> None:
-        """Make all fields count, if the library may read any field of its arguments."""
+        """Compare all fields from now on, if the library may read any field of its arguments."""
         if not layout.reads_special_only(name):
             self.names |= {ALL}
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
-        """Raise `CaptureError` with the path from the function."""
+        """Raise `CaptureError` with the path from the function to the object."""
         path, value = [], self._current
         while value is not None:
             visits = filter(None, map(self._visited.get, (id(value), -id(value))))
@@ -256,7 +265,7 @@ class GuardSet:
         raise CaptureError(f"a captured function reaches {what}, by {' of '.join(path)}: {remedy}")
 
     def _function(self, fn: types.FunctionType) -> None:
-        """Visit a function: its code, the variables around it, its defaults and its globals."""
+        """Visit a function: its code, enclosing variables, defaults and globals."""
         code, variables = fn.__code__, fn.__globals__
         for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
             value = content_of_slot(cell, CELL)
@@ -265,7 +274,7 @@ class GuardSet:
             self._add_part(name, None if value is MISSING else value)
         home = str(variables.get("__name__", ""))
         if is_library(home):
-            if "__wrapped__" not in fn.__dict__:  # or it reads what the wrapped one does
+            if "__wrapped__" not in fn.__dict__:  # a wrapper reads the same as the wrapped function
                 self._library(home)
             self._environment([fn])
             return
@@ -291,8 +300,9 @@ class GuardSet:
         self._fields(fn, fn.__dict__)
 
     def _global(self, fn: types.FunctionType, name: str) -> None:
-        """Read a global or, where the function's module has none of that name, a builtin. Of
-        Python's own builtins only the identity counts, which is no part of the key."""
+        """Read a global or, if the function's module does not define the name, a builtin.
+
+        Python's own builtins are guarded only by identity, and are not a part of the key."""
         value = fn.__globals__.get(name, MISSING)
         self._guard("item", fn.__globals__, name, value)
         if value is not MISSING:
@@ -317,8 +327,10 @@ class GuardSet:
                 self.names |= {*names_of_format(fn.__self__)}
 
     def _cached(self, fn: Any) -> None:
-        """Visit a function with a cache of results. These may come from values that have changed
-        since, so the function may read nothing that changes."""
+        """Visit a function with a cache of results.
+
+        The cached results may depend on values that have changed since, so the function must read
+        only values that never change."""
         self._needs_rescan = True
         self._enqueue(-id(fn), None, fn, GuardSet._require_steady)
         self._attributes(fn, "__wrapped__")
@@ -382,30 +394,31 @@ class GuardSet:
                     self._add_part(None, each)
 
     def _lazy_module(self, module: types.ModuleType) -> None:
-        """Visit a module of a subclass, such as one that imports its names when they are asked for,
-        and the class, whose methods find the names."""
+        """Visit a module of a subclass, such as one that imports names on access, and its class.
+
+        The methods of the class determine how names are found."""
         self._module(module)
         _CLASS_OF_OBJECT(self, type(module))
 
     def _environment(self, functions: Iterable[Any]) -> None:
-        """Guard the variables of the environment, if one of these functions of the standard library
-        reads them."""
+        """Guard the environment variables, if one of these standard functions reads them."""
         if "environ" not in self._parts_seen and any(map(reads_environment, functions)):
             self._parts_seen.add("environ")
             self._guard("item", vars(os), "environ", os.environ)
 
     def _class(self, kind: type, *, may_construct: bool = True) -> None:
-        """Visit a class: its fields and its bases. A constructor counts if reached code
-        `may_construct` an object. A method that overrides a library's counts, as the library may
-        call it."""
-        if issubclass(type(kind), abc.ABCMeta):  # `register` changes what is an instance of it
+        """Visit a class: its fields and its bases.
+
+        A constructor is visited if reached code `may_construct` an object. A method that overrides
+        a library's method is visited, because the library may call it."""
+        if issubclass(type(kind), abc.ABCMeta):  # `register` changes the result of `isinstance`
             self._guard_only("equal", None, _registered, token := _registered(None))
             self._parts.append(token)
         if is_library(kind):
             self._library(kind.__module__)
             self._environment_of(kind)
             return
-        if "_is_protocol" in vars(kind):  # `isinstance` may ask an object for its members
+        if "_is_protocol" in vars(kind):  # `isinstance` may read the members of an object
             members = [{*vars(each), *get_annotations(each)} for each in kind.__mro__[:-1]]
             self.names |= {name for each in members for name in each if name[:2] != "__"}
         copyreg._slotnames(kind)  # type: ignore[attr-defined]  # adds a name, as the first copy does
@@ -419,7 +432,7 @@ class GuardSet:
             implicit = name in shown.overrides or is_implicit(
                 name, field, fields, may_construct=may_construct
             )
-            if type(field) is types.MemberDescriptorType:  # a slot, which is the object's
+            if type(field) is types.MemberDescriptorType:  # the slot belongs to the object
                 self._guard_only("entry", fields, name, field)
             elif every or name in names or implicit:
                 self._guard("entry", fields, name, field)
@@ -428,8 +441,9 @@ class GuardSet:
                 self._base(each, may_construct=may_construct)
 
     def _base(self, kind: type, *, may_construct: bool = False) -> None:
-        """Enqueue the class of an object, or of a class. There may be two objects of it to
-        compare."""
+        """Enqueue the class of an object or of a class.
+
+        Two objects of this class may be compared."""
         may_construct |= "__dataclass_params__" in vars(kind) and -id(kind) in self._visited
         key, visitor = -id(kind), _CLASS_OF_OBJECT
         if may_construct:
@@ -437,9 +451,9 @@ class GuardSet:
         self._parts.append(self._enqueue(key, None, kind, visitor) or id(kind))
 
     def _object(self, value: Any) -> None:
-        """Visit an object: its contents as an object of its base, its fields, and its class."""
+        """Visit an object: its fields, its class, and its contents as an instance of its base."""
         kind = type(value)
-        # Of a dtype, only the names of fields can change.
+        # Only the names of a dtype's fields can change.
         plain = kind is np.dtypes.VoidDType and value.fields is value.subdtype is None
         shown = layout_of(np.dtype if plain else kind)
         base = shown.base
@@ -468,7 +482,7 @@ class GuardSet:
                 fields = dict_of(value)
                 self._needs_rescan |= dict_of(value) is not fields
                 self._guard_only("fields", value, None, fields)
-                if kind is types.SimpleNamespace:  # several may be compared
+                if kind is types.SimpleNamespace:  # two of them may be compared
                     self._namespaces.append(value)
                     if len(self._namespaces) > 1 or "__repr__" in self.names:
                         self.names |= {name for each in self._namespaces for name in vars(each)}
@@ -482,7 +496,7 @@ class GuardSet:
             self._environment(each[name] for each in classes for name in self.names & each.keys())
 
     def _identical(self, value: Any) -> None:
-        """Visit an object without state. It may wrap a function or class, or read fields."""
+        """Visit an object without state, which may wrap a function or class, or read fields."""
         if isinstance(value, np.ufunc) and value.__name__.endswith(" (vectorized)"):
             self._refuse(f"{value.__name__}, a function that np.frompyfunc hides", _OUTSIDE)
         self._library(type(value).__module__)
@@ -496,21 +510,24 @@ class GuardSet:
 
     def _methodcaller(self, value: Any) -> None:
         self._identical(value)
-        self._add_part(None, value.__reduce__())  # with the method's arguments
+        self._add_part(None, value.__reduce__())  # includes the arguments of the method
 
     def _slots(self, value: Any, shown: Layout) -> None:
         for number, name in shown.slots:
             slot = vars(type(value).__mro__[number])[name]
             field = content_of_slot(value, slot)
             self._guard_only("slot", value, slot, field)
-            self._needs_rescan |= shown.how == "node"  # more than names decides what counts
+            # the names alone do not determine which fields are compared
+            self._needs_rescan |= shown.how == "node"
             counts = shown.open or self._reads_all or name in self.names or holds_tensors(field)
             if counts and field is not MISSING:
                 self._add_part(name, field)
 
     def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = _NAMED_FIELDS) -> None:
-        """Visit the fields that code names. Of a Module also those that are part of its tree; of
-        an optimizer all but its own dicts, which hold only tensors that it updates."""
+        """Visit the fields that code names.
+
+        For a Module, also visit the fields that are part of its tree. For an optimizer, visit all
+        fields except its own dicts, which contain only tensors that it updates."""
         but, how = frozenset[str](), shown.how
         is_tree = how == "node" and id(owner) not in self._read_by_name
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()
@@ -555,7 +572,7 @@ class GuardSet:
 
 
 def is_mutable(value: Any) -> bool:
-    """Return whether an object may be changed in place, or holds others that may."""
+    """Return whether an object may be changed in place, or contains an object that may."""
     kind = type(value)
     if kind in layout.PLAIN or kind in _VISITORS or issubclass(kind, type):
         return kind in (dict, list, tuple, functools.partial)
@@ -566,7 +583,7 @@ def is_mutable(value: Any) -> bool:
 
 
 def dict_of(value: Any) -> dict[str, Any]:
-    """Return an object's fields, without calling its code."""
+    """Return the dict of an object's fields, without running its code."""
     try:
         fields = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -575,17 +592,18 @@ def dict_of(value: Any) -> dict[str, Any]:
 
 
 def _builtins_of(fn: Any) -> dict[str, Any]:
-    """Return the builtins of a function (mypy's FunctionType has none)."""
+    """Return the builtins of a function (missing in mypy's FunctionType)."""
     return fn.__builtins__  # type: ignore[no-any-return]
 
 
 def reads_environment(value: Any) -> bool:
-    """Return whether a value is a function of the standard library that reads the variables of the
-    environment, by its own code or by that of functions that it names."""
+    """Return whether a standard-library function reads the environment variables.
+
+    It may do so in its own code, or in the code of functions that it names."""
     kind = type(value)
     fn = value.__func__ if kind in (classmethod, staticmethod, types.MethodType) else value
     if type(fn) is types.FunctionType and fn.__name__ in ("home", "expanduser"):
-        return True  # methods of paths, which call those of other classes
+        return True  # methods of paths, which call methods of other classes
     return type(fn) is types.FunctionType and _reads_environment(fn, 3)
 
 
@@ -606,19 +624,19 @@ def _registered(_: object) -> tuple[object]:
 
 
 def _is_numeric(field: Any) -> bool:
-    """Return whether a field has a number, or a short tuple of numbers."""
+    """Return whether a field contains a number, or a short tuple of numbers."""
     items = field if type(field) is tuple and len(field) <= _FEW else (field,)
     return NUMBERS.issuperset(map(type, items))
 
 
 def _is_of_python(value: Any) -> bool:
-    """Return whether the value is a function or class of Python's own `builtins`."""
+    """Return whether the value is a function or class of Python's `builtins`."""
     kind = type(value)
     return kind in (types.BuiltinFunctionType, type) and value.__module__ in _BUILTINS
 
 
 def _is_of_library(value: Any) -> bool:
-    """Return whether the value is a library's module, class or function."""
+    """Return whether the value is a module, class or function of a library."""
     kind = type(value)
     if issubclass(kind, (types.ModuleType, type)):
         return is_library(value if issubclass(kind, type) else value.__name__)
@@ -627,7 +645,7 @@ def _is_of_library(value: Any) -> bool:
 
 
 def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function reads, if it is no library's."""
+    """Yield the variables that a function reads, unless it belongs to a library."""
     if not is_library(str(fn.__globals__.get("__name__", ""))):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             yield name, content_of_slot(cell, CELL)
@@ -639,7 +657,7 @@ def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _described(value: Any, name: Any) -> str:
-    """Describe a value on the path to a refused one: by the name that led to it, or its kind."""
+    """Describe a value on the path to a rejected object, by its name or its kind."""
     kind = type(value)
     if kind is types.FunctionType:
         file, line = value.__code__.co_filename, value.__code__.co_firstlineno

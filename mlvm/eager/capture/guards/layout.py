@@ -1,4 +1,4 @@
-"""Layouts: the state that objects of a class show to guards; and which modules are libraries."""
+"""Layouts: which state of an object guards can read; and which modules belong to libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from mlvm.eager.optim.optimizer import Group, Optimizer
 from mlvm.eager.tree import Node
 
 SMALL: Final = 1 << 10
-"""Bytes of an array that are compared themselves, in the time that their digest takes."""
+"""Maximum size in bytes of an array that is compared directly; comparing it needs no more time than
+computing a digest."""
 
 PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
 MAPPINGS: Final = (collections.OrderedDict, dict, types.MappingProxyType)
@@ -34,11 +35,11 @@ BASES: Final[tuple[type, ...]] = (
     *(*MAPPINGS, *ARRAYS, list, tuple, set, frozenset, collections.deque),
     *(int, float, complex, str, bytes, property),
 )
-"""Python shows all that an object of these classes, or of their subclasses, holds."""
+"""Builtin classes whose objects, and objects of whose subclasses, expose all of their state."""
 BY_VALUE: Final = frozenset(
     {*BASES, *np.sctypeDict.values(), slice, range, types.MethodType, functools.partial}
 )
-"""Classes of objects that are compared by value alone."""
+"""Classes of objects that are compared only by value."""
 
 _IMMUTABLE: Final = """
 builtins.builtin_function_or_method builtins.classmethod_descriptor builtins.code
@@ -52,23 +53,25 @@ pathlib.PurePath pathlib._local.PurePath re.Pattern uuid.UUID zoneinfo.ZoneInfo 
 _collections._tuplegetter collections._tuplegetter
 _thread.RLock _thread.lock numpy._ArrayFunctionDispatcher numpy.dtype numpy.generic numpy.ufunc
 """
-"""Classes of objects that never change, or only in state that no step reads."""
+"""Classes of objects that never change, or change only in state that no step reads."""
 
 _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
-"""A step writes to these and their subclasses, and reads nothing from them."""
+"""Classes of objects to which a step writes but from which it reads nothing; includes subclasses.
+"""
 
 _SELF: Final = __name__.partition(".")[0]
 _LANGUAGE: Final = tuple(
     f"{_SELF}.eager.{part}"
     for part in ("control.", "nn.", "optim.", "transform.", "tensor.autocast")
 )
-"""Packages of mlvm whose objects hold what users give them: hyperparameters, rules, functions.
-Such an object is read as a user's own, and all of its fields count."""
+"""Packages of mlvm whose objects contain what users pass to them: hyperparameters, rules,
+functions. Such an object is treated like a user's object, and all of its fields are compared."""
 _LAYERS: Final = f"{_SELF}.eager.nn."
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
 _ASSUMED: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS})
-"""Libraries besides Python's own. The caches and lists of those of arrays do not change what they
-compute."""
+"""Libraries in addition to Python's standard library.
+
+The caches and lists of array libraries do not change the results."""
 
 _SPECIAL_ONLY: Final = """
 numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
@@ -76,24 +79,26 @@ heapq itertools logging math numbers os pathlib posix posixpath random re statis
 threading time types typing warnings _abc _bisect _collections _collections_abc _datetime
 _decimal _functools _heapq _operator _random _statistics _struct _thread _warnings
 """
-"""Libraries besides mlvm that read no fields of their arguments, and call only special methods."""
+"""Libraries other than mlvm that read no fields of their arguments, and call only special methods.
+"""
 
 _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.split()})
 _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
-"""Modules besides mlvm's whose classes read no fields of their subclasses."""
+"""Modules other than those of mlvm whose classes read no fields of their subclasses."""
 _PATHS: Final = "stdlib", "platstdlib"
 
 
 class Layout(NamedTuple):
-    """State that objects of a class show.
+    """Description of the state that objects of a class expose.
 
-    how: the state that counts. `object`: the fields that code names. `node`, `optimizer`: also
-        those that mlvm reads. `identical`: the identity alone. `hidden`: a part cannot be read.
-    open: whether all fields count, as a library's code reads them.
-    base: the builtin class whose contents the object has.
-    slots: fields in slots, as the number of a class in the order of resolution, and the name.
-    overrides: names of libraries' classes that the class overrides.
-    names: names of fields that code of mlvm's layers reads.
+    - how: the state that is compared. `object`: the fields that code names. `node`, `optimizer`:
+      also the fields that mlvm reads. `identical`: only the identity. `hidden`: a part cannot be
+      read.
+    - open: whether all fields are compared, because library code reads them.
+    - base: the builtin class whose contents the object has.
+    - slots: fields in slots, as the index of a class in the method resolution order, and the name.
+    - overrides: names of library classes that the class overrides.
+    - names: names of fields that code of mlvm's layers reads.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
@@ -133,7 +138,7 @@ def _layout(kind: type) -> Layout:
     elif issubclass(kind, Node):
         layers = [each for each in libraries if each not in (Module, Node)]
         how, open = "node", not all(each.__module__.startswith(_LAYERS) for each in layers)
-        if layers:  # whose modules are imported
+        if layers:  # the modules of layers have been imported
             modules = {name for name in [*sys.modules] if name.startswith(_LAYERS)}
             names = _names_in(frozenset(modules - {Module.__module__}))
     elif issubclass(kind, _LOGGERS) or (steady and is_library(kind)):
@@ -147,7 +152,7 @@ def _layout(kind: type) -> Layout:
 
 @functools.cache
 def _names_in(modules: frozenset[str]) -> frozenset[str]:
-    """Return all names that code of these modules of layers may read of a layer."""
+    """Return all names that the code of these modules of layers may read from a layer."""
     names: set[str] = set()
     left = [
         value
@@ -178,7 +183,7 @@ def _home(kind: type) -> str:
 
 
 def _is_of_machine(kind: type) -> bool:
-    """Return whether a class is mlvm's own and its objects hold no state of the user's."""
+    """Return whether a class belongs to mlvm and its objects contain no state of the user."""
     return _home(kind) == _SELF and not kind.__module__.startswith(_LANGUAGE)
 
 
@@ -187,10 +192,10 @@ def _is_immutable(kind: type) -> bool:
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:
-    """Return whether an object has memory besides its base, its slots, and its pointers to a dict
-    and to weak references."""
+    """Return whether an object has memory other than its base, slots, dict and weak references."""
     pointers = slots
-    pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0  # -1: not within
+    # -1: stored outside the object
+    pointers += kind.__dictoffset__ not in (0, -1) and base.__dictoffset__ == 0
     pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
     if kind.__itemsize__ and not base.__itemsize__:
         return True
@@ -198,8 +203,10 @@ def _hides(kind: type, base: type, slots: int) -> bool:
 
 
 def is_library(part: str | type) -> bool:
-    """Return whether a class, or the module of a name, is a library's, which is assumed not to
-    change. A class that `types.new_class` makes is its caller's."""
+    """Return whether a class, or the module with this name, belongs to a library.
+
+    Libraries are assumed not to change. A class created by `types.new_class` belongs to its caller.
+    """
     if isinstance(part, str):
         return part.partition(".")[0] in _ASSUMED or is_standard(part)
     is_new = part.__module__ == "types" and getattr(types, part.__name__, None) is not part
@@ -207,7 +214,7 @@ def is_library(part: str | type) -> bool:
 
 
 def is_standard(module: str) -> bool:
-    """Return whether a module is of Python's standard library, and no user's file of that name."""
+    """Return whether a module belongs to the standard library and is not a user's file."""
     top = module.partition(".")[0]
     return top in sys.stdlib_module_names and _comes_with_python(sys.modules.get(top))
 
@@ -224,21 +231,22 @@ def _comes_with_python(module: Any) -> bool:
         if isinstance(file, str):
             file = os.path.realpath(file)
             standard = file.startswith(_STANDARD) and "site-packages" not in file
-        else:  # a builtin module, a frozen one, or a folder
+        else:  # a builtin or frozen module, or a folder
             standard = not hasattr(module, "__path__")
         _by_module[module] = standard
     return _by_module[module]
 
 
 def reads_special_only(module: str) -> bool:
-    """Return whether a library's module calls only special methods of its arguments."""
+    """Return whether a library module calls only special methods of its arguments."""
     return module.partition(".")[0] in _READING_SPECIAL_ONLY and is_library(module)
 
 
 @memoized(1024)
 def stateful_names(module: str) -> tuple[str, ...]:
-    """Return the names of objects that may change in a module of the standard library, as
-    `environ`, and of abstract classes, with which others may be registered."""
+    """Return the names of objects in a standard-library module that may change, such as `environ`.
+
+    They include abstract classes, because other classes may be registered with them."""
     if module.partition(".")[0] in (_SELF, "numpy"):
         return ()
     steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
@@ -252,9 +260,9 @@ def stateful_names(module: str) -> tuple[str, ...]:
 
 
 def content_of(value: Any) -> tuple[Any, ...]:
-    """Return an array's dtype, shape, and bytes, or of more than `SMALL` their digest."""
+    """Return the dtype, the shape, and the bytes of an array; above `SMALL` bytes their digest."""
     array = np.asarray(value)
     dtype, data = array.dtype, array.tobytes()
-    named = str(dtype) if dtype.kind == "V" else dtype.str  # which is there at once
+    named = str(dtype) if dtype.kind == "V" else dtype.str  # `dtype.str` is faster
     part = data if len(data) <= SMALL else hashlib.sha256(data).digest()
     return named, array.shape, part, dtype.hasobject and array.tolist()

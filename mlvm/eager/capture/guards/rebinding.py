@@ -1,7 +1,7 @@
-"""Names that a captured function rebinds in its trace.
+"""Detection of names that a captured function rebinds in its trace.
 
-It may rebind a Module's field that holds a tensor to another tensor of the same type: a replay
-does so too. A replay rebinds no other name, so no other name may keep a tensor of the trace.
+The function may rebind a field of a Module from one tensor to another of the same type; a replay
+repeats this. A replay rebinds no other name, so no other name may refer to a tensor of the trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlvm.eager.tree import Node, items_of, like
 
 
 class NamespaceSnapshot:
-    """Snapshot of the fields, variables and items that guards are on, with their present values."""
+    """Snapshot of the guarded fields, variables and items, with their present values."""
 
     def __init__(self, guards: GuardSet) -> None:
         nodes = [each for each in guards.keepalive if issubclass(type(each), Node)]
@@ -34,7 +34,7 @@ class NamespaceSnapshot:
         self._cached = [each for each in guards.keepalive if type(each) is CACHED]
 
     def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
-        """Set fields to placeholders of their numbers, until `restore`."""
+        """Set fields to the placeholders of their numbers, until `restore`."""
         pairs = [(place, x) for place, x in zip(places, numbers, strict=False) if type(x) is Number]
         before = {(id(each.owner), each.name): (each, each.value) for each, _ in pairs}
         for place, number in pairs:
@@ -42,15 +42,17 @@ class NamespaceSnapshot:
         self._lent = [(place, was, place.value) for place, was in before.values()]
 
     def rebound(self) -> Iterator[tuple[Field, Tensor]]:
-        """Yield the fields that held a tensor and now hold another of its type, with that one."""
+        """Yield the fields whose tensor was replaced by one of the same type, with the new one."""
         for field, x in self._fields:
             now = field.value
             if now is not x and isinstance(now, Tensor) and now.type is x.type:
                 yield field, now
 
     def settle_numbers(self) -> None:
-        """Put the numbers themselves in the place of their placeholders where the function has put
-        these into variables, fields and containers. Each value then has its program."""
+        """Replace placeholders by their numbers in variables, fields and containers.
+
+        The function has stored these placeholders there. Each value of such a number gets its own
+        program."""
         visited: set[int] = set()
         lent = {(id(dict_of(field.owner)), field.name): value for field, _, value in self._lent}
         for place, _, before in self._places:
@@ -65,8 +67,9 @@ class NamespaceSnapshot:
                         _put(place, name, after)
 
     def restore(self, *, failed: bool) -> None:
-        """Restore rebound fields, and numbers that the function has not replaced. If it has
-        failed, restore all fields that held a tensor or a number."""
+        """Restore rebound fields, and numbers that the function has not replaced.
+
+        If the function failed, restore all fields that contained a tensor or a number."""
         for field, x in self._fields:
             now = field.value
             if failed or (isinstance(now, Tensor) and now.type is x.type):
@@ -79,8 +82,9 @@ class NamespaceSnapshot:
         self._lent.clear()
 
     def find(self, escaped: Collection[Tensor]) -> tuple[Tensor, str] | None:
-        """Return one of these tensors and the name that keeps it, or None. Restore all names that
-        keep one, and clear the caches that do."""
+        """Return the first of these tensors that a name still refers to, with the name, or None.
+
+        Restore all names that refer to one of them, and clear the caches that do."""
         ids = set(map(id, escaped))
         first: tuple[Tensor, str] | None = None
         for place, text, before in self._places:
@@ -106,7 +110,7 @@ class NamespaceSnapshot:
 
 
 def contents(place: Any) -> dict[Any, Any]:
-    """Return the present values of the names in a dict, a list or a variable's cell."""
+    """Return the present values of the names in a dict, a list or the cell of a variable."""
     if type(place) is types.CellType:
         value = content_of_slot(place, CELL)
         return {} if value is MISSING else {None: value}
@@ -136,8 +140,10 @@ def _put(place: Any, name: Any, value: Any) -> None:
 
 
 def settled(value: Any, visited: set[int]) -> Any:
-    """Return the value with numbers in the place of placeholders. Lists, dicts, variables and
-    fields are changed in place; a tuple, set or slice of some is another object."""
+    """Return the value with placeholders replaced by their numbers.
+
+    Lists, dicts, variables and fields are changed in place; tuples, sets and slices are replaced.
+    """
     kind = type(value)
     if kind is Number:
         return value.keep()
@@ -180,7 +186,7 @@ def settled(value: Any, visited: set[int]) -> Any:
 
 
 def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments and results that a `functools.cache` keeps."""
+    """Yield the tensors among the arguments and results that a `functools.cache` contains."""
     left, visited = gc.get_referents(fn), {id(fn.__dict__)}
     while left:
         part = left.pop()
@@ -193,7 +199,7 @@ def _tensors_of_cache(fn: Any) -> Iterator[Tensor]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, in its containers and fields."""
+    """Yield the tensors in a value, and in its containers and fields."""
     visited: set[int] = set()
     stack = [value]
     while stack:

@@ -1,7 +1,7 @@
-"""The signature of a call, by which the cache finds the program that the call launches.
+"""Signature of a call, by which the cache finds the program for the call.
 
-`Arguments` is the one description of a call's arguments. The key of a signature holds it, and the
-pattern that C matches calls with is built of it (`parts_of`).
+`Arguments` is the only description of a call's arguments. The key of a signature contains it, and
+`parts_of` builds from it the pattern that C compares with calls.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ _MOST_GUARD_SETS: Final = 8
 
 
 class Arguments:
-    """Arguments of a call, taken apart.
+    """Arguments of a call, decomposed.
 
-    structure: the tree of arguments, with all plain values but numbers.
-    tensors, numbers: the others in order.
-    objects: all else by id, each once, with its ordinal.
+    structure: the tree of arguments, with all plain values except numbers. tensors, numbers: the
+    tensors and numbers in order. objects: all other objects by id, each once, with its ordinal.
     """
 
     def __init__(self, arguments: Iterable[Any]) -> None:
@@ -66,7 +65,7 @@ class Arguments:
         if kind in (list, tuple, dict):
             return kind, tuple(items)
         factory = value.default_factory if isinstance(value, defaultdict) else None
-        besides = kind, dict_of(value), factory  # the methods of the class may read anything
+        besides = kind, dict_of(value), factory  # methods of the class may read any of these
         return kind, tuple(items), *[self._object(each) for each in besides if each]
 
     def _object(self, value: Any) -> int:
@@ -74,16 +73,18 @@ class Arguments:
 
 
 class Signature:
-    """Signature of a call: the structure of its arguments, the types of its tensors, and all else
-    by value, or where that cannot be compared, by identity.
+    """Signature of a call: all properties of its arguments and state that select a program.
 
-    guards: on all state that the function reaches besides.
-    arguments: the arguments, taken apart.
-    in_fields: tensors of fields that count as arguments; they come before those of arguments.
-    tensors: each once, but for those that the function also reaches by itself.
-    inputs: the first tensor over each memory; their order numbers a program's inputs.
-    numbers: Python numbers, those in fields first; only their class is part of the key.
-    key: a hashable value, equal for calls that one program may serve.
+    It consists of the structure of the arguments, the types of tensors, and all other objects, by
+    value where they can be compared, otherwise by identity.
+
+    - guards: guards on all state that the function reads in addition to its arguments.
+    - arguments: the arguments, decomposed.
+    - in_fields: tensors of fields that are treated as arguments; they precede those of arguments.
+    - tensors: each tensor once, except those that the function also reads from its environment.
+    - inputs: the first tensor in each memory region; their order numbers the inputs of a program.
+    - numbers: Python numbers, those in fields first; the key contains only their class.
+    - key: a hashable value, equal for calls that one program may serve.
 
     Raises `CaptureError` for a tensor of a scratch pad.
     """
@@ -96,23 +97,24 @@ class Signature:
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
-        self._ordinals: dict[int, int] = {}  # of tensors, and of memories
+        self._ordinals: dict[int, int] = {}  # of tensors and of memory regions
         self._roots: dict[int, int] = {}
         tensors = [self._tensor(x) for x in (*self.in_fields, *arguments.tensors)]
         self.key = (guards.key, arguments.structure, *tensors)
 
     @property
     def fields(self) -> list[tuple[Field, Tensor]]:
-        """Fields that count as arguments, with their tensors."""
+        """Fields that are treated as arguments, with their tensors."""
         return list(zip(self.guards.fields, self.in_fields, strict=True))
 
     def is_reached(self, x: object) -> bool:
-        """Return whether the function reaches this very tensor without its arguments."""
+        """Return whether the function reads this very tensor from its environment."""
         return id(x) in self.guards.tensors
 
     def place_of(self, x: Tensor) -> tuple[TensorType, int, int, bool]:
-        """Return a tensor's type, its ordinal, the place of its memory, and whether it is no
-        view."""
+        """Return a tensor's type, its ordinal, the index of its memory, and whether it is a root.
+
+        A root is a tensor that is not a view."""
         root = x if x.base is None else x.base
         return x.type, self._ordinals[id(x)], self._roots[id(root)], root is x
 
@@ -123,7 +125,7 @@ class Signature:
         if isinstance(root.arena, ScratchPad):
             raise CaptureError(
                 f"an argument of a captured function is a {x.type} of scratch pad "
-                f"{x.arena.name!r}, which may lie over other tensors; give it a copy"
+                f"{x.arena.name!r}, which may overlap other tensors; pass ml.copy(x)"
             )
         ordinal = self._ordinals.setdefault(id(x), len(self.tensors))
         if ordinal == len(self.tensors):
@@ -135,13 +137,13 @@ class Signature:
 
 
 def context_of(vm: VMProtocol) -> Any:
-    """Return the state of mlvm that programs depend on, besides arguments and guarded state."""
+    """Return the global state of mlvm that programs depend on, in addition to guarded state."""
     dtypes = autocast_dtype(), default_float()
     return id(vm), debug.is_watched(vm), place_of(vm), sharding_here(), *dtypes
 
 
 def context_guards(vm: VMProtocol) -> list[Guard]:
-    """Return guards on the same state, but for the VM itself."""
+    """Return guards on the state of `context_of`, except for the VM itself."""
     membership = vm.attached(Membership)
     return [
         Guard("item", debug.watched, vm, debug.watched.get(vm, MISSING)),
@@ -153,8 +155,10 @@ def context_guards(vm: VMProtocol) -> list[Guard]:
 
 
 class Signatures:
-    """Signatures of a function's calls. It keeps a guard set for each tuple of objects among
-    arguments, and walks again after a guard that does not hold."""
+    """Computes the signatures of a function's calls.
+
+    It keeps a guard set for each tuple of objects among the arguments, and walks the state again
+    after a guard has failed."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -162,7 +166,7 @@ class Signatures:
         self._names = CALLED
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._flattened: set[int] = set()  # ids of Modules of which a trace has read all children
-        self._read_by_name: set[int] = set()  # ids of those of which traces have read some fields
+        self._read_by_name: set[int] = set()  # ids of Modules of which traces have read some fields
         self._read_by_name_before: Set[int] = frozenset()
         # by the ids of objects in arguments
         self._guard_sets = Memo[tuple[int, ...], GuardSet](_MOST_GUARD_SETS, "capture: guards")
@@ -170,8 +174,10 @@ class Signatures:
     def of(
         self, vm: VMProtocol, args: Any, kwargs: Any, *, reduced: bool = True
     ) -> tuple[Signature, Any]:
-        """Return a call's signature, and the key of its programs in the cache. Unless it is
-        `reduced`, all children of Modules count that did before the last trace."""
+        """Return a call's signature, and the key of its programs in the cache.
+
+        Unless it is `reduced`, it contains all children of Modules that it contained before the
+        last trace."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
         guards = self._guard_sets.entries.get(ids)
@@ -191,15 +197,17 @@ class Signatures:
         return signature, (*context_of(vm), len(args), *kwargs, *signature.key)
 
     def count_as_arguments(self, fields: Iterable[Field]) -> None:
-        """Count fields, which a trace has rebound, as arguments from now on."""
+        """Treat fields that a trace has rebound as arguments from now on."""
         with self._lock:
             for field in fields:
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
                 self._guard_sets.clear()
 
     def note_flattened(self, guards: GuardSet, flattened: Set[int]) -> bool:
-        """Note of which Modules a trace has read all children. Of others, walks leave out fields
-        that no code names from now on. Return whether that is so for more Modules than before."""
+        """Record the Modules of which a trace has read all children.
+
+        From now on, walks skip the fields of all other Modules that no code names. Return whether
+        this applies to more Modules than before."""
         with self._lock:
             known = self._read_by_name
             self._read_by_name_before = known - flattened
@@ -211,14 +219,14 @@ class Signatures:
             return self._read_by_name != self._read_by_name_before
 
     def keep_only(self, guards: GuardSet) -> None:
-        """Forget the guard sets of other objects among arguments: these may be gone."""
+        """Forget the guard sets for other objects among arguments, which may have been deleted."""
         with self._lock:
             sets = self._guard_sets.entries
             for ids in [ids for ids, each in sets.items() if each is not guards]:
                 self._guard_sets.pop(ids)
 
     def forget_modules(self) -> None:
-        """Forget what was noted of Modules by their ids: some are gone."""
+        """Forget the facts recorded by the ids of Modules, because some Modules were deleted."""
         with self._lock:
             self._read_by_name.clear()
 
@@ -231,17 +239,20 @@ class Signatures:
 
 
 TENSOR, NUMBER, PLAIN_VALUE, LIST, TUPLE, DICT = range(6)
-"""The kinds of parts of a pattern, as `language/guards.c` has them."""
+"""The kinds of parts of a pattern; must match `language/guards.c`."""
 
 _CONTAINERS: Final[dict[Any, int]] = {list: LIST, tuple: TUPLE, dict: DICT}
 
 _Part: TypeAlias = tuple[int, Any, int, int, bool]
-"""Kind, type or value, ordinal or length, place, whether it is no view: as C parses it."""
+"""Kind, type or value, ordinal or length, index of the memory, ownership: the layout that C parses.
+"""
 
 
 def parts_of(signature: Signature, nargs: int, names: Iterable[str]) -> tuple[_Part, ...] | None:
-    """Return a call's arguments for a `Pattern` in C: those by position, then those of these names.
-    None where one is no exact list, tuple or dict of tensors, numbers, plain values and objects."""
+    """Return a call's arguments for a `Pattern` in C: positional ones, then those with these names.
+
+    Return None if one is not an exact list, tuple or dict of tensors, numbers, plain values and
+    objects."""
     arguments = signature.arguments
     structure, names = arguments.structure, tuple(names)
     tensors = iter(arguments.tensors)
@@ -258,7 +269,7 @@ def parts_of(signature: Signature, nargs: int, names: Iterable[str]) -> tuple[_P
 
 
 class _NoPattern(Exception):
-    """Raised for arguments that C has no pattern for."""
+    """Raised for arguments that a C pattern cannot describe."""
 
 
 def _parts(
@@ -278,9 +289,9 @@ def _parts(
         yield NUMBER, None, 0, next(numbers), False
     elif type(part) is int:
         yield PLAIN_VALUE, objects[part], 0, 0, False
-    elif part[0] in PLAIN:  # of a complex number the text, which C finds equal to nothing
+    elif part[0] in PLAIN:  # a complex number becomes text, which C never finds equal
         yield PLAIN_VALUE, part[1], 0, 0, False
-    elif part[0] not in _CONTAINERS:  # a container's subclass
+    elif part[0] not in _CONTAINERS:  # a subclass of a container
         raise _NoPattern
     else:
         kind, items = part

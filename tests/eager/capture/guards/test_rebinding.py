@@ -451,7 +451,7 @@ def test_what_a_cache_keeps_is_refused_and_forgotten() -> None:
 
         for _ in range(2):
             step = ml.capture(lambda x, table=table: x + table(3)["rows"][0])
-            refuses(CaptureError, "is kept in the cache of 'table'", step, ml.ones((3,)))
+            refuses(CaptureError, "was stored in the cache of 'table'", step, ml.ones((3,)))
         read = ml.capture(lambda x, table=table: float(table(3)["rows"][0][0]))
         refuses(CaptureError, "a value is read", read, ml.ones((3,)))
         assert table(3)["rows"][0].tolist() == [0.0, 2.0, 4.0]
@@ -465,7 +465,7 @@ def test_what_is_hidden_from_sight_is_refused_too() -> None:
 
     for wrap in (ml.capture, lambda fn: functools.partial(ml.measure, fn)):
         call = wrap(returns_a_function)
-        refuses(CaptureError, f"{HERE}:.* kept in some other place", call, ml.ones((3,)))
+        refuses(CaptureError, f"{HERE}:.* stored in an unknown object", call, ml.ones((3,)))
 
 
 def test_what_only_a_cycle_keeps_is_not_refused() -> None:

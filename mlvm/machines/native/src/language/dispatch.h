@@ -17,6 +17,8 @@
  *     language/views.c       assign_subscript      -> mlvm/eager/functions/indexing.py: setitem
  *     language/views.c       scalar                -> mlvm/eager/tensor/tensor.py: Tensor.item
  *     language/views.c       number                -> mlvm/eager/tensor/constants.py: constant
+ *     language/views.c       operand               -> mlvm/eager/tensor/operands.py: as_operand
+ *     language/views.c       are_alive             -> mlvm/eager/tree.py: require_live
  *     language/views.c       filled                -> mlvm/eager/functions/creation.py: _filled
  *     language/views.c       copied                -> mlvm/eager/tensor/tensor.py: from_array
  *     language/views.c       listed                -> mlvm/eager/tensor/operands.py: tensor_of

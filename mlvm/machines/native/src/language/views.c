@@ -20,7 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_COPIED = 1 << 16, REMEMBERED = 1024, MOST_LISTED = 128 };
+enum { MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* Positions along an axis. */
 typedef struct {
@@ -691,6 +691,92 @@ static PyObject *number(PyObject *module, PyObject *args)
     return tensor_or_none(tensor_of_number(arena, type, value));
 }
 
+/* The tensors of numbers that were operands of late, by weak references: the VM keeps those in use. */
+typedef struct {
+    long long fast_path; /* its number; 0: free */
+    PyObject *dtype;     /* of the other operand, which Python keeps for ever */
+    uint64_t bits;
+    int is_int;
+    PyObject *tensor;
+} NumberOperand;
+static NumberOperand number_operands[REMEMBERED];
+static PyObject *slow_operand;
+
+/* Find the place for a number beside a tensor. NULL for anything else, and where the tensor's dtype also depends on the
+ * default dtype: for a float beside integers. */
+static NumberOperand *place_of_number(PyObject *value, PyObject *like, NumberOperand *wanted)
+{
+    Layout layout;
+    int overflow = 0;
+    int is_int = PyLong_CheckExact(value);
+    if ((!is_int && !PyFloat_CheckExact(value)) || Py_TYPE(like) != tensor_class ||
+        !((Allocation *)like)->type || !layout_of(((Allocation *)like)->type, &layout))
+        return NULL;
+    int is_float_dtype = layout.kind == 'f' || layout.kind == 'h';
+    if (!is_float_dtype && !(is_int && (layout.kind == 'i' || layout.kind == 'u')))
+        return NULL;
+    PyObject *arena = present_arena();
+    FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
+    *wanted = (NumberOperand){
+        .fast_path = fast_path ? fast_path->number : 0, .dtype = layout.dtype, .is_int = is_int};
+    Py_XDECREF(arena);
+    if (is_int) {
+        wanted->bits = (uint64_t)PyLong_AsLongLongAndOverflow(value, &overflow);
+    } else {
+        double real = PyFloat_AsDouble(value);
+        memcpy(&wanted->bits, &real, sizeof real);
+    }
+    if (!wanted->fast_path || overflow)
+        return NULL;
+    uint64_t hash = (wanted->bits ^ (uint64_t)wanted->fast_path << 20 ^ (uintptr_t)layout.dtype >> 4 ^
+                     (uint64_t)is_int) *
+                    0x9E3779B97F4A7C15u;
+    return &number_operands[(hash >> 32) % REMEMBERED];
+}
+
+/* operand(value, like): as `as_operand`. */
+static PyObject *operand(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 2)
+        return PyErr_Format(PyExc_TypeError, "operand takes 2 arguments, got %zd", nargs);
+    if (Py_TYPE(args[0]) == tensor_class)
+        return Py_NewRef(args[0]);
+    NumberOperand wanted, *place = place_of_number(args[0], args[1], &wanted);
+    if (place && place->fast_path == wanted.fast_path && place->dtype == wanted.dtype &&
+        place->bits == wanted.bits && place->is_int == wanted.is_int) {
+        PyObject *tensor = PyWeakref_GetObject(place->tensor);
+        if (tensor && tensor != Py_None && is_alive((Allocation *)tensor))
+            return Py_NewRef(tensor);
+    }
+    PyObject *result = PyErr_Occurred()
+                           ? NULL
+                           : PyObject_CallFunctionObjArgs(slow_operand, args[0], args[1], NULL);
+    if (result && place && Py_TYPE(result) == tensor_class) {
+        PyObject *old = place->tensor;
+        if ((wanted.tensor = PyWeakref_NewRef(result, NULL))) {
+            *place = wanted;
+            Py_XDECREF(old); /* a weak reference without a callback: this runs no Python */
+        }
+        PyErr_Clear();
+    }
+    return result;
+}
+
+/* are_alive(tensors): whether each tensor of a list has memory, without a handle for it. */
+static PyObject *are_alive(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    if (!PyList_CheckExact(tensors))
+        return PyErr_Format(PyExc_TypeError, "are_alive takes a list");
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
+        PyObject *x = PyList_GetItem(tensors, i);
+        if (Py_TYPE(x) != tensor_class || !is_alive((Allocation *)x))
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 /* filled(x, type): a tensor of that type with the one element of x everywhere; None if Python must launch it. */
 static PyObject *filled(PyObject *module, PyObject *args)
 {
@@ -784,7 +870,7 @@ static PyObject *copied(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* listed(numbers, float_type, int_type): a tensor of a list of Python's floats and ints, with the dtype of the
+/* listed(numbers, float_type, int_type): a tensor of one of Python's floats and ints or of a list of them, with the dtype of the
  * first type if there is a float, else of the second; None for any other list. */
 static PyObject *listed(PyObject *module, PyObject *args)
 {
@@ -794,17 +880,18 @@ static PyObject *listed(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:listed", &numbers, &types[0], &types[1]))
         return NULL;
-    Py_ssize_t count = PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
+    int is_one = PyFloat_CheckExact(numbers) || PyLong_CheckExact(numbers);
+    Py_ssize_t count = is_one ? 1 : PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        floats += PyFloat_CheckExact(PyList_GetItem(numbers, i));
+        floats += PyFloat_CheckExact(is_one ? numbers : PyList_GetItem(numbers, i));
     int fits = count && count <= MOST_LISTED && layout_of(types[!floats], &layout) && layout.itemsize <= 8;
     for (Py_ssize_t i = 0; fits && i < count; i++) {
-        PyObject *each = PyList_GetItem(numbers, i);
+        PyObject *each = is_one ? numbers : PyList_GetItem(numbers, i);
         fits = (PyFloat_CheckExact(each) || PyLong_CheckExact(each)) &&
                element_of(each, &layout, bytes + i * layout.itemsize);
     }
     int64_t length = count;
-    PyObject *type = fits ? type_of(layout.dtype, &length, 1) : NULL;
+    PyObject *type = fits ? type_of(layout.dtype, &length, !is_one) : NULL;
     if (type && layout_of(type, &layout))
         result = tensor_with(type, &layout, bytes);
     Py_XDECREF(type);
@@ -831,11 +918,22 @@ static PyObject *install_indexing(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *install_operands(PyObject *module, PyObject *function)
+{
+    (void)module;
+    slow_operand = Py_NewRef(function);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef views_functions[] = {
     {"alias", (PyCFunction)(void (*)(void))alias, METH_FASTCALL,
      "alias(call, x, type): view x as another type, as `alias_in_python` does."},
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
     {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
+    {"operand", (PyCFunction)(void (*)(void))operand, METH_FASTCALL,
+     "operand(value, like): the tensor of an operand beside another, as `as_operand` returns it."},
+    {"are_alive", are_alive, METH_O, "are_alive(tensors): whether each tensor of a list has memory."},
+    {"install_operands", install_operands, METH_O, "install_operands(as_operand): what `operand` repeats."},
     {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
     {"next_key", (PyCFunction)(void (*)(void))next_key, METH_FASTCALL,
      "next_key(call, state, type): the key that the op splits off a state, which then counts on, or None."},

@@ -1,9 +1,9 @@
-/* Elements chosen by tensors.
+/* Gather and scatter by index tensors.
  *
- * The shapes are seen as [before, length, behind], with the axis that is indexed in the middle.
- * Every thread looks at all indices before it writes, so a call with one out of range writes
- * nothing. Another VM that shares the indices may change them after that: what is then out of range
- * counts as 0. Sums are made in the order of the updates: units divide what is written. */
+ * Shapes are viewed as [before, length, behind], with the indexed axis in the middle. Every thread checks
+ * all indices before it writes, so a call with an index out of range writes nothing. If another VM that
+ * shares the indices changes them afterwards, an index out of range counts as 0. Updates are added in
+ * their order; units divide the output. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -11,7 +11,7 @@
     X(uint8_t, 1)       \
     X(uint16_t, 2) X(uint32_t, 4) X(uint64_t, 8) X(int8_t, -1) X(int16_t, -2) X(int32_t, -4) X(int64_t, -8)
 
-/* The integers are in low .. high - 1. A loop over one dtype is several times as fast. */
+/* Return whether all integers are in low .. high - 1. A loop over one dtype is several times faster. */
 #define IN_RANGE(T, of_kind)                                                                \
     if (kind == of_kind) {                                                                  \
         T least_one = 0, largest = 0;                                                       \
@@ -28,7 +28,7 @@ static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int
     return 0;
 }
 
-/* The kind and the length of each of several operands with indices follow. */
+/* The dtype and the length of each operand with indices follow. */
 enum { indexing_integers(NAME) OPERANDS };
 
 static inline int64_t within(int64_t index, int64_t length)
@@ -81,7 +81,7 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
                 const T *weight = (const T *)p[3] + (at + i) * taps;                                   \
                 int64_t k = 0;                                                                         \
                 memset(out, 0, (size_t)behind * sizeof(T));                                            \
-                while (k < taps) { /* some rows at once */                                             \
+                while (k < taps) { /* several rows together */                                         \
                     const T *row[4];                                                                   \
                     T w[4];                                                                            \
                     int many = 0;                                                                      \
@@ -99,7 +99,7 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 WEIGHTED_TAKE(float, weighted_take_f32)
 WEIGHTED_TAKE(double, weighted_take_f64)
 
-/* The places of some indices, many at a time. */
+/* Check and convert a chunk of indices. */
 enum { CHUNK = 256 };
 
 #define PLACES(T, of_kind)                  \
@@ -170,7 +170,7 @@ static int update_rows(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
-/* --- flat_indices: positions of COUNT elements, PIECE of them a unit, from indices along UPDATES axes --- */
+/* --- flat_indices: COUNT positions, PIECE per unit, from indices along UPDATES axes --- */
 
 static int flat_indices(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
@@ -232,8 +232,8 @@ TAKE_ALONG(8)
 /* --- scatter_add: out[b, indices[i], c] += updates[b, i, c]; a unit is `piece` columns of one b;
  * index_add adds them to an operand --- */
 
-/* Adds what belongs to one b and the columns first .. last - 1. `p` has the updates before the
- * indices; to `x` they are added, or to zeros if it is NULL. */
+/* Add the updates for one b and the columns first .. last - 1. `p` has the updates before the indices.
+ * They are added to `x`, or to zeros if it is NULL. */
 typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first,
                           int64_t last);
 
@@ -253,7 +253,7 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     return 0;
 }
 
-/* A kernel that does so: `updates` is the number of the parameter with these. */
+/* Kernel that does so: `updates` is the number of the parameter with the updates. */
 #define BY_COLUMNS(name, add, updates, x, indices)                                                     \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
     {                                                                                                  \
@@ -304,7 +304,7 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     }                                                                                                    \
     BY_COLUMNS(scatter_add_##suffix, add_rows_##suffix, 1, NULL, n[COUNT])                               \
     BY_COLUMNS(index_add_##suffix, add_rows_##suffix, 2, p[1], n[COUNT])                                 \
-    /* With all columns, the elements follow each other from row to row: one run. */                     \
+    /* With all columns, the elements of all rows are contiguous: one run. */                            \
     static void add_along_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,           \
                                    int64_t first, int64_t last)                                          \
     {                                                                                                    \
@@ -392,7 +392,7 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
             char *to = out + at[k] * behind;
             int64_t done = size ? size : last - first;
             copy_run(to, in, done);
-            for (; done < last - first; done *= 2) /* one value: what is there, again */
+            for (; done < last - first; done *= 2) /* one value: double the part that is filled */
                 copy_run(to + done, to, least(done, last - first - done));
         }
     }
@@ -400,7 +400,7 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
 
 BY_COLUMNS(index_set, set_rows, 2, p[1], n[COUNT])
 
-/* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
+/* --- one_hot: COUNT rows of LENGTH classes, PIECE per unit --- */
 
 static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
@@ -419,7 +419,7 @@ static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_
 /* --- mask_scatter, mask_set: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes for those where
  * the mask is True; the others are 0, or those of an operand --- */
 
-/* Single elements, where jumps would be guesses. */
+/* Single elements, without branches, which would be unpredictable. */
 #define MASKED(size)                                                                                   \
     if (width == size && updates) {                                                                    \
         const Element##size *from = (const Element##size *)in, *others = (const Element##size *)rest;  \
