@@ -23,11 +23,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
+from mlvm.arena.context import current, set_arena
 from mlvm.arena.fields import AllocationFields, ArenaFields
 from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded, size_class
 from mlvm.arena.placement import Region as Region
@@ -304,8 +304,9 @@ def regions(vm: VMProtocol) -> Regions:
     return vm.attached(Regions)
 
 
-scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""Arena for the results of a thread or task: the arena of its innermost block."""
+def scope() -> Arena | None:
+    """Return the arena of this thread's or task's innermost block; None outside of blocks."""
+    return current().arena  # type: ignore[no-any-return]
 
 
 class results_in:
@@ -319,20 +320,19 @@ class results_in:
         self.thread = threading.current_thread()
 
     def __enter__(self) -> Arena:
-        _set_blocks((*_blocks.get(), self))
+        _set_blocks((*current().arena_blocks, self))
         return self.arena
 
     def __exit__(self, *_: object) -> None:
-        _set_blocks(tuple([block for block in _blocks.get() if block is not self]))
-
-
-_blocks: ContextVar[tuple[results_in, ...]] = ContextVar("blocks", default=())
-"""Open blocks of a thread or task, the innermost last."""
+        blocks = current().arena_blocks
+        if blocks[-1:] == (self,):
+            _set_blocks(blocks[:-1])
+        else:
+            _set_blocks(tuple([block for block in blocks if block is not self]))
 
 
 def _set_blocks(blocks: tuple[results_in, ...]) -> None:
-    _blocks.set(blocks)
-    scope.set(blocks[-1].arena if blocks else None)
+    set_arena(blocks[-1].arena if blocks else None, blocks)
 
 
 _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
@@ -684,7 +684,7 @@ class Arena(ArenaFields):
         A thread that finalizes another thread's generator closes only the generator's block; its
         own blocks remain open.
         """
-        mine = [block for block in _blocks.get() if block.arena is self and block.resets]
+        mine = [block for block in current().arena_blocks if block.arena is self and block.resets]
         if mine:
             mine[-1].__exit__()
         with self._lock:  # a thread that enters meanwhile waits for the reset

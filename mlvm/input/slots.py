@@ -284,7 +284,7 @@ class SlotArena(Arena):
         for tensor in tensors:
             tensor.prepare()
         slot.lend(claim)
-        host = scope.get()
+        host = scope()
         if host is not None:
             slot.loan = Loan(host, tensors)
             host.guests.add(slot.loan)

@@ -41,7 +41,7 @@ class Limit:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Count the memory that the current VM allocates inside the block."""
-        arena = scope.get() or current_arena()
+        arena = scope() or current_arena()
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
             if limit.get() is self:  # not the limit of another thread

@@ -109,14 +109,14 @@ def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
 def test_allocating_resets_nothing() -> None:
     arena, batch = Arena(VM(), "weights"), Arena(VM(), "batch")
     with arena.allocating() as inside:
-        assert scope.get() is inside is arena
+        assert scope() is inside is arena
         tensor = arena.alloc(ROW)
         with batch, arena.allocating():
-            assert scope.get() is arena
+            assert scope() is arena
         with pytest.raises(ZeroDivisionError), batch.allocating():
             raise ZeroDivisionError
-        assert scope.get() is arena
-    assert scope.get() is None
+        assert scope() is arena
+    assert scope() is None
     assert tensor.handle != STALE
     assert arena.used == ROW.nbytes
     with arena.allocating(), arena:

@@ -64,7 +64,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.marks: list[tuple[Mark, list[Group]]] = []
         self.passed: list[Mark] = []
         self.allocs = 0
-        self.outside = scope.get()
+        self.outside = scope()
         self.groups: list[Group] = []
         self.stale: list[tuple[Allocation, str]] = []
         self.high_water = 0
@@ -274,7 +274,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def results_go_where_they_should(self) -> None:
-        assert scope.get() is (self.arena if self.entered else self.outside)
+        assert scope() is (self.arena if self.entered else self.outside)
 
     def teardown(self) -> None:
         if not hasattr(self, "arena"):

@@ -211,7 +211,7 @@ def test_a_second_thread_is_told_at_once_who_is_inside(first: str, second: Any) 
         tensor = arena.alloc(TYPES[0])
         with pytest.raises(ArenaBusyError, match=r"'shared' is in use by thread 'MainThread'"):
             start(second, arena).result(PATIENCE)
-        assert scope.get() is arena
+        assert scope() is arena
         assert tensor.handle != STALE
         second(arena)
     start(second, arena).result(PATIENCE)
@@ -283,10 +283,10 @@ def test_a_generator_that_another_thread_finalizes_leaves_its_arena() -> None:
     def finalize() -> None:
         with other:
             generator.close()
-            assert scope.get() is other
+            assert scope() is other
 
     start(finalize).result(PATIENCE)
-    assert (tensor.handle, arena.used, scope.get()) == (STALE, 0, None)
+    assert (tensor.handle, arena.used, scope()) == (STALE, 0, None)
 
 
 def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:
@@ -300,14 +300,14 @@ def test_tasks_have_scopes_of_their_own_and_the_last_to_leave_resets() -> None:
                 await asyncio.sleep(0)
                 with other if (i + k) % 2 else arena:
                     await asyncio.sleep(0)
-                    assert scope.get() is (other if (i + k) % 2 else arena)
-                assert scope.get() is arena
+                    assert scope() is (other if (i + k) % 2 else arena)
+                assert scope() is arena
                 assert tensor.handle != STALE
 
     async def tasks() -> None:
         with other:
             await asyncio.gather(*[task(k) for k in range(3)])
-            assert scope.get() is other
+            assert scope() is other
 
     asyncio.run(tasks())
     assert {tensor.handle for tensor in tensors} == {STALE}
@@ -319,12 +319,12 @@ def test_a_copied_context_allocates_where_it_was_copied() -> None:
     scopes: list[Arena | None] = []
 
     def work() -> None:
-        scopes.append(scope.get())
+        scopes.append(scope())
         with other:
-            scopes.append(scope.get())
-        with pytest.raises(ArenaBusyError), arena.allocating():
+            scopes.append(scope())
+        with pytest.raises(ArenaBusy), arena.allocating():
             pass
-        scopes.append(scope.get())
+        scopes.append(scope())
 
     with arena:
         tensor = arena.alloc(TYPES[0])
@@ -339,5 +339,5 @@ def test_a_generator_that_ends_inside_another_block_leaves_that_block_its_scope(
     next(generator)
     with other:
         assert next(generator, None) is None
-        assert scope.get() is other
-    assert scope.get() is None
+        assert scope() is other
+    assert scope() is None

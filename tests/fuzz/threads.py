@@ -134,7 +134,7 @@ class Worker:
 
     def block(self, depth: int) -> None:
         """A few operations inside `with arena:`, or `allocating`, or neither."""
-        rng, arena, outside = self.rng, self.rng.choice(self.world.arenas), scope.get()
+        rng, arena, outside = self.rng, self.rng.choice(self.world.arenas), scope()
         inside = rng.choice([arena, arena, arena, arena.allocating(), None])
         with ExitStack() as stack:
             if inside is not None:
@@ -143,8 +143,8 @@ class Worker:
                 except ArenaBusyError:
                     self.world.outcomes["enter: ArenaBusyError"] += 1
                 else:
-                    if scope.get() is not arena:
-                        raise Wrong(f"results go to {scope.get()}, not to {arena}")
+                    if scope() is not arena:
+                        raise Wrong(f"results go to {scope()}, not to {arena}")
             mine: list[Known] = []
             for _ in range(rng.randrange(1, 8)):
                 if depth and rng.random() < 0.1:
@@ -154,8 +154,8 @@ class Worker:
                     with self.outcome(operation.__name__):
                         operation(self, mine)
                 del mine[8:]
-        if scope.get() is not outside:
-            raise Wrong(f"after a block results go to {scope.get()}, not to {outside}")
+        if scope() is not outside:
+            raise Wrong(f"after a block results go to {scope()}, not to {outside}")
 
     @contextmanager
     def outcome(self, name: str) -> Iterator[None]:

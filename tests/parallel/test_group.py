@@ -62,7 +62,7 @@ def test_results_come_by_rank_from_a_thread_each() -> None:
 
 def test_results_are_allocated_on_the_members_vm() -> None:
     def vm_of_scope(rank: int, vm: VM) -> bool:
-        arena = scope.get()
+        arena = scope()
         return arena is not None and arena.vm is vm
 
     assert run(2, vm_of_scope) == [True, True]

@@ -12,13 +12,13 @@ from itertools import chain
 from types import FunctionType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
+from mlvm.arena.context import context
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, brief, user_line
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import CotangentAccumulator, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
@@ -119,7 +119,7 @@ class _Session:
         self.unreached: set[int] = set()  # nodes of variables on which no value has depended
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with taped(self.tape):
+        with context(tape=self.tape):
             result = fn(*args, **kwargs)
         rebind_buffers(self.copies)
         return result

@@ -37,6 +37,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Final
 
+from mlvm.arena.context import current
 from mlvm.core.op import Attributes
 from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
@@ -63,7 +64,6 @@ from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import current_capture, current_tape
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -229,7 +229,7 @@ def _bounded(x: Tensor) -> Tensor:
 
 def _bounded_for_more(x: Tensor) -> Tensor:
     """Return `_bounded(x)` if this rule may be differentiated; the rule itself does not need it."""
-    is_last = current_tape.get() is None and current_capture.get() is None
+    is_last = current().tape is None and current().recorder is None
     return x if is_last else _bounded(x)
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn, TypeAlias
 
-from mlvm.arena.arena import scope, view_logs
+from mlvm.arena.arena import view_logs
+from mlvm.arena.context import current
 from mlvm.core.errors import GradientError
 from mlvm.core.op import Op
 from mlvm.core.types import DType, TensorType
@@ -38,16 +39,9 @@ from mlvm.eager.tensor.apply import (
     plan_for,
     raise_stale,
 )
-from mlvm.eager.tensor.autocast import NO_AUTOCAST, autocast_dtype
+from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import is_constant
-from mlvm.eager.tensor.context import (
-    current_capture,
-    current_tape,
-    default_arena,
-    in_use,
-    own_arenas,
-)
-from mlvm.eager.tensor.default import default_float
+from mlvm.eager.tensor.context import default_arena, own_arenas
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into_in_python, live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
@@ -181,7 +175,7 @@ class CotangentAccumulator(dict[int, Any]):
 
     def __init__(self) -> None:
         self._owned: set[int] = set()  # cotangents to which only this accumulator refers
-        self._recorded = current_tape.get() is not None
+        self._recorded = current().tape is not None
 
     def apply_vjps(self, node: Node, g: Any, targets: Container[int] | None = None) -> None:
         """Accumulate the cotangents of a node's operands, or of those among the `targets`."""
@@ -271,7 +265,7 @@ class Tape:
     """
 
     def __init__(self) -> None:
-        self.within: object = current_capture.get()
+        self.within: object = current().recorder
         self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
         self.sessions = 0
@@ -439,9 +433,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
         tensor=Tensor,
         tape=Tape,
         apply=apply_in_python,
-        scope=scope.get,
-        current_tape=current_tape.get,
-        in_use=in_use.get,
+        context=current,
         own_arenas=own_arenas,
         default_arena=default_arena,
         resolve=plan_for,
@@ -453,7 +445,6 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
     )
     EXTENSION.install_views(alias=alias_in_python, type=TensorType)
     EXTENSION.install_templates(
-        context=(autocast_dtype, default_float),
         is_constant=is_constant,
         dtype=DType,
         with_keys=with_keys,
@@ -462,7 +453,7 @@ if EXTENSION is not None:  # used by calls in C: see native/src/language/dispatc
 
 def taping() -> Tape | None:
     """Return the current tape of this thread or task."""
-    tape = current_tape.get()
+    tape = current().tape
     return tape if isinstance(tape, Tape) else None
 
 

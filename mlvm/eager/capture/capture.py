@@ -42,6 +42,7 @@ from typing import (
 )
 
 from mlvm.arena.arena import Allocation, Arena, scope
+from mlvm.arena.context import current
 from mlvm.arena.planner import MOST_EFFORT, Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
@@ -55,8 +56,8 @@ from mlvm.core.errors import (
 from mlvm.core.program.program import Program
 from mlvm.core.sizes import parse_size
 from mlvm.eager.autodiff.tape import taping
-from mlvm.eager.capture.cache import CacheEntry, ProgramCache, free_numbers
-from mlvm.eager.capture.call import FastPath, as_tensors
+from mlvm.eager.capture.cache import CacheEntries, CacheEntry, free_numbers
+from mlvm.eager.capture.call import KnownCall, as_tensors, known_call
 from mlvm.eager.capture.comparing import open_sources_of, require_same, sources_of
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
@@ -69,12 +70,7 @@ from mlvm.eager.capture.opened import CallFamilies, OpenTrace, without_sizes
 from mlvm.eager.capture.replacing import check_replace, replace_patterns
 from mlvm.eager.capture.trace import TracedCall, trace
 from mlvm.eager.recording import debug, recorder
-from mlvm.eager.tensor.context import (
-    current_arena,
-    current_capture,
-    current_tape,
-    default_arena,
-)
+from mlvm.eager.tensor.context import current_arena, default_arena
 from mlvm.eager.tensor.number import is_same
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -194,9 +190,8 @@ class Captured(Generic[P, R]):
         self.budget = memory
         self._spec = LengthSpec(fn, dynamic_axes, max_sizes)
         self._families = CallFamilies()
-        self._cache = ProgramCache()
+        self._entries = CacheEntries[KnownCall]()
         self._signatures = Signatures(fn)
-        self._fast_path = FastPath()
         self._scratch = ScratchMemories(self)
         self._last: CacheEntry | None = None
         self._changing = Changing(fn)
@@ -205,7 +200,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if current_capture.get() is not None:  # called inside another captured function
+        if current().recorder is not None:  # called inside another captured function
             return self._fn(*args, **kwargs)
         if step_observers:
             return step_observers[-1](self, self._call, args, kwargs)  # type: ignore[no-any-return]
@@ -228,17 +223,22 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if current_tape.get() is not None and taping() is not None:
+        now = current()
+        if now.tape is not None and taping() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
-        arena = scope.get() or default_arena()
-        for path in () if loop else self._fast_path.entries:
-            bound = path.match(arena.vm, args, kwargs)
+        arena = now.arena or default_arena()
+        entries = self._entries.known
+        for known in () if loop else entries:
+            bound = known.match(arena.vm, args, kwargs)
             if bound is not None:
-                entry = self._last = path.entry
-                return self._launch(entry, entry.variants.select(), arena, path.scratch, *bound)
-        path = bound = None  # type: ignore[assignment]  # they keep the state of a call alive
+                entry = known.entry
+                if entry is self._last and known is not entries[0]:  # not just in turn with others
+                    self._entries.know(known)
+                self._last = entry
+                return self._launch(entry, entry.variants.select(), arena, known.scratch, *bound)
+        now = entries = known = bound = None  # type: ignore[assignment]  # they keep state alive
         arrays = args
         args, kwargs = as_tensors(self._signatures, arena.vm, args, kwargs)
         if args is not arrays:
@@ -255,7 +255,9 @@ class Captured(Generic[P, R]):
             result = entry.outcome.with_arguments(result, args, kwargs)
         may_repeat = is_known and (is_repeated or not named)
         if EXTENSION is not None and may_repeat and self.check is None:
-            self._fast_path.add(entry, signature, args, kwargs, scratch)
+            learnt = known_call(entry, signature, args, kwargs, scratch)
+            if learnt is not None:
+                self._entries.know(learnt)
         return result
 
     def match(self, args: Any, kwargs: Any) -> Match:
@@ -263,14 +265,14 @@ class Captured(Generic[P, R]):
 
         No program is launched. Raises the errors that a call raises before its launch.
         """
-        arena = scope.get() or default_arena()
+        arena = scope() or default_arena()
         return self._match(arena, *as_tensors(self._signatures, arena.vm, args, kwargs))
 
     def _match(self, arena: Arena, args: Any, kwargs: Any) -> Match:
         while True:
             signature, key = self._signatures.of(arena.vm, args, kwargs)
             named = self._spec.axes(signature, args, kwargs) if self._spec.names else []
-            match = self._cache.find(key, signature) or self._find_open(signature, key)
+            match = self._entries.find(key, signature) or self._find_open(signature, key)
             if match is None:
                 try:
                     with uncollected():
@@ -386,7 +388,7 @@ class Captured(Generic[P, R]):
     @property
     def signatures(self) -> int:
         """The number of compiled programs: one per traced signature."""
-        return len(self._cache) + self._families.traces
+        return self._entries.closed + self._families.traces
 
     def explain(self) -> str:
         """Return why recent calls were retraced, as one line per retrace, oldest first.
@@ -591,10 +593,9 @@ class Captured(Generic[P, R]):
         """Wait for running calls, free the scratch memory, and forget the programs.
 
         A later call traces the function again."""
-        self._cache.clear()
+        self._entries.clear()
         self._families.clear()
         self._signatures.clear()
-        self._fast_path.clear()
         self._changing = Changing(self.fn)
         self._last = None
         self._scratch.release()
@@ -626,8 +627,8 @@ class Captured(Generic[P, R]):
 
         Only a call that traces does this."""
         self._signatures.keep_only(guards)
-        self._fast_path.release()
-        lapsed = self._cache.forget_lapsed()
+        self._entries.release_known()
+        lapsed = self._entries.forget_lapsed()
         if lapsed:
             self._signatures.forget_modules()
             self._drop(lapsed)
@@ -636,7 +637,7 @@ class Captured(Generic[P, R]):
         """Trace the call with constant sizes, and compile a program.
 
         Numbers that have changed between calls become inputs of the program."""
-        changes = self._cache.changes_of(miss.key, miss.signature)
+        changes = self._entries.changes_of(miss.key, miss.signature)
         free = free_numbers(changes, miss.signature)
         try:
             call = miss.trace(self.fn, free)
@@ -649,8 +650,7 @@ class Captured(Generic[P, R]):
         entry = self._entry(call, miss.signature)
         key = self._steady_key(call, miss)
         if key is not None:
-            recent = [path.entry for path in self._fast_path.entries]
-            self._drop(self._cache.add(key, miss.signature, entry, recent))
+            self._drop(self._entries.add(key, miss.signature, entry))
         return entry
 
     def _compile_open(self, miss: _Miss, named: Sequence[OpenLength]) -> CacheEntry | None:
@@ -661,7 +661,7 @@ class Captured(Generic[P, R]):
         lengths = self._families.note(key, signature, named)
         if not lengths:
             return None
-        changes = self._cache.changes_of(without_sizes(key), signature)
+        changes = self._entries.changes_of(without_sizes(key), signature)
         changes.changed.update(self._families.changed_numbers(key, signature))
         free = free_numbers(changes, signature)
         try:
@@ -676,11 +676,12 @@ class Captured(Generic[P, R]):
         entry = self._entry_at(opened, signature, opened.present)
         if entry is None:
             return None
-        opened.keep(opened.present, entry)
         steady = self._steady_key(call, miss)
         if steady is not None:
             self._families.move(key, steady)
             self._families.add(steady, opened)
+            self._drop(self._entries.add(steady, signature, entry))
+            self._drop(self._entries.forget_opened(self._families.take_dropped()))
         opened.warn_of_pins(self._name, {axis for each in named for axis in each.axes})
         return entry
 
@@ -692,7 +693,7 @@ class Captured(Generic[P, R]):
         ignored."""
         if call.outcome.rebound:
             self._signatures.count_as_arguments(field for field, _ in call.outcome.rebound)
-            self._fast_path.clear()
+            self._entries.known = []
         before = miss.signature
         is_less = self._signatures.note_flattened(before.guards, call.flattened)
 
@@ -744,21 +745,17 @@ class Captured(Generic[P, R]):
             each.variants.drop(self._scratch.of(each.vm), each.vm)
 
     def _find_open(self, signature: Signature, key: Any) -> tuple[CacheEntry, ScalarInputs] | None:
-        """Return an entry of a trace with dynamic lengths for the call; compile it if needed."""
+        """Return a new entry of a trace with dynamic lengths for the call, if a trace is valid."""
         for opened in self._families.of(key):
             lengths = opened.lengths(signature)
             if lengths is None:
                 continue
-            match = opened.find(lengths, signature)
-            if match is not None:
-                return match
             with uncollected(), opened.lock:
                 entry = self._entry_at(opened, signature, lengths)
                 scalars = None if entry is None else entry.bind(signature)
                 if entry is None or scalars is None:
                     continue
-                forgotten = opened.keep(lengths, entry)
-            self._drop(forgotten)
+            self._drop(self._entries.add(key, signature, entry))
             return entry, scalars
         return None
 
@@ -767,8 +764,10 @@ class Captured(Generic[P, R]):
     ) -> CacheEntry | None:
         """Compile the entry for a call with these lengths; return None if a guard does not hold."""
         entry = self._make_entry_at(opened, signature, lengths)
-        if entry is not None and self.check is not None:
-            entry.sources = partial(open_sources_of, opened, lengths)
+        if entry is not None:
+            entry.opened = opened
+            if self.check is not None:
+                entry.sources = partial(open_sources_of, opened, lengths)
         return entry
 
     def _make_entry_at(

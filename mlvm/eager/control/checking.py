@@ -8,7 +8,7 @@ from mlvm.core.errors import ArgumentError, CheckError, DTypeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
 from mlvm.core.types import bool_
-from mlvm.eager.recording.recorder import current_capture
+from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, described
@@ -47,7 +47,7 @@ def check(condition: Tensor | bool | np.bool_, message: str) -> None:
         return
     if not isinstance(condition, Tensor) or condition.dtype is not bool_:
         raise DTypeError(f"check: expected a bool or a tensor of bools, got {described(condition)}")
-    record = current_capture.get()
+    record = current_recorder()
     if record is not None:
         record.check(condition, message)
     else:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from mlvm.arena.context import context
 from mlvm.core.errors import (
     CaptureError,
     DTypeError,
@@ -55,7 +56,6 @@ from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant, dtype_beside
-from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import index_of, is_free, is_length
 from mlvm.eager.tensor.positions import numbers_in, rewording
 from mlvm.eager.tensor.tensor import Tensor
@@ -118,7 +118,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     loop = _EagerLoop(numbers)
 
     def goes_on() -> bool:
-        with taped(None):
+        with context(tape=None):
             return bool(_condition(cond_fun(aliased(loop.state))))
 
     while goes_on():
@@ -558,7 +558,7 @@ def _scan(
     xs = blocks.aliases(xs)
     trip_count = untracked(trip_count) if isinstance(trip_count, Tensor) else trip_count
     count = trip_count if isinstance(trip_count, Tensor) else constant(trip_count, i64)  # an i64[]
-    with taped(None):
+    with context(tape=None):
         first = count - 1 if reverse else constant(0, i64)
 
     def more(i: Tensor, _: Tensors) -> Tensor:
@@ -602,7 +602,7 @@ def _record(
     record, tape, trip_count, total = blocks.recorder(), taping(), loop.trip_count, loop.total
     nown, init = len(init), [*init, *carried]
     tracked += [tape is not None and x.tape is tape for x in init[len(tracked) :]]
-    with taped(None):
+    with context(tape=None):
         state = [blocks.new_variable(record, x) for x in init]
         i = blocks.new_variable(record, loop.first)
         last = None  # the number of the last record
@@ -610,14 +610,14 @@ def _record(
             last = blocks.new_variable(record, constant(0, i64))
     length = record.use(trip_count) if isinstance(trip_count, Tensor) else trip_count
     of_xs = [record.use(x) for x in xs]
-    with record.block() as test, taped(None):
+    with record.block() as test, context(tape=None):
         test.result = record.use(loop.more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     residuals: Tensors = []  # saved in each iteration
     stacks: Tensors = []  # contain the residuals if the trip count is bounded
     with blocks.carrying(carried) as block:
-        with taped(None):
+        with context(tape=None):
             now = untracked(i)
             params, rows = [untracked(x) for x in state], [op.take(x, i, axis=0) for x in xs]
             counter, row_uses = record.use(now), [record.value_of(x) for x in rows]
@@ -652,12 +652,12 @@ def _record(
                 stacks += [_new_stack(record, x, i, total) for x in segment.inside]
             else:
                 residuals = [x for x in params if segment.needs(x)] + segment.inside
-                with taped(None):
+                with context(tape=None):
                     overwrite(last, COPY, record.push([last, *residuals]))
         results = [_new_stack(record, y, i, total) for y in ys]
         homes = [record.home_of(x) for x in (*results, *stacks)]
         written = [(h, record.use(x)) for h, x in zip(homes, [*ys, *residuals], strict=False)]
-        with taped(None):
+        with context(tape=None):
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if loop.reverse else 1, i64))
     if not is_known:
@@ -877,7 +877,7 @@ def _backward(
     of_rows, rows_present = blocks.split(of_xs, len(tracked))
     totals: list[Any] = [*finals[: len(initial_sums)]]
     if isinstance(trip_count, Tensor):  # with zero iterations there are no cotangents
-        with taped(None):
+        with context(tape=None):
             has_run = op.greater(trip_count, 0)
         of_rows = [
             Conditional(g, has_run, is_clean=True) if g.dtype.is_inexact else g for g in of_rows
@@ -957,7 +957,7 @@ def _new_stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> T
     """
     if total is None:
         raise ShapeError("cannot stack results of a loop whose length is only known at run time")
-    with taped(None):
+    with context(tape=None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:
             overwrite(stack, _SET_ROW, stack, blocks.reshape_view(row, _with_axis(row.type, 1)), i)

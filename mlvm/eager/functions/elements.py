@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from mlvm.arena.context import current
 from mlvm.core import rules
 from mlvm.core.errors import ArgumentError, DTypeError, PositionError, ShapeError, brief
 from mlvm.core.rules import Axis, require
@@ -20,7 +21,6 @@ from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unst
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
-from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
@@ -460,7 +460,7 @@ def stop_gradient(x: Tensor) -> Tensor:
         ml.stop_gradient("text")  # DTypeError
     """
     type_of(x)
-    on = current_capture.get()
+    on = current().recorder
     return untracked(x) if on is None else on.stopped(x)
 
 

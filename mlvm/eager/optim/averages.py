@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, GradientError
 from mlvm.core.types import TensorType, f32
 from mlvm.eager.control.branches import cond
@@ -17,7 +18,6 @@ from mlvm.eager.optim.ranges import Count, checked, number_in
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
-from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.values import kind_of
@@ -141,7 +141,7 @@ class EMA:
         require_types(self._types, {path: x.type for path, x in params.items()}, "parameter")
         if self._is_swapped:
             raise ArgumentError(f"EMA.{where}: inside swapped() the parameters are the averages")
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError(f"EMA.{where}: call it outside of the differentiated function")
         return params
 
@@ -222,7 +222,7 @@ class MultiSteps:
         first = {id(x): path for path, x in self.optimizer._params.items()}
         types = {path: self._sums[first[id(x)]].type for path, x in leaves.items()}
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError("MultiSteps: call update outside of the differentiated function")
         return {path: (self._sums[first[id(leaves[path])]], g) for path, g in gradients.items()}
 

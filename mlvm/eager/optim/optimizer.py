@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from typing_extensions import dataclass_transform
 
 from mlvm.arena.arena import set_name
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
@@ -25,7 +26,7 @@ from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
@@ -539,7 +540,7 @@ class Optimizer(_OfFields):
     def _is_cached(self) -> bool:
         """Return whether updates run the functions of `_rule_of` by their templates. A captured
         call, and the rule of a user, run the methods instead."""
-        return current_capture.get() is None and type(self).__module__.startswith("mlvm.")
+        return current().recorder is None and type(self).__module__.startswith("mlvm.")
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -579,7 +580,7 @@ class Optimizer(_OfFields):
         types = self._layout.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
-        if current_tape.get() is not None:
+        if current().tape is not None:
             raise GradientError(
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"
@@ -601,10 +602,10 @@ class Optimizer(_OfFields):
         snapshot = _snapshots.get(self)
         if snapshot is not None and snapshot.holds():
             return
-        current = self._own(named_leaves(self._tree))
-        for path in self._leaves | current:
-            if current.get(path) is not self._leaves.get(path):
-                if path not in current and path in dict(named_leaves(self._tree, buffers=True)):
+        present = self._own(named_leaves(self._tree))
+        for path in self._leaves | present:
+            if present.get(path) is not self._leaves.get(path):
+                if path not in present and path in dict(named_leaves(self._tree, buffers=True)):
                     raise DTypeError(
                         f"{self._name}: parameter {path!r} was frozen after the optimizer was "
                         f"made; make another one, with where= for a part of the parameters"
@@ -613,7 +614,7 @@ class Optimizer(_OfFields):
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
                 )
-        if current_capture.get() is None:
+        if current().recorder is None:
             _snapshots[self] = Snapshot(self._tree)
 
     @property

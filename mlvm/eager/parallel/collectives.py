@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, overload
 
+from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.program.program import Program
@@ -28,7 +29,7 @@ from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
 from mlvm.eager.tensor.autocast import carried
-from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive
@@ -462,7 +463,7 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
 
 def _own(x: Tensor) -> None:
     """Copy an aliased x in a captured function, because a collective may overwrite its operands."""
-    if current_capture.get() is not None:
+    if current().recorder is not None:
         make_exclusive(x)
 
 

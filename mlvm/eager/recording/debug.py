@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.arena.arena import Allocation
+from mlvm.arena.context import current
 from mlvm.core import memo
 from mlvm.core.errors import (
     EncodingError,
@@ -41,7 +42,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.show.calls import calls_in, is_straight
 from mlvm.step.saved import LoadedStep, SavedStep
 
-__all__ = ["caches", "nans"]
+__all__ = ["caches", "context", "nans"]
 
 watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 """The VMs inside `nans`, each with its rehearsing VM if it is remote."""
@@ -112,6 +113,22 @@ def caches() -> None:
     rows = [[*[f"{n:,}" for n in numbers], name] for name, *numbers in memo.caches()]
     head = [*CacheInfo._fields[1:], "name"]
     print("\n".join(table([head, *rows], right=len(head) - 1)))
+
+
+def context() -> None:
+    """Print the context of calls in this thread or task: everything that they depend on, apart from
+    their arguments, such as the arena of their results, the tape and the default dtype.
+
+        >>> ml.debug.context()  # doctest: +ELLIPSIS
+        arena            None
+        arena_blocks     ()
+        vms              ()
+        tape             None
+        default_dtype    f32
+        ...
+    """
+    rows = [[name, brief(value)] for name, value in current()._asdict().items()]
+    print("\n".join(table(rows, right=0)))
 
 
 def is_watched(vm: VMProtocol) -> bool:

@@ -22,7 +22,6 @@ from bisect import bisect
 from collections import ChainMap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -38,6 +37,7 @@ from mlvm.arena.arena import (
     view_logs,
     vms,
 )
+from mlvm.arena.context import Tape, context, current
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, HandleError
@@ -50,10 +50,9 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.functions import random
 from mlvm.eager.recording.lines import user_line
-from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, bound, current_tape, overriding
+from mlvm.eager.tensor.context import overriding
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
@@ -63,8 +62,11 @@ from mlvm.machines.checks import CHECK
 from mlvm.step.blocks import free_variables, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
-current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
-"""The active recorder, per thread or task."""
+
+def current_recorder() -> Recorder | None:
+    """Return the active recorder of this thread or task."""
+    return cast("Recorder | None", current().recorder)
+
 
 Reference: TypeAlias = weakref.ref[Allocation]
 _Operand: TypeAlias = tuple[Reference, TensorType]
@@ -412,7 +414,7 @@ class Recorder:
         """Record a copy of constant values.
 
         Each launch copies them from a tensor that lives as long as the recorded calls."""
-        if scope.get() is prepare_constants(self.vm).arena:
+        if scope() is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             return
         key = TensorType.of(array), array.tobytes()
@@ -543,7 +545,7 @@ class Recorder:
             self._give(old, out, views, tapes)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
-            tape = current_tape.get()
+            tape = current().tape
             if tape is None:
                 out.tape = None
             else:
@@ -591,7 +593,7 @@ class Recorder:
 
     def _copied(self, x: Tensor) -> Tensor:
         """Return a copy that no tape tracks."""
-        with context.taped(None), self.arena.allocating():
+        with context(tape=None), self.arena.allocating():
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
@@ -642,7 +644,7 @@ class Recorder:
         self.calls = block.calls
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
         nviews, closed = self.scopes.views.count, self.scopes.closed_views
-        opened = _Open(block, depth, current_tape.get(), nodes, nviews, carried)
+        opened = _Open(block, depth, current().tape, nodes, nviews, carried)
         self.scopes.open.append(opened)
         self.memory.values.layers.append({})
         try:
@@ -1085,7 +1087,7 @@ def _only_call(program: Program) -> tuple[str, Op | None, list[int], Attributes]
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
-    recorder = current_capture.get() or Recorder
+    recorder = current_recorder() or Recorder
     where = user_line() or "here"
     return CaptureError(
         f"{where}: cannot {what} inside {recorder.what}: {recorder.no_repeat}{remedy}"
@@ -1113,7 +1115,7 @@ def recorded_by(recorder: R) -> Iterator[R]:
     view_logs.append(recorder.scopes.views)
     try:
         layers = {name: _layer(recorder, name) for name in _REPLACED}
-        with bound(current_capture, recorder), ExitStack() as stack:
+        with context(recorder=recorder), ExitStack() as stack:
             for other in vms():
                 if not recorder.vm.is_same(other):
                     refusal = _refusal(recorder, other)
@@ -1132,7 +1134,7 @@ def _layer(recorder: Recorder, name: str) -> Layer:
     """Return a layer that calls the recorder's method of that name in recorded threads."""
 
     def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        is_recorded = current_capture.get() is recorder
+        is_recorded = current().recorder is recorder
         return (getattr(recorder, name) if is_recorded else proceed)(*args, **options)
 
     return layer
@@ -1145,7 +1147,7 @@ def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
 
     def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
         handles = (first,) if isinstance(first, int) else args[0] if args else ()
-        if current_capture.get() is recorder and any(each in regions(other) for each in handles):
+        if current().recorder is recorder and any(each in regions(other) for each in handles):
             raise CaptureError(
                 f"{user_line() or 'here'}: cannot use a tensor of VM {other.name!r} inside a "
                 f"captured function on VM {recorder.name!r}: later calls would not repeat it. "
@@ -1158,7 +1160,7 @@ def _refusal(recorder: Recorder, other: VMProtocol) -> Layer:
 
 def refuse_captured(what: str, remedy: str = "") -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
-    if current_capture.get() is not None:
+    if current().recorder is not None:
         raise _refused(what, remedy)
 
 
@@ -1175,5 +1177,5 @@ def entries_kept(xs: Sequence[Tensor]) -> Iterator[None]:
 
 def recomputing() -> AbstractContextManager[None]:
     """Mark calls that a captured function records inside the block as recomputation."""
-    recorder = current_capture.get()
+    recorder = current().recorder
     return nullcontext() if recorder is None else overriding(recorder, "recomputing", True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from mlvm.core.errors import PositionError
-from mlvm.eager.tensor.context import bound
+from mlvm.arena.context import context
+from mlvm.core.errors import PositionRefused
 
 
 def numbers_in(error: PositionError) -> tuple[int, int]:
@@ -20,8 +19,6 @@ def numbers_in(error: PositionError) -> tuple[int, int]:
 
 Reword: TypeAlias = Callable[[PositionError], None]
 """Function that changes the text of an error."""
-
-current_reword: Final[ContextVar[Reword | None]] = ContextVar("reword", default=None)
 
 
 @contextmanager
@@ -36,7 +33,7 @@ def rewording(reword: Reword) -> Iterator[None]:
             reword(error)
 
     try:
-        with bound(current_reword, once):
+        with context(reword=once):
             yield
     except PositionError as error:
         once(error)

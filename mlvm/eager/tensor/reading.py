@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlvm.arena.arena import STALE, Allocation, stale_of
+from mlvm.arena.context import current
 from mlvm.core.errors import HandleError, MlvmError, user_line
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
-from mlvm.eager.tensor.context import current_capture, current_tape
 from mlvm.eager.tensor.templates import opaque
 
 
@@ -20,7 +20,7 @@ def note_read(x: Any) -> None:
     If a tensor without a gradient is read, the program may depend on it, so the gradient is not
     considered lost."""
     if x.tape is None:
-        tape = current_tape.get()
+        tape = current().tape
         if tape is not None:
             tape.has_lost = False
     elif x.tape.read_at is None:
@@ -33,7 +33,7 @@ def values_of(x: Allocation) -> Array:
     Raises `StaleTensorError` for a tensor that was freed, and `CaptureError` in a captured
     function, for a tensor on any VM."""
     opaque()
-    recorder = current_capture.get()
+    recorder = current().recorder
     try:
         array = (x.arena.vm if recorder is None else recorder).read(x.handle)
     except HandleError as error:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, NoReturn
 import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation
+from mlvm.arena.context import Tape, current
 from mlvm.core.errors import (
     CaptureError,
     DTypeError,
@@ -28,7 +29,7 @@ from mlvm.core.errors import (
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType
-from mlvm.eager.tensor.context import Tape, current_arena, current_tape
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.number import Size
 from mlvm.eager.tensor.parts import note_unpacked, unpacks
@@ -312,7 +313,7 @@ the counting call."""
 
 def is_tracked(x: Tensor) -> bool:
     """Return whether the current tape tracks x."""
-    return x.tape is not None and x.tape is current_tape.get()
+    return x.tape is not None and x.tape is current().tape
 
 
 def untracked(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mlvm.arena.context import context
 from mlvm.core.errors import ArgumentError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
@@ -38,9 +39,9 @@ from mlvm.eager.control.state import as_index, as_like, as_tree, require_integer
 from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, stack, unstack
-from mlvm.eager.recording.recorder import RetryAfterCopy, current_capture, recording_of
+from mlvm.eager.recording.recorder import RetryAfterCopy, recording_of
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import bound, current_arena, overriding, taped
+from mlvm.eager.tensor.context import bound, current_arena, overriding
 from mlvm.eager.tensor.number import has_open_lengths
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -274,14 +275,14 @@ def _codes(
         assert tape is not None  # otherwise there is no backward pass
         start, record = len(tape.nodes), blocks.recorder()
         places, cotangents = params[: len(types)], params[len(types) :]
-        with taped(None):
+        with context(tape=None):
             xs = [stop_gradient(x) for x in places]
         xs = blocks.watch_tracked(tape, xs, [x.dtype.is_inexact for x in xs])
         outputs = run(blocks.aliases(xs))
         nodes = tape.nodes[start:]
         del tape.nodes[start:]
         closures.update(closures_of(tape, nodes, start, outputs))
-        with taped(None):
+        with context(tape=None):
             for n, type in closures.items():
                 cells[n] = Cell(record.as_cell(record.variable(type, outside=True)))
             pending = CotangentAccumulator()
@@ -290,8 +291,8 @@ def _codes(
             pending.walk(nodes, start)
             return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
 
-    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.auto_batch"):
-        with taped(None):
+    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
+        with context(tape=None):
             forward = trace_callee(name, types, run)
         code = _build_code(forward, [])
         if tape is None:
@@ -329,7 +330,7 @@ def _build_code(recorded: Recorded, cells: list[Cell]) -> _Code:
 def _policy() -> FusionPolicy:
     """Return the VM's fusion policy, without recording the query."""
     vm = blocks.recorder().vm
-    with bound(current_capture, None):
+    with context(recorder=None):
         return policy_of(vm)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlvm.core.errors import DTypeError, GradientError, UnknownFunctionError
+from mlvm.arena.context import current
+from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (
@@ -21,7 +22,6 @@ from mlvm.eager.autodiff.host_call import (
 )
 from mlvm.eager.functions.creation import zeros_like
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import CustomRule, Maybe, Tensors
 from mlvm.eager.transform.trace import Tracer
@@ -85,7 +85,7 @@ def host_call(
         if not isinstance(x, Tensor):
             raise DTypeError(f"takes tensors, not a {type(x).__name__}; see asarray").at(name, ())
     types = None
-    if isinstance(current_capture.get(), Tracer):
+    if isinstance(current().recorder, Tracer):
         types = result_types(name, operands, attributes)
     if types is None:
         results = call_host(name, operands, vjp, attributes)

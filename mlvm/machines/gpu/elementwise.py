@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha1
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, promote
 from mlvm.machines.gpu.dtypes import RAW
 from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Types, kernel, source
+from mlvm.machines.native.elementwise_rows import gpu_expressions
 
 GROUP: Final = 64
 
@@ -31,55 +31,7 @@ _MOST_BYTES: Final = 1024
 _WRAPS: Final = frozenset({"add", "subtract", "multiply", "square", "negative"})
 """Integer ops that are computed with unsigned arithmetic."""
 
-_TABLE: Final = Path(__file__).parents[1] / "native/src/plan/kernels/elementwise_ops.def"
-_ROW: Final = re.compile(
-    r"(?:[A-Z]*ARY|SAME|STEPPED|COMPARISON|PREDICATE)\((\w+)(?:, [\w.]+, (.+))?\)"
-)
-_DEFINED: Final = frozenset({"greatest", "least", "quotient", "modulus", "log_of_sum"})
-"""Functions of source/elementwise.h that the native kernels also have."""
-
-_OF_ALL: Final = {"real": "x", "conj": "x", "imag": "0"}
-_OF_INTEGERS: Final = {
-    "bitwise_left_shift": "(u64)y < 8 * sizeof(T) ? (u64)x << y : 0",
-    "bitwise_right_shift": "(u64)y < 8 * sizeof(T) ? x >> y : x < 0 ? -1 : 0",
-    "pow": "power_T(x, y)",
-}
-_FUNCTIONS: Final = "sin cos tan asin acos atan sinh cosh asinh acosh atanh"
-_OF_FLOATS: Final = {
-    "sign": "sign_T(x)",
-    "relu": "x <= 0 ? (T)0 : x",
-    "sigmoid": "1 / (1 + exp(-x))",
-    "pow": "pow(x, y)",
-    "floor_divide": "quotient_T(x, y)",
-    "remainder": "modulus_T(x, y)",
-    **{name: f"{name}(x)" for name in _FUNCTIONS.split()},
-    **{name: f"{name}(x, y)" for name in ("atan2", "hypot", "nextafter")},
-}
-"""Expressions that differ from those of the native kernels, or that these lack."""
-
-
-def _expressions() -> dict[str, dict[str, str]]:
-    """Return the C expressions of ops by kind of dtype, from the native kernels' table."""
-    every: dict[str, dict[str, str]] = {"bool": {}, "unsigned": {}, "signed": {}, "float": {}}
-    kinds = [*every]
-    for line in _TABLE.read_text(encoding="ascii").splitlines():
-        if line.startswith("#"):
-            named = [kind for kind in every if kind.upper() in line.split()]
-            others = [kind for kind in every if kind not in named]
-            kinds = others if "!=" in line or not named else named
-        elif match := _ROW.fullmatch(line):
-            text = (match[2] or "x").replace("(W)", "")
-            text = re.sub(r"MATH\((?:__builtin_)?(\w+)\)", r"\1", text)
-            text = re.sub(r"OF\((\w+)\)", lambda m: m[1] + "_T" * (m[1] in _DEFINED), text)
-            for kind in kinds if match[1] in OPS else ():
-                every[kind][match[1]] = text
-    for kind in ("unsigned", "signed"):
-        every[kind] |= {**_OF_ALL, **_OF_INTEGERS}
-    every["float"] |= {**_OF_ALL, **_OF_FLOATS}
-    return every
-
-
-_EXPRESSIONS: Final = _expressions()
+_EXPRESSIONS: Final = gpu_expressions()
 _IS: Final = ("isnan", "isinf", "isfinite")
 
 LANES: Final = 16

@@ -6,6 +6,7 @@ import gc
 import sys
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,9 +20,9 @@ import mlvm.eager as ml
 from mlvm.core.errors import ArgumentError, CaptureError, MlvmError, ShapeError
 from mlvm.core.types import root
 from mlvm.eager import nn
-from mlvm.eager.capture import opened
+from mlvm.eager.capture import cache
+from mlvm.eager.capture.cache import MOST_PROGRAMS
 from mlvm.eager.capture.guards.changing import RecompilationWarning
-from mlvm.eager.capture.opened import MOST_PROGRAMS
 from mlvm.eager.capture.patched import PatchedProgram
 from mlvm.eager.tensor import number
 from mlvm.machines.local import LocalVM
@@ -625,7 +626,7 @@ def test_kernels_chosen_for_a_length_serve_those_of_equal_guards(monkeypatch: Pa
         for n in lengths * 2:
             assert same(step, attend, matrix(n))
         count = planned["_add"]
-        monkeypatch.setattr(opened, "MOST_PROGRAMS", 1)
+        monkeypatch.setattr(cache, "MOST_PROGRAMS", 1)
         for n in (601, 9, 66, *lengths):
             assert same(step, attend, matrix(n))
         assert planned["_add"] - count <= 6 < count
@@ -716,12 +717,11 @@ def test_a_number_in_an_attribute_is_that_of_the_call_at_each_length(fn: Any, le
 
 @pytest.mark.filterwarnings("ignore:.*has recorded its")
 def test_programs_of_one_length_are_forgotten_too() -> None:
-    step = ml.capture(lambda x, k: ml.roll(x, k), dynamic_axes={"x": ("n",)})
-    for k in range(2 * MOST_PROGRAMS + 9):
+    step = ml.capture(lambda x, k: ml.roll(x, k), lengths={"x": ("n",)})
+    for k in range(MOST_PROGRAMS + 9):
         step(ml.ones(50), k)
-    [*traces] = [each for family in step._families._families.values() for each in family.traces]
-    most = max(sum(map(len, each._entries.values())) for each in traces)
-    assert most in (MOST_PROGRAMS, 2 * MOST_PROGRAMS)  # patched for each length, or bound
+    counts = Counter(entry.opened for entry in step._entries._keys)
+    assert max(counts.values()) == MOST_PROGRAMS
 
 
 def test_a_number_of_a_length_that_does_not_fit_names_the_length(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ PyTypeObject *allocation_type, *region_type, *tensor_class;
 
 /* Objects of Python, set by `install`. */
 static PyTypeObject *tape_class;
-static PyObject *slow, *get_scope, *get_current_tape, *get_in_use, *own_arenas, *default_arena, *resolve;
+static PyObject *slow, *get_context, *own_arenas, *default_arena, *resolve;
 PyObject *live_tapes;
 Later later;
 static PyObject *view_logs;
@@ -507,9 +507,17 @@ int is_call(PyObject *object)
     return PyObject_TypeCheck(object, call_type);
 }
 
+PyObject *present_context(void)
+{
+    return PyObject_CallNoArgs(get_context);
+}
+
 PyObject *present_tape(void)
 {
-    return PyObject_CallNoArgs(get_current_tape);
+    PyObject *context = present_context();
+    PyObject *tape = context ? Py_XNewRef(PyTuple_GetItem(context, TAPE)) : NULL;
+    Py_XDECREF(context);
+    return tape;
 }
 
 /* Resolve the call for operands of these types in Python. Ignore errors, since the slow path has just
@@ -1061,19 +1069,24 @@ static PyObject *long_way(PyObject *const *args, Py_ssize_t nargs)
     return result;
 }
 
-PyObject *present_arena(void)
+PyObject *arena_of(PyObject *context)
 {
-    PyObject *arena = PyObject_CallNoArgs(get_scope);
+    PyObject *arena = PyTuple_GetItem(context, ARENA);
     if (arena != Py_None)
-        return arena;
-    Py_DECREF(arena);
-    PyObject *in_use = PyObject_CallNoArgs(get_in_use);
-    PyObject *latest = in_use ? PyObject_GetAttr(own_arenas, latest_name) : NULL;
-    int is_latest = latest && PyTuple_GetItem(latest, 0) == in_use;
+        return Py_XNewRef(arena);
+    PyObject *latest = PyObject_GetAttr(own_arenas, latest_name);
+    int is_latest = latest && PyTuple_GetItem(latest, 0) == PyTuple_GetItem(context, VMS);
     arena = is_latest ? Py_NewRef(PyTuple_GetItem(latest, 1)) : NULL;
     Py_XDECREF(latest);
-    Py_XDECREF(in_use);
     return is_latest || PyErr_Occurred() ? arena : PyObject_CallNoArgs(default_arena);
+}
+
+PyObject *present_arena(void)
+{
+    PyObject *context = present_context();
+    PyObject *arena = context ? arena_of(context) : NULL;
+    Py_XDECREF(context);
+    return arena;
 }
 
 /* Apply a call to operands, without noting it. */
@@ -1089,15 +1102,18 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
         if (Py_TYPE(args[i + 1]) != tensor_class || !operands[i]->type || !is_alive(operands[i]))
             return long_way(args, nargs);
     Call *call = (Call *)args[0];
-    PyObject *scope = present_arena();
-    if (!scope)
+    PyObject *context = present_context(), *scope = context ? arena_of(context) : NULL;
+    if (!scope) {
+        Py_XDECREF(context);
         return NULL;
+    }
     PyObject *result = NULL;
     Arena *arena = (Arena *)scope;
     FastPath *fast_path = fast_path_of(scope);
     if (!fast_path) {
         result = long_way(args, nargs);
         Py_DECREF(scope);
+        Py_DECREF(context);
         return result;
     }
     Py_INCREF((PyObject *)fast_path);
@@ -1161,14 +1177,13 @@ static PyObject *applied(PyObject *const *args, Py_ssize_t nargs)
             goto end;
         }
     set(&out->tape, Py_None);
-    PyObject *tape = PyObject_CallNoArgs(get_current_tape);
+    PyObject *tape = PyTuple_GetItem(context, TAPE);
     if (!entry_holds(entry, fast_path, operands, count))
         entry = NULL; /* another call uses its slot now */
     if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out))) {
         Py_INCREF((PyObject *)out);
         result = (PyObject *)out;
     }
-    Py_XDECREF(tape);
     if (result && shows && later.generalize_apply(args[0], fast_path, scope, operands, count))
         Py_CLEAR(result);
 end:
@@ -1176,6 +1191,7 @@ end:
     Py_XDECREF((PyObject *)out);
     Py_DECREF((PyObject *)fast_path);
     Py_DECREF(scope);
+    Py_DECREF(context);
     return result;
 }
 
@@ -1286,15 +1302,15 @@ void keep_for_ever(PyObject *args, PyObject *kwargs)
 /* install(names...): set the Python functions of the language, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor",    "tape",       "apply",         "scope",      "current_tape",
-                            "in_use",    "own_arenas", "default_arena", "resolve",    "stale",
-                            "reference", "update",     "view_logs",     "live_tapes", NULL};
+    static char *names[] = {"tensor",        "tape",       "apply", "context",   "own_arenas",
+                            "default_arena", "resolve",    "stale", "reference", "update",
+                            "view_logs",     "live_tapes", NULL};
     PyObject *tensor, *tape;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
-                                     &get_scope, &get_current_tape, &get_in_use, &own_arenas,
-                                     &default_arena, &resolve, &raise_stale, &weak_reference, &slow_update,
-                                     &PyList_Type, &view_logs, &PySet_Type, &live_tapes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOO!O!:install", names, &tensor, &tape, &slow,
+                                     &get_context, &own_arenas, &default_arena, &resolve, &raise_stale,
+                                     &weak_reference, &slow_update, &PyList_Type, &view_logs, &PySet_Type,
+                                     &live_tapes))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");

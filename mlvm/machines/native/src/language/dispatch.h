@@ -128,7 +128,16 @@ int is_call(PyObject *object);
 /* Return the arena in scope, or the thread's own arena; a new reference, NULL with an exception set. */
 PyObject *present_arena(void);
 
-/* Return the current tape or None; a new reference, NULL with an exception set. */
+/* Fields of a context that C reads: the first of `Context` in mlvm/arena/context.py, in its order. */
+enum ContextField { ARENA, ARENA_BLOCKS, VMS, TAPE, DEFAULT_DTYPE, AUTOCAST_DTYPE };
+
+/* The context of this thread or task; a new reference, NULL with an exception set. */
+PyObject *present_context(void);
+
+/* The arena of a context, or else the thread's own; a new reference, NULL with an exception set. */
+PyObject *arena_of(PyObject *context);
+
+/* The current tape or None; a new reference, NULL with an exception set. */
 PyObject *present_tape(void);
 
 /* Return the address of a tensor of this VM; NULL if unknown. `ask`: ask Python for it first. */

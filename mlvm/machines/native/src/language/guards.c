@@ -14,10 +14,24 @@
 
 /* --- state that a function has read --- */
 
-enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, EQUAL, KINDS };
+enum Kind {
+    ITEM,
+    ENTRY,
+    ATTRIBUTE,
+    CLASS,
+    FIELDS,
+    SLOT,
+    KEYS,
+    VALUES,
+    ITEMS,
+    UNREAD,
+    CONTEXT,
+    EQUAL,
+    KINDS
+};
 
-static const char *const kinds[KINDS] = {"item", "entry",  "attribute", "class",  "fields", "slot",
-                                         "keys", "values", "items",     "unread", "equal"};
+static const char *const kinds[KINDS] = {"item", "entry",  "attribute", "class",  "fields",  "slot",
+                                         "keys", "values", "items",     "unread", "context", "equal"};
 
 typedef struct {
     enum Kind kind;
@@ -93,6 +107,7 @@ static int holds_read(const Checklist *self, const Read *read)
 {
     PyObject *owner = read->owner, *name = read->name, *value = read->value, *current;
     descrgetfunc get;
+    int same;
     switch (read->kind) {
     case ITEM:
     case UNREAD:
@@ -107,9 +122,14 @@ static int holds_read(const Checklist *self, const Read *read)
     case SLOT:
         get = (descrgetfunc)PyType_GetSlot(Py_TYPE(name), Py_tp_descr_get);
         return get ? is_value(get(name, owner, (PyObject *)Py_TYPE(owner)), self->missing, value) : 0;
+    case CONTEXT:
+        current = present_context();
+        same = current ? is_value(PyObject_GetAttr(current, name), NULL, value) : -1;
+        Py_XDECREF(current);
+        return same;
     case EQUAL:
         current = PyObject_CallFunctionObjArgs(name, owner, NULL);
-        int same = current ? PyObject_RichCompareBool(current, value, Py_EQ) : -1;
+        same = current ? PyObject_RichCompareBool(current, value, Py_EQ) : -1;
         Py_XDECREF(current);
         return same < 0 ? (clear_nonfatal_error() ? -1 : 0) : same;
     default: return holds_container(read);
