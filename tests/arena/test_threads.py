@@ -322,7 +322,7 @@ def test_a_copied_context_allocates_where_it_was_copied() -> None:
         scopes.append(scope())
         with other:
             scopes.append(scope())
-        with pytest.raises(ArenaBusy), arena.allocating():
+        with pytest.raises(ArenaBusyError), arena.allocating():
             pass
         scopes.append(scope())
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from mlvm.arena.context import context
-from mlvm.core.errors import PositionRefused
+from mlvm.core.errors import PositionError
 
 
 def numbers_in(error: PositionError) -> tuple[int, int]:

@@ -291,7 +291,7 @@ def _codes(
             pending.walk(nodes, start)
             return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
 
-    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.batch"):
+    with bound(_inside, True), overriding(blocks.recorder(), "what", "a function of ml.auto_batch"):
         with context(tape=None):
             forward = trace_callee(name, types, run)
         code = _build_code(forward, [])

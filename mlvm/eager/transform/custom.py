@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.arena.context import context, current
-from mlvm.core.errors import GradientError, StaleTensor, brief, takes
+from mlvm.core.errors import GradientError, StaleTensorError, brief, takes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros

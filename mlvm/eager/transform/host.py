@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlvm.arena.context import current
-from mlvm.core.errors import DTypeError, GradientError, UnknownFunction
+from mlvm.core.errors import DTypeError, GradientError, UnknownFunctionError
 from mlvm.core.op import Attributes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.host_call import (

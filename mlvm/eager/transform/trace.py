@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.arena.context import Tape, context, current, set_context
-from mlvm.core.errors import CaptureError, MachineError, OpError, PositionRefused
+from mlvm.core.errors import CaptureError, MachineError, OpError, PositionError
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64

@@ -717,7 +717,7 @@ def test_a_number_in_an_attribute_is_that_of_the_call_at_each_length(fn: Any, le
 
 @pytest.mark.filterwarnings("ignore:.*has recorded its")
 def test_programs_of_one_length_are_forgotten_too() -> None:
-    step = ml.capture(lambda x, k: ml.roll(x, k), lengths={"x": ("n",)})
+    step = ml.capture(lambda x, k: ml.roll(x, k), dynamic_axes={"x": ("n",)})
     for k in range(MOST_PROGRAMS + 9):
         step(ml.ones(50), k)
     counts = Counter(entry.opened for entry in step._entries._keys)
