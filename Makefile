@@ -1,11 +1,11 @@
-# Each target makes the environment it needs; a clone, make and a Python >= 3.11 are enough.
+# Each target creates the environment that it needs; a clone, make and Python >= 3.11 are enough.
 
 VENV := .venv
 MINIMUM := 3.11
 CANDIDATES := python3.13 python3.12 python3.11 python3
 
-# The first candidate that runs (a version manager's shim may not), is new enough and can
-# make environments, and its version. `make test PYTHON=python3.13` picks another.
+# The first candidate that runs (a shim of a version manager may fail), is new enough and can create
+# environments, and its version. `make test PYTHON=python3.13` selects a different Python.
 PROBE := import sys, venv, ensurepip; \
          assert sys.version_info >= tuple(map(int, '$(MINIMUM)'.split('.'))); \
          print('%d.%d.%d' % sys.version_info[:3])
@@ -14,7 +14,7 @@ FOUND := $(shell for python in $(or $(PYTHON),$(CANDIDATES)); do \
 INTERPRETER := $(firstword $(FOUND))
 
 BIN := $(VENV)/bin
-# The version is part of the name, so another Python makes a new environment.
+# The version is part of the name, so a different Python creates a new environment.
 TEST_READY := $(VENV)/.ready-$(lastword $(FOUND))-test
 DEV_READY := $(VENV)/.ready-$(lastword $(FOUND))-dev
 DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
@@ -22,11 +22,11 @@ DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# Compiled again where the C sources have changed: for the C programmer it must succeed, for others
-# it may fail, and the numpy kernels run.
+# Compile C sources that have changed. `make native` must succeed; in other targets this step may fail,
+# and the NumPy kernels are used.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
-# The device's sources are excluded: they are OpenCL C and CUDA C by macros.
+# The sources for devices are excluded: macros make them OpenCL C and CUDA C.
 C_FILES = $(shell find mlvm examples bench tests -name '*.[ch]' -not -path '*/gpu/*')
 CPPCHECK := --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
             --suppress=missingInclude --suppress=unknownMacro --suppress=ctunullpointer \
@@ -34,11 +34,11 @@ CPPCHECK := --quiet --std=c11 --enable=warning,performance,portability --inline-
 
 .PHONY: help native extension demo test fuzz-c sanitize lint lines coverage format bench example-c wheel docs clean
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: PYTHON=$(or $(INTERPRETER),none found) VENV=$(VENV)"
 
-native: $(TEST_READY) ## compile what has changed of the C sources, in place
+native: $(TEST_READY) ## compile the C sources that have changed, in place
 	MLVM_NATIVE=1 $(BUILD)
 
 extension: $(TEST_READY)
@@ -47,7 +47,7 @@ extension: $(TEST_READY)
 demo: extension ## train a small MLP-Mixer on the digits
 	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
 
-test: $(TEST_READY) ## run the tests, on all cores, with every instruction set; LONG=1: the long ones, too
+test: $(TEST_READY) ## run the tests on all cores with every instruction set; LONG=1: also the long tests
 	@MLVM_TARGETS=all $(BUILD)
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(LONG),--long)
 
@@ -66,21 +66,21 @@ lint: $(DEV_READY) ## check style, format and types
 	@if command -v cppcheck >/dev/null; then cppcheck $(CPPCHECK) $(filter %.c,$(C_FILES)); \
 	else echo "cppcheck is not installed: C was not checked"; fi
 
-lines: $(TEST_READY) ## print the lines of code of each room
+lines: $(TEST_READY) ## print the lines of code of each package
 	$(BIN)/python -m tests.lines
 
-coverage: $(DEV_READY) ## lines that the tests reach: of C by gcov, of Python by coverage.py
+coverage: $(DEV_READY) ## print the coverage of C (gcov) and of Python (coverage.py)
 	$(BIN)/python -m tests.cover
 	-$(BIN)/python -m coverage run -m pytest --long -n 0
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-format: $(DEV_READY) ## rewrite the code in the project's format
+format: $(DEV_READY) ## format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(C_FILES)
 
-bench: extension ## time one eager op against other libraries
+bench: extension ## compare one eager op with other libraries
 	$(BIN)/python -m bench dispatch
 
 example-c: build/example_c.so ## compile the example of host functions in C
@@ -92,18 +92,18 @@ build/example_c.so: examples/c/functions.c mlvm/machines/mlvm.h
 wheel: $(TEST_READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
-docs: $(DOCS_READY) ## build the documentation as a site, build/site/index.html
+docs: $(DOCS_READY) ## build the documentation site, build/site/index.html
 	$(BIN)/python -m docs.pages build/pages
 	$(BIN)/zensical build --strict
 	@echo "build/site/index.html; with its search: python3 -m http.server -d build/site"
 
-clean: ## remove all that make, the tests and the tools have made
+clean: ## remove all files that make, the tests and the tools have created
 	rm -f mlvm/machines/native/_native*.so
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A new environment replaces the old one that make has made. One made by hand keeps what is in it,
-# and a folder that is something else is refused.
+# A new environment replaces an environment that make created. An environment that the user created
+# keeps its contents. Any other folder raises an error.
 $(TEST_READY): pyproject.toml
 	@test -n "$(INTERPRETER)" || { \
 	echo "No suitable Python among: $(or $(PYTHON),$(CANDIDATES))." >&2; \

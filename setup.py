@@ -25,6 +25,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError, LinkError
 
 SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
@@ -174,6 +175,16 @@ class BuildNative(build_ext):
         return GCC_FLAGS if "Free Software Foundation" in version else []
 
     def build_extension(self, ext):
+        """Build the extension. If that fails and it is optional, report this in one line."""
+        try:
+            self._build(ext)
+        except (CompileError, LinkError):
+            if not ext.optional:
+                raise
+            about = f"mlvm: {CC[0]} cannot build the extension; the slower numpy kernels will run"
+            print(about, file=sys.stderr, flush=True)
+
+    def _build(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
         sets = targets(self.in_place) if unix else {"plain": ""}

@@ -11,6 +11,14 @@ The programs are written from their published definitions, in f64 and on one thr
     mandelbrot            iterations until a point escapes
     go_fast               the trace of tanh, added to a matrix
     cholesky              the factorization by columns, as loops over rows
+    vadv                  vertical advection in a weather model, implicit in time: tridiagonal
+                          systems along the last axis (Gysi et al., MODESTO, 2015)
+    adi                   diffusion by alternating directions, of PolyBench
+    azimint_hist          azimuthal integration of an image: sums over bins of the radius, divided
+                          by their counts (Kieffer and Ashiotis, PyFAI, 2013)
+    particle              a charge in the field of two others by Euler's method, all of it scalars
+                          (Siskind and Pearlmutter, 2008)
+    lorenz                the Lorenz system by the classical Runge-Kutta method, in scalars
 
 numpy and mlvm run one text: writes such as `A[1:-1] = ...` are updates in place. JAX has no such
 writes, so its text differs there. No contender is timed before its results agree with numpy's.
@@ -215,6 +223,117 @@ def cholesky(t: Tools, turns: int, a: Any) -> Any:
     return [a * t.xp.asarray(below)]
 
 
+def vadv(t: Tools, turns: int, u: Any, w: Any, force: Any) -> Any:
+    levels, per_step = u.shape[2], 1.0 / 0.15
+
+    def speed(k: Any) -> Any:
+        return 0.125 * (w[1:, :, k] + w[:-1, :, k])
+
+    def right_side(k: Any) -> Any:
+        return per_step * u[:, :, k] + force[:, :, k]
+
+    def eliminate(k: Any, upper: Any, right: Any) -> Any:
+        below, above = -speed(k), speed(k + 1)
+        slopes = below * (u[:, :, k - 1] - u[:, :, k]) + above * (u[:, :, k + 1] - u[:, :, k])
+        scale = 1.0 / (per_step - below - above - upper[:, :, k - 1] * below)
+        value = (right_side(k) - slopes - right[:, :, k - 1] * below) * scale
+        upper = t.put(upper, (slice(None), slice(None), k), above * scale)
+        return upper, t.put(right, (slice(None), slice(None), k), value)
+
+    def substitute(j: Any, upper: Any, right: Any) -> Any:
+        k = levels - 2 - j
+        value = right[:, :, k] - upper[:, :, k] * right[:, :, k + 1]
+        return upper, t.put(right, (slice(None), slice(None), k), value)
+
+    above = speed(1)
+    scale = 1.0 / (per_step - above)
+    value = (right_side(0) - above * (u[:, :, 1] - u[:, :, 0])) * scale
+    upper, right = 0.0 * u, 0.0 * u
+    upper = t.put(upper, np.s_[:, :, 0], above * scale)
+    right = t.put(right, np.s_[:, :, 0], value)
+    upper, right = t.loop(levels - 2, lambda k, *s: eliminate(k + 1, *s), (upper, right))
+    k = levels - 1
+    below = -speed(k)
+    value = right_side(k) - below * (u[:, :, k - 1] - u[:, :, k]) - right[:, :, k - 1] * below
+    value = value / (per_step - below - upper[:, :, k - 1] * below)
+    right = t.put(right, np.s_[:, :, k], value)
+    _, right = t.loop(levels - 1, substitute, (upper, right))
+    return [per_step * (right - u)]
+
+
+def adi(t: Tools, turns: int, u: Any, v: Any, p: Any, q: Any) -> Any:
+    n = u.shape[0]
+    across, along = 2.0 * n * n / turns, 1.0 * n * n / turns
+
+    def sweep(x: Any, y: Any, p: Any, q: Any, axis: int, numbers: tuple[float, ...]) -> Any:
+        """Solve along an axis of y; the other direction of x is explicit."""
+        side, middle, explicit = numbers
+
+        def at(line: Any, rest: slice) -> tuple[Any, Any]:
+            return (rest, line) if axis else (line, rest)
+
+        def eliminate(j: Any, p: Any, q: Any) -> Any:
+            j = j + 1
+            pivot = side * p[IN, j - 1] + middle
+            right = explicit * (x[at(j, LESS)] + x[at(j, MORE)])
+            right = right + (1.0 - 2.0 * explicit) * x[at(j, IN)] - side * q[IN, j - 1]
+            return t.put(p, (IN, j), -side / pivot), t.put(q, (IN, j), right / pivot)
+
+        def substitute(j: Any, y: Any) -> Any:
+            k = n - 2 - j
+            return (t.put(y, at(k, IN), p[IN, k] * y[at(k + 1, IN)] + q[IN, k]),)
+
+        y = t.put(t.put(y, at(0, IN), 1.0), at(-1, IN), 1.0)
+        p, q = t.put(p, (IN, 0), 0.0), t.put(q, (IN, 0), 1.0)
+        p, q = t.loop(n - 2, eliminate, (p, q))
+        (y,) = t.loop(n - 2, substitute, (y,))
+        return y, p, q
+
+    def turn(i: Any, u: Any, v: Any, p: Any, q: Any) -> Any:
+        v, p, q = sweep(u, v, p, q, 0, (-across / 2, 1.0 + across, along / 2))
+        u, p, q = sweep(v, u, p, q, 1, (-along / 2, 1.0 + along, across / 2))
+        return u, v, p, q
+
+    return t.loop(turns, turn, (u, v, p, q))[:2]
+
+
+def azimint_hist(t: Tools, turns: int, radius: Any, image: Any) -> Any:
+    name = "weight" if t.xp.__name__ == "torch" else "weights"
+    counts, _ = t.xp.histogram(radius, turns)
+    sums, _ = t.xp.histogram(radius, turns, **{name: image})
+    return [sums / counts]
+
+
+def particle(t: Tools, turns: int, x: Any, y: Any) -> Any:
+    def pull(x: Any, y: Any, height: float) -> tuple[Any, Any]:
+        right, up = x - 10.0, y - height
+        square = right * right + up * up
+        cube = square * t.xp.sqrt(square)
+        return right / cube, up / cube
+
+    def turn(i: Any, x: Any, y: Any, dx: Any, dy: Any) -> Any:
+        (ax, ay), (bx, by) = pull(x, y, 10.0), pull(x, y, 0.0)
+        new_x, new_y = x + 0.1 * dx, y + 0.1 * dy
+        return new_x, new_y, dx + 0.1 * (ax + bx), dy + 0.1 * (ay + by)
+
+    return t.loop(turns, turn, (x, y + 8.0, 0.0 * x + 0.75, 0.0 * y))
+
+
+def lorenz(t: Tools, turns: int, x: Any, y: Any, z: Any) -> Any:
+    def slope(x: Any, y: Any, z: Any) -> tuple[Any, Any, Any]:
+        return 10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z
+
+    def turn(i: Any, *state: Any) -> Any:
+        first = slope(*state)
+        second = slope(*[a + 0.005 * b for a, b in zip(state, first, strict=True)])
+        third = slope(*[a + 0.005 * b for a, b in zip(state, second, strict=True)])
+        last = slope(*[a + 0.01 * b for a, b in zip(state, third, strict=True)])
+        parts = zip(state, first, second, third, last, strict=True)
+        return tuple(a + 0.01 / 6.0 * (b + 2.0 * c + 2.0 * d + e) for a, b, c, d, e in parts)
+
+    return t.loop(turns, turn, (x, y, z))
+
+
 # --- their sizes and operands ----------------------------------------------------------
 
 
@@ -249,6 +368,13 @@ PROGRAMS: Final = {
     "go_fast 1000": _alike(go_fast, 1, 2, 1000, 1),
     "seidel_2d 40": _alike(seidel_2d, 1, 2, 40, 2),
     "cholesky 100": Program(cholesky, ((100, 100),), 1, 3, ((9, 9),)),
+    "vadv 60": Program(
+        vadv, ((60, 60, 40), (61, 60, 40), (60, 60, 40)), 1, 3, ((5, 4, 6), (6, 4, 6), (5, 4, 6))
+    ),
+    "adi 100": _alike(adi, 4, 2, 100, 10),
+    "azimint_hist 400k": Program(azimint_hist, ((400_000,), (400_000,)), 1000, 3, ((90,), (90,))),
+    "particle": Program(particle, ((), ()), 1000, 10, ((), ())),
+    "lorenz": Program(lorenz, ((), (), ()), 1000, 10, ((), (), ())),
 }
 
 

@@ -1,5 +1,8 @@
-"""For the site: docstrings as Markdown, with examples as code (`>>>` would be a quote), and of
-ops the whole docstring, of which the stub has the first sentence."""
+"""Extension of the site generator that converts docstrings to Markdown.
+
+Examples become code blocks, because `>>>` would be a quotation. Ops get their complete docstring
+instead of the first sentence in the stub.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _REFUSES: Final = re.compile(r"^ *Refuses:\n((?:^ +\S.*\n?)+)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Asked for each name that the reference has."""
+    """Extension that griffe calls for each name in the reference."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is None and (text := _assigned_docstring(obj.path)):

@@ -100,7 +100,7 @@ _PEERS: Final = {"torch": "PyTorch", "numpy": "numpy", "jax": "JAX"}
 
 
 def eager(figures: Figures) -> str:
-    """Return the table of eager calls: ratios in each mode beside each library, then each call."""
+    """Return the table of eager calls: ratios in each mode for each library, then each call."""
     numbers: Numbers = figures["eager"]["numbers"]
     summary = [
         _summary(mode, peer, numbers)

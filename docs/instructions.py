@@ -1,4 +1,4 @@
-"""`python -m docs.instructions`: write the table of `Opcode` into docs/machine.md."""
+"""Write the table of `Opcode` into docs/machine.md: `python -m docs.instructions`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ END: Final = "<!-- end -->\n"
 
 
 def table() -> str:
-    """The instruction set as a Markdown table."""
+    """Return the instruction set as a Markdown table."""
     rows = [
         ("opcode", "immediates", "effect", "meaning"),
         ("---",) * 4,
@@ -26,7 +26,7 @@ def table() -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table between its two marks, in place of what stood there."""
+    """Return the page with the current table between its two marks."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + table() + END + after

@@ -1,5 +1,7 @@
-"""The pages of the site that `make docs` builds, as Markdown: those of docs/, the README as its
-start, a page for each other file of the repository that is linked to, and the public names.
+"""Pages of the site that `make docs` builds, as Markdown.
+
+They are the pages of docs/, the README as the start page, a page for each other linked file of the
+repository, and the reference of the public names.
 
 `python -m docs.pages FOLDER` writes them there; links lead from page to page.
 """
@@ -39,10 +41,10 @@ MODULES: Final = (
     "debug",
     "errors",
 )
-"""Those of `mlvm.eager` whose names are public."""
+"""Modules of `mlvm.eager` whose names are public."""
 
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
-"""Inherited members that a page of classes shows."""
+"""Inherited members that each page of classes shows."""
 _GROUPS: Final = {
     "creation": ("Making tensors, dtypes", "creation dtypes exchange"),
     "elementwise": (
@@ -67,17 +69,17 @@ _GROUPS: Final = {
         "context default connect devices checkpoints listing assembly record",
     ),
 }
-"""Pages of functions: their titles, and the files whose functions they have."""
+"""Title of each page of functions, and the files whose functions it lists."""
 _CLASSES: Final = "Tensors, arenas, machines"
 _CODE: Final = re.compile(
     r"(```.*?```|^#.*?$|\[[^\]]*\]\([^)]*\))|`(ml\.[\w.]+)(\([^`]*\))?`", re.DOTALL | re.MULTILINE
 )
-"""Code that is a public name, perhaps with arguments; or text that gets no links inside."""
+"""Match code that is a public name, with or without arguments, or text without links."""
 _LINK: Final = re.compile(
     r"(```.*?```|`[^`\n]*`)|(\[(?:docs/)?[\w-]+\.md)?\]\(([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL
 )
 _UNSOUGHT: Final = (
-    "---\nsearch:\n  exclude: true\n---\n\n"  # the site's search is for what is written about
+    "---\nsearch:\n  exclude: true\n---\n\n"  # the search covers only documentation pages
 )
 _LANGUAGES: Final = {".py": "python", ".c": "c", ".h": "c"}
 
@@ -138,7 +140,7 @@ def relinked(text: str, path: str, visit: Callable[[str], None]) -> str:
 
 
 def content(path: str) -> str:
-    """Return the page of a file: Markdown as it is, other files as code, a folder as a list."""
+    """Return the page of a file: Markdown unchanged, other files as code, a folder as a list."""
     file = ROOT / path
     if file.suffix == ".md":
         return file.read_text("utf-8")

@@ -1,7 +1,7 @@
-"""Writes the line numbers of docs/architecture.md: `python -m docs.reading`.
+"""Write the line numbers of docs/architecture.md: `python -m docs.reading`.
 
-A place there is "`file`, `name` (lines 10–20)", or "`file` (lines 1–200)" for a whole file. In
-Python a name is a function, a class or `Class.method`, in C a function.
+A place in the page has the form "`file`, `name` (lines 10–20)", or "`file` (lines 1–200)" for a
+whole file. In Python a name is a function, a class or `Class.method`, in C a function.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def places(text: str) -> list[Place]:
 
 
 def lines_of(file: str, name: str) -> tuple[int, int]:
-    """Return the first and last line of a name in a file. Raises `LookupError` if it has no such
-    name."""
+    """Return the first and last line of a name in a file.
+
+    Raises `LookupError` if the file does not define the name.
+    """
     source = (ROOT / file).read_text()
     if not name:
         return 1, len(source.splitlines())

@@ -1,6 +1,9 @@
-"""The command line: `python -m mlvm run | debug | check | build | disasm | memory | plan | show |
-onnx | launch | mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and, for
-machines elsewhere, `serve | ping | top`."""
+"""Command line of mlvm: `python -m mlvm COMMAND`.
+
+The commands are `run | debug | check | build | disasm | memory | plan | show | onnx | launch |
+mpirun | ops | info | tune`, for recordings `diff | replay | verify`, and for remote machines `serve
+| ping | top`.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
 
 A_STEP: Final = (
-    "what is built is a captured step: the file of Captured.save, or of an ONNX model, "
+    "build needs a captured step: a file of Captured.save, or for an ONNX model of "
     "`python -m mlvm onnx MODEL.onnx --save step.mlvm`"
 )
 
@@ -89,8 +92,9 @@ class BadInput(MlvmError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a
-    script which failed.
+    """Run a command.
+
+    Returns the exit status: 0, 1 for an error, 130 after Ctrl-C, or that of a script which failed.
 
     An error is one line on stderr. Raises `SystemExit`, with status 2, for bad usage.
     """
@@ -121,25 +125,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mlvm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    add = commands.add_parser("run", help="run a program and show what it leaves").add_argument
+    add = commands.add_parser("run", help="run a program and show its outputs").add_argument
     formats = "assembly, such as examples/newton.mlasm, or a captured step, such as step.mlvm"
     add("file", metavar="FILE", help=formats)
     argument = "the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
-    add("--print", action="store_true", help="print the outputs' elements too")
+    add("--print", action="store_true", help="also print the outputs' elements")
     steps = "fail after N instructions, for endless loops"
     add("--max-steps", type=_count, metavar="N", help=steps)
     add("--trace", metavar="JSON", help="write a trace of the run, for Perfetto")
 
     text = "step over the ops of a captured call, forwards and backwards"
     add = commands.add_parser("debug", help=text, description=text).add_argument
-    text = "what Captured.save_repro or Captured.save wrote, or the folder of a recording"
+    text = "a file of Captured.save_repro or Captured.save, or the folder of a recording"
     add("file", metavar="FILE", help=text)
     add("--step", type=_count, default=0, metavar="N", help="the step of a recording (default: 0)")
     argument = "the next input of a saved step, as in run; a repro has its own"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
-    command = "run this command, such as 'b any(isnan(q))', in place of those of stdin"
+    command = "run this command, such as 'b any(isnan(q))', instead of reading commands from stdin"
     add("--command", dest="commands", **remote.REPEATED, metavar="COMMAND", help=command)
 
     add = commands.add_parser("check", help="verify a program without running it").add_argument
@@ -149,18 +153,18 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "write a captured step as C, which needs neither Python nor malloc"
     add = commands.add_parser("build", help=text, description=text).add_argument
-    text = "what Captured.save wrote, or `onnx MODEL.onnx --save STEP.mlvm`"
+    text = "a file of Captured.save, or of `onnx MODEL.onnx --save STEP.mlvm`"
     add("file", metavar="STEP.mlvm", help=text)
     add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
     add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
     sets = ("auto", *OPTIONS)
-    text = "instruction sets of the kernels; auto: the target's, of which a run takes the best"
+    text = "instruction sets of the kernels; auto: all of the target, of which a run uses the best"
     add("--simd", choices=sets, default="auto", help=text)
-    where = "in the program, or in DIR/weights.bin, which it is given"
+    where = "store weights in the program, or in DIR/weights.bin, which it reads"
     add("--weights", choices=("embed", "file"), default="file", help=where)
-    most = "how many it may use at most (default: 1)"
+    most = "maximum number of threads (default: 1)"
     add("--threads", type=whole_number, default=1, metavar="N", help=most)
-    deep = "how deep functions may call themselves (default: 64)"
+    deep = "maximum depth of recursive calls (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
     records = "memory for residuals of loops of unknown length, and for rows of ml.batch "
     records += "(default: 1048576)"
@@ -171,18 +175,20 @@ def _parser() -> argparse.ArgumentParser:
 
     add = commands.add_parser(
         "memory",
-        help="report and draw the arenas of a script, or the plan for a program",
+        help="report and plot the arenas of a script, or the plan for a program",
         usage="python -m mlvm memory [-h] [--arg X] [--budget SIZE] [--out DIR] FILE "
         "[-- ARGUMENT ...]",
-        epilog="What follows `--` are a script's arguments: memory train.py -- --epochs 1",
+        epilog="Arguments after `--` are passed to the script: memory train.py -- --epochs 1",
     ).add_argument
     add("file", metavar="FILE", help="a .py file, which is run, or a program")
     argument = "the program's next argument as in run, or its type for zeros, such as 'f32[2]'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
-    budget = "such as 64M: show what captured steps hold at their peaks and which of their "
-    budget += "programs fit, and draw these by memory and time"
+    budget = "such as 64M: show the values of captured steps at their peaks, and which of their "
+    budget += "programs fit, and plot these by memory and time"
     add("--budget", type=whole_number, metavar="SIZE", help=budget)
-    add("--out", type=Path, metavar="DIR", help="where the pictures go, if not beside FILE")
+    add(
+        "--out", type=Path, metavar="DIR", help="folder for the plots (default: the folder of FILE)"
+    )
 
     plan_command.add_command(commands)
 
@@ -190,10 +196,10 @@ def _parser() -> argparse.ArgumentParser:
         "show",
         help="write a page of a captured step or a script: its memory, programs and time",
         usage="python -m mlvm show [-h] [-o HTML] [--open] FILE [-- ARGUMENT ...]",
-        epilog="What follows `--` are a script's arguments: show train.py -- --epochs 1",
+        epilog="Arguments after `--` are passed to the script: show train.py -- --epochs 1",
     ).add_argument
-    add("file", metavar="FILE", help="what Captured.save wrote, or a .py file")
-    page = "the page, if not FILE.html beside FILE"
+    add("file", metavar="FILE", help="a file of Captured.save, or a .py file")
+    page = "the page to write (default: FILE.html)"
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
 
@@ -203,18 +209,22 @@ def _parser() -> argparse.ArgumentParser:
     text = "the next input: a .npy file, the tensor itself, or its type for zeros, as in memory"
     add("--input", **remote.REPEATED, metavar="X", help=text)
     add("--time", action="store_true", help="time calls, and the ops in one")
-    add("--plan", action="store_true", help="print and draw the plan of memory")
-    add("--save", type=Path, metavar="STEP", help="write the planned step, which run takes")
-    add("--out", type=Path, metavar="DIR", help="where results and pictures go")
+    add("--plan", action="store_true", help="print and plot the plan of memory")
+    add("--save", type=Path, metavar="STEP", help="write the planned step, for `run`")
+    add("--out", type=Path, metavar="DIR", help="folder for results and plots")
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
     add("--members", type=whole_number, required=True, metavar="N", help="processes on this host")
-    again = "how often all are started again when one of them has failed (default: 0)"
+    again = "how often all are restarted when one of them fails (default: 0)"
     add("--restarts", type=_count, default=0, metavar="K", help=again)
     add("--nodes", type=whole_number, default=1, metavar="N", help="hosts, each of which runs this")
     add("--node", type=_count, default=0, metavar="I", help="which of them this is, from 0")
-    add("--address", metavar="HOST:PORT", help="a port of the first host, where members meet")
+    add(
+        "--address",
+        metavar="HOST:PORT",
+        help="an address of the first host, to which all members connect",
+    )
     _add_script(add)
 
     text = "run a script in several processes, for ml.parallel.MpiGroup"
@@ -227,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     add("names", nargs="*", metavar="OP", help="an op to document in full")
 
     add = commands.add_parser(
-        "tune", help="find the tiles that make a device's products fast"
+        "tune", help="find the fastest tiles for a device's matrix products"
     ).add_argument
     add("device", metavar="DEVICE", help="such as opencl:0")
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
@@ -266,14 +276,16 @@ _MOST_PIPED: Final = 1 << 28
 
 
 def read_bytes(file: str) -> bytes:
-    """The bytes of a file. Raises `BadInput` for a pipe or a device that does not end within 256
-    MiB, and `OSError`."""
+    """The bytes of a file.
+
+    Raises `BadInput` for a pipe or a device that does not end within 256 MiB, and `OSError`.
+    """
     with open(file, "rb") as stream:
         if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             return stream.read()
         data = stream.read(_MOST_PIPED + 1)
     if len(data) > _MOST_PIPED:
-        raise BadInput(f"{file}: no regular file, and more than {_MOST_PIPED >> 20} MiB")
+        raise BadInput(f"{file}: expected at most {_MOST_PIPED >> 20} MiB from a pipe or device")
     return data
 
 
@@ -345,7 +357,7 @@ def read_argument(number: int, text: str) -> Array:
     except (AssemblyError, DTypeError) as error:
         remedy = "; write values, as in 'f32[2] 1.5 2'" if _TYPE_ALONE.fullmatch(text) else ""
         raise BadInput(f"argument {number}, {text}: {error}{remedy}") from None
-    except Exception as error:  # nothing narrower covers what numpy makes of a broken header
+    except Exception as error:  # numpy raises many classes for a broken header
         raise BadInput(f"argument {number}, {text}: no .npy file: {error}") from None
 
 
@@ -360,7 +372,7 @@ def _read_npy(content: bytes) -> Array:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read(stream)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, not numbers")
+        raise ValueError("expected numbers, got Python objects")
     order: Literal["F", "C"] = "F" if is_fortran else "C"
     array: Array = np.ndarray(shape, dtype, content, stream.tell(), order=order)
     return array.astype(dtype.newbyteorder("="))
@@ -411,14 +423,14 @@ def run(options: argparse.Namespace) -> None:
     types = loaded.input_types if isinstance(loaded, SavedStep) else None
     expected = len(loaded.inputs) if isinstance(loaded, SavedStep) else nargs_of(loaded)
     if repro is not None and options.arg:
-        raise BadInput(f"{options.file}: a repro has its own inputs; it takes no --arg")
+        raise BadInput(f"{options.file}: a repro contains its inputs; omit --arg")
     if repro is None:
         _check_count(expected, len(options.arg), "--arg", types)
         arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     else:
         arrays = [*repro.inputs]
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run
+        options.out.mkdir(parents=True, exist_ok=True)  # fail early, not after a long run
     with trace(vm, options.trace) if options.trace is not None else nullcontext():
         if isinstance(loaded, SavedStep):
             outputs = LoadedStep(loaded, vm)(*arrays, max_steps=options.max_steps)
@@ -458,7 +470,7 @@ def debug(options: argparse.Namespace) -> int:
             f"folder of a recording"
         ) from error
     if isinstance(loaded, Program):
-        raise BadInput(f"{options.file} is a program; {A_STEP}")
+        raise BadInput(f"{options.file} is a program, not a captured step; {A_STEP}")
     if isinstance(loaded, Repro):
         _check_count(0, len(options.arg), "--arg")
         program, arrays = loaded.program, [*loaded.inputs]
@@ -477,14 +489,14 @@ def debug(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> None:
     """Write a step as C, and say what is in it."""
     extension.require("a step is built from the native kernels")
-    from mlvm.build import build as builder  # with the extension alone
+    from mlvm.build import build as builder  # requires the extension
 
     try:
         loaded = read_file(options.file)
     except BadInput as error:
         raise BadInput(f"{error}; {A_STEP}") from None
     if not isinstance(loaded, SavedStep):
-        raise BadInput(f"{options.file} is a program; {A_STEP}")
+        raise BadInput(f"{options.file} is a program, not a captured step; {A_STEP}")
     codes = [each.code for each in program_of(loaded).functions.values()]
     if any(x.immediates[:1] in ((printing.PRINT,), (printing.WATCH,)) for x in chain(*codes)):
         raise BadInput(
@@ -540,9 +552,9 @@ def memory(options: argparse.Namespace) -> None:
     out = options.out if options.out is not None else file.parent
     if file.suffix == ".py":
         if options.arg:
-            raise BadInput("a script takes no --arg; a program does")
+            raise BadInput("--arg is only for programs, not for scripts")
         if not file.is_file():
-            raise BadInput(f"{file}: there is no such file")
+            raise BadInput(f"{file}: the file does not exist")
         out.mkdir(parents=True, exist_ok=True)
         steps: list[Planned] = []
         if options.budget is not None:
@@ -553,18 +565,18 @@ def memory(options: argparse.Namespace) -> None:
             if options.budget is not None:
                 on_planned.remove(steps.append)
             for number, step in enumerate(steps, 1):
-                assert step.curve is not None  # which observers get
+                assert step.curve is not None  # observers get a curve
                 path = str(out / f"{file.stem}.step-{number}")
                 show_step(path, step.plan, step.recording(), step.curve(), options.budget)
         return
     if options.arguments:
-        raise BadInput("a program takes no arguments after --; it has --arg")
+        raise BadInput("arguments after -- are only for scripts; use --arg for a program")
     loaded = read_file(options.file)
     program = program_of(loaded)
     verify(program, _functions())
     if isinstance(loaded, SavedStep):
         if options.arg and loaded.open is None:
-            raise BadInput("a captured step without lengths has its one plan: it takes no --arg")
+            raise BadInput("a captured step without dynamic lengths has one plan: omit --arg")
         if options.arg:
             _check_count(len(loaded.inputs), len(options.arg), "--arg", loaded.input_types)
             arguments = [read_argument_or_type(i, text) for i, text in enumerate(options.arg)]
@@ -587,18 +599,20 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Write a page that shows a captured step or, of a script run with the arguments, all that it
-    does, up to where it failed if it does. Returns the exit status, a script's own."""
+    """Write a page that shows a captured step, or the run of a script with the arguments.
+
+    A script that fails is shown up to its failure. Returns the exit status.
+    """
     file = Path(options.file)
     if not file.name:
-        raise BadInput(f"{options.file!r} names no file; show takes what Captured.save wrote")
+        raise BadInput(f"{options.file!r} is not a file; show reads a file of Captured.save")
     if options.page is not None:
         require_suffix(options.page, ".html", "-o")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
     if file.suffix == ".py":
         if not file.is_file():
-            raise BadInput(f"{file}: there is no such file")
+            raise BadInput(f"{file}: the file does not exist")
         require_writable(page)
         planned: list[Planned] = []
         on_planned.append(planned.append)
@@ -616,7 +630,7 @@ def show(options: argparse.Namespace) -> int:
         html = session_page(session, steps, file.name, failed=failure)
     else:
         if options.arguments:
-            raise BadInput("a captured step takes no arguments here; a script does")
+            raise BadInput("arguments after -- are only for scripts, not for captured steps")
         step = _read_step(file)
         verify(step.planned.program, _functions())
         title = file.name if step.open is None else f"{file.name} at {step.open}"
@@ -638,12 +652,11 @@ def _read_step(file: Path) -> SavedStep:
         if read_bytes(os.fspath(file)).startswith(MAGIC):
             raise
         raise BadInput(
-            f"{file}: not what Captured.save wrote; show takes such a file, or a Python script "
-            "(.py)"
+            f"{file}: expected a file of Captured.save, or a Python script (.py)"
         ) from error
     if not isinstance(loaded, SavedStep):
         raise BadInput(
-            f"{file}: a program, which has no plan; show takes what Captured.save wrote, or a "
+            f"{file}: a program has no plan; show accepts a file of Captured.save, or a "
             "Python script (.py), and memory plans a program"
         )
     return loaded
@@ -661,7 +674,7 @@ def _as_step(planned: Planned) -> Step:
 
 def run_onnx(options: argparse.Namespace) -> None:
     """Say what an ONNX file is, and run, time, plan and save it."""
-    from mlvm.onnx.command import run  # which the other commands do without
+    from mlvm.onnx.command import run  # imported late, as other commands do not need it
 
     arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
     named = {each: vars(options)[each] for each in ("plan", "save", "out")}
@@ -672,8 +685,8 @@ def print_ops(names: Sequence[str]) -> None:
     """The signature and first line of every op by room, or all about the named ones."""
     for name in names:
         if name not in OPS:
-            FunctionTable().binding(name)  # says which names are close
-            raise UnknownFunction(f"no op {name!r}: that name is a form of one")
+            FunctionTable().binding(name)  # raises an error with similar names
+            raise UnknownFunction(f"no op {name!r}: this is a variant of an op")
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:
         return
@@ -686,7 +699,7 @@ def print_ops(names: Sequence[str]) -> None:
 
 def print_tuning(device: str) -> None:
     """Time products of a device with each candidate tile, and keep the fastest."""
-    from mlvm.machines.gpu.tune import tune  # which imports the machine of devices
+    from mlvm.machines.gpu.tune import tune  # imports the machine of devices
 
     for dtype, tile, gflops in tune(device):
         print(f"{dtype.name}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)

@@ -13,8 +13,11 @@ ROTARY_BASE = 10_000.0
 
 
 class EncoderBlock(nn.Module):
-    """Attention to all places, or to those where a `mask` bool[T] is True, and a perceptron, each
-    followed by a norm: [N, T, width] -> [N, T, width]."""
+    """Transformer layer: attention and a perceptron, each followed by a norm.
+
+    [N, T, width] -> [N, T, width]. With a `mask` bool[T], attention is limited to positions where
+    it is True.
+    """
 
     def __init__(
         self,

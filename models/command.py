@@ -18,8 +18,10 @@ def run(
     work: Callable[[argparse.Namespace], int | None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Do the work with the options parsed; return the exit status of `run_command`. Bad usage,
-    `OptionError` included, ends the program with 2."""
+    """Do the work with the options parsed; return the exit status of `run_command`.
+
+    Bad usage, `OptionError` included, ends the program with 2.
+    """
 
     def parsed() -> int | None:
         options = parser.parse_args(arguments)

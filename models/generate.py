@@ -81,8 +81,9 @@ class Generator:
         top_k: int | None = None,
         end: bytes | None = None,
     ) -> bytes:
-        """Continue a prompt up to and with the byte `end`, or to the model's length. Return the
-        prompt and its continuation. The same arguments give the same bytes.
+        """Continue a prompt up to and with the byte `end`, or to the model's length.
+
+        Return the prompt and its continuation. The same arguments give the same bytes.
 
         Raises `OptionError` for a prompt that is empty or leaves no room, and for other options
         that are out of range.

@@ -1,5 +1,6 @@
-"""The Llama family (Touvron et al., arXiv 2302.13971; grouped queries: arXiv 2305.13245): RMSNorm,
-rotary positions, a gated perceptron, and a cache of keys and values that is updated in place.
+"""Llama models: RMSNorm, rotary positions, a gated perceptron, and a key-value cache.
+
+The cache is updated in place (Touvron et al., arXiv 2302.13971; grouped queries: arXiv 2305.13245).
 
 The names of weights are those of GGUF files, whose blocks of few bits stay as they are.
 """
@@ -15,12 +16,14 @@ from mlvm.eager import Tensor, nn
 
 Layer = Callable[[Tensor], Tensor]
 SCALE = ".scale"
-"""Behind the name of a tensor of few bits, `ml.load` gives its scales."""
+"""Suffix of the name under which `ml.load` returns the scales of a low-bit tensor."""
 
 
 class LlamaConfig(NamedTuple):
-    """The sizes of a model. `rope_base` is that of the rotary positions, of which each head turns
-    `rope_dim` features."""
+    """The sizes of a model.
+
+    `rope_base` is that of the rotary positions, of which each head turns `rope_dim` features.
+    """
 
     width: int
     num_blocks: int
@@ -35,8 +38,11 @@ class LlamaConfig(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> LlamaConfig:
-        """Read the configuration from a GGUF file's metadata. Raises `WeightsError` for another
-        architecture, and for sizes that are missing or impossible."""
+        """Read the configuration from a GGUF file's metadata.
+
+        Raises `WeightsError` for another architecture, and for sizes that are missing or
+        impossible.
+        """
         kind = metadata.get("general.architecture")
         if kind != "llama":
             raise ml.errors.WeightsError(f"the model is {kind!r}; models.llama reads 'llama'")
@@ -81,8 +87,10 @@ class LlamaConfig(NamedTuple):
 
 
 class Weights:
-    """Builder of layers from tensors by their names in GGUF files. Raises `WeightsError` for a
-    missing tensor, and for one of a wrong shape."""
+    """Builder of layers from tensors by their names in GGUF files.
+
+    Raises `WeightsError` for a missing tensor, and for one of a wrong shape.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -220,8 +228,10 @@ head_dim]."""
 
 
 class Llama(nn.Module):
-    """Tokens i64[T] at positions `at` .. at + T - 1 -> logits f32[num_tokens] of the next one. The
-    cache has keys and values of earlier positions; those of these tokens are added in place."""
+    """Tokens i64[T] at positions `at` .. at + T - 1 -> logits f32[num_tokens] of the next one.
+
+    The cache has keys and values of earlier positions; those of these tokens are added in place.
+    """
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
         weights = Weights(tensors)

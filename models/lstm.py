@@ -1,5 +1,8 @@
-"""A classifier of sequences by the last state of an LSTM (Hochreiter and Schmidhuber, Neural
-Computation 9, 1997; with the forget gate of Gers et al., 2000)."""
+"""Classifier of sequences by the last state of an LSTM.
+
+It follows Hochreiter and Schmidhuber (Neural Computation 9, 1997), with the forget gate of Gers et
+al. (2000).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""MLP-Mixer (Tolstikhin et al., arXiv 2105.01601), with the parameter names and layouts of its
-official checkpoints. `python -m models.mlp_mixer` prints the paper's variants."""
+"""MLP-Mixer with the parameter names and layouts of its official checkpoints.
+
+See Tolstikhin et al., arXiv 2105.01601. `python -m models.mlp_mixer` prints the paper's variants.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Classify images with published weights or those of a training: `python -m models.predict
---help`."""
+"""Classify images with published or trained weights.
+
+See `python -m models.predict --help`.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,11 @@ class Guess(NamedTuple):
 
 
 class Classifier:
-    """Classifier of images in files by a model with these weights. `classes` are names of its
-    classes, by default those of the weights, or numbers. An image is scaled and cut to the model's
-    size. Its brightness x from 0 to 1 becomes (x - mean) / std, with one number or one for each
-    channel.
+    """Classifier of images in files by a model with these weights.
+
+    `classes` are names of its classes, by default those of the weights, or numbers. An image is
+    scaled and cut to the model's size. Its brightness x from 0 to 1 becomes (x - mean) / std, with
+    one number or one for each channel.
 
     Raises `OptionError` for a wrong number of classes, means or deviations, and `WeightsError` as
     `weights.Pretrained.build` does, and for weights whose results are NaN.
@@ -79,8 +82,10 @@ class Classifier:
         return ml.softmax(self.model(images), axis=-1)
 
     def __call__(self, image: NDArray[np.uint8], top: int) -> list[Guess]:
-        """Return the likeliest classes of u8[H,W,C] of the model's size, at most `top`, best
-        first."""
+        """Return at most `top` classes of u8[H,W,C], the most likely first.
+
+        The image has the model's size.
+        """
         scaled = (image / np.float32(255) - self._mean) / self._std
         with self.batch:
             probabilities = self.probabilities(ml.asarray(scaled[None].astype(np.float32))).numpy()[
@@ -95,8 +100,10 @@ class Classifier:
 
 
 def read_classes(file: Path) -> list[str]:
-    """Read names of classes, one a line, in UTF-8. Raises `DataError` for a file that cannot be
-    read, or is no text."""
+    """Read names of classes, one a line, in UTF-8.
+
+    Raises `DataError` for a file that cannot be read, or is no text.
+    """
     with parsing(file) as stream:
         lines = stream.read().decode("utf-8-sig").split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
@@ -118,8 +125,10 @@ def on_terminal(image: NDArray[np.uint8]) -> str:
 
 
 def drawn(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[Guess]]]) -> str:
-    """Return an SVG picture with a row for each image: the image, and a bar for each of its
-    classes."""
+    """Return an SVG picture with a row for each image.
+
+    A row has the image, and a bar for each of its classes.
+    """
     side, bar, line = 160, 26, 32
     height = max(side + 40, 60 + line * max(len(guesses) for _, _, guesses in rows))
     parts = [f'<rect width="720" height="{height * len(rows)}" fill="white"/>']

@@ -1,5 +1,7 @@
-"""Tokenizers of GGUF files: SentencePiece's merging by scores, of the kind `llama`, and byte-pair
-encoding by ranks, of the kind `gpt2` (Sennrich et al., arXiv 1508.07909).
+"""Tokenizers of GGUF files, of the kinds `llama` and `gpt2`.
+
+`llama` is SentencePiece's merging by scores, `gpt2` byte-pair encoding by ranks (Sennrich et al.,
+arXiv 1508.07909).
 
 Their tokens are those of the original encoders, except for scripts whose letters Python's `re` and
 Unicode class differently.
@@ -108,8 +110,11 @@ class Tokenizer:
         self._user_defined = sorted(defined, key=lambda i: -len(self.tokens[i]))
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, after the token of a text's beginning if the file has the option. Tokens
-        that the user of the file defined are found first, the longest ones before the others."""
+        """Encode a text, after the token of a text's beginning if the file has the option.
+
+        Tokens that the user of the file defined are found first, the longest ones before the
+        others.
+        """
         encode = self._of_text if self.kind == "llama" else self._of_words
         ids = [self.bos] if self.adds_bos else []
         for part in self._parts(text):
@@ -162,8 +167,10 @@ class Tokenizer:
         return self._merges.get((left, right))
 
     def _merged(self, pieces: list[str]) -> Iterator[str]:
-        """Merge neighbours, the best pair first, and of equal pairs the leftmost; return the
-        pieces."""
+        """Merge neighbours, the best pair first; return the pieces.
+
+        Among equal pairs the leftmost is merged first.
+        """
         before = [*range(-1, len(pieces) - 1)]
         after = [*range(1, len(pieces)), -1]
         heap: list[tuple[float, int, str, str]] = []

@@ -1,5 +1,8 @@
-"""A decoder-only transformer (Radford et al., Language Models are Unsupervised Multitask Learners,
-2019: GPT-2), and generation as one program that runs until it is done."""
+"""Decoder-only transformer like GPT-2, and generation as one program.
+
+See Radford et al., Language Models are Unsupervised Multitask Learners, 2019. The program runs
+until the generation is complete.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +75,10 @@ class Transformer(nn.Module):
         return [block.attention.init_cache(batch, self.length) for block in self.block]
 
     def step(self, tokens: Tensor, cache: Cache, position: Tensor) -> tuple[Tensor, Cache]:
-        """Apply the model to one symbol i64[N] at that position -> logits [N, num_symbols], and the
-        extended cache."""
+        """Apply the model to one symbol i64[N] at that position -> logits [N, num_symbols].
+
+        Also return the extended cache.
+        """
         x = ml.expand_dims(self.tokens(tokens) + self.positions(position), axis=1)
         after = []
         for block, block_cache in zip(self.block, cache, strict=True):
@@ -118,8 +123,10 @@ def generate(
 
 
 def sample(logits: Tensor, top_k: int | None, key: Tensor) -> Tensor:
-    """Draw an index of logits f[n] with probabilities softmax(logits), or among the `top_k` largest
-    alone."""
+    """Draw an index with probabilities softmax(logits), for logits f[n].
+
+    With `top_k`, only the largest logits are considered.
+    """
     if top_k is None:
         return ml.random.categorical(logits, key=key)
     largest, numbers = ml.topk(logits, top_k)

@@ -1,5 +1,7 @@
-"""A Tree-LSTM for trees of two branches (Tai, Socher and Manning, arXiv 1503.00075, section 3.2),
-as the recursion that it is: how deep it goes, the tree says."""
+"""Tree-LSTM for binary trees, written as a recursion whose depth depends on the tree.
+
+See Tai, Socher and Manning, arXiv 1503.00075, section 3.2.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,10 @@ class TreeLstm(nn.Module):
         return state(ml.unstack(nodes, axis=1), ml.zeros((), dtype=ml.int64))
 
     def at_roots(self, leaves: State, trees: Tensor) -> State:
-        """Compute the states at the roots of trees i64[N,n,3], f[N, hidden] each. Nodes of all
-        trees whose children are complete share one product."""
+        """Compute the states at the roots of trees i64[N,n,3], f[N, hidden] each.
+
+        Nodes of all trees whose children are complete share one product.
+        """
         roots: State = ml.batch(lambda nodes: self.at_root(leaves, nodes))(trees)
         return roots
 

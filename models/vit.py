@@ -1,5 +1,7 @@
-"""Vision Transformer (Dosovitskiy et al., arXiv 2010.11929), with the parameter names and layouts
-of its official checkpoints. `python -m models.vit` prints the published variants."""
+"""Vision Transformer with the parameter names and layouts of its official checkpoints.
+
+See Dosovitskiy et al., arXiv 2010.11929. `python -m models.vit` prints the published variants.
+"""
 
 from __future__ import annotations
 
@@ -124,9 +126,11 @@ class Encoder(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels). The
-    class token is read out, through a layer of `representation_size` with tanh where there is one.
-    The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no dropout.
+    """Images [N, *image_shape] -> logits [N, num_classes]; image_shape is (H, W, channels).
+
+    The class token is read out, through a layer of `representation_size` with tanh where there is
+    one. The GELU is `approximate`, by tanh, in the official code; timm's is exact. There is no
+    dropout.
 
     Raises `ShapeError` if patches do not tile the image, and for images of another shape;
     `ArgumentError` if `num_heads` does not divide `hidden_size`.

@@ -73,12 +73,12 @@ Named: TypeAlias = tuple[str, str, Array]
 class Pretrained:
     """Weights, in the official names and layouts, and their model.
 
-    layout: layout of the file
-    model: name of the model in `models.train`
-    options: arguments of the model
-    variant: its name in the paper, or None
-    classes: names of the classes, None if the file lacks them
-    heads_guessed: True if neither the file nor a published variant has the number of heads
+    layout: layout of the file.
+    model: name of the model in `models.train`.
+    options: arguments of the model.
+    variant: its name in the paper, or None.
+    classes: names of the classes, None if the file lacks them.
+    heads_guessed: True if neither the file nor a published variant has the number of heads.
     """
 
     file: Path
@@ -107,9 +107,11 @@ class Pretrained:
         num_classes: int,
         classes: Sequence[str] | None = None,
     ) -> list[str]:
-        """Describe the changes that `build` makes for such images and classes; and the new meaning
-        of a head that stays, if its classes have other names. Raises the errors of `build` for
-        images that do not fit."""
+        """Describe the changes that `build` makes for such images and classes.
+
+        If a head stays but its classes have other names, their new meaning is described. Raises the
+        errors of `build` for images of unsuitable shape.
+        """
         _require_fitting(self, image_shape)
         texts = []
         if num_classes != self.num_classes:
@@ -133,9 +135,10 @@ class Pretrained:
         *,
         key: Tensor | None = None,
     ) -> nn.Module:
-        """Build the model with these weights, in the current arena; for other images and classes,
-        if they are given. A head for another number of classes is new; position embeddings of a ViT
-        for another size are interpolated as in the official code.
+        """Build the model with these weights in the current arena, optionally for other images.
+
+        A head for another number of classes is new; position embeddings of a ViT for another size
+        are interpolated as in the official code.
 
         Raises `WeightsError`, which lists missing and unknown names and wrong shapes, and
         `ShapeError` for an image whose shape is invalid, or is not tiled by the patches.
@@ -176,10 +179,12 @@ def read(
     approximate: bool | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> Pretrained:
-    """Read the weights of a file. A ViT of timm lacks its number of heads: by default it is the
-    published one for its width, or that of 64 features each. The GELU is by tanh in the official
-    code and here, and exact in timm's; `approximate` overrides it. Images are square unless the
-    file, or `image_size`, (height, width), says otherwise.
+    """Read the weights of a file.
+
+    A ViT of timm lacks its number of heads: by default it is the published one for its width, or
+    that of 64 features each. The GELU is by tanh in the official code and here, and exact in
+    timm's; `approximate` overrides it. Images are square unless the file, or `image_size`, (height,
+    width), says otherwise.
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is damaged, or of
     another model, and for impossible heads and sizes. Wrong names raise when the model is built.
@@ -257,16 +262,21 @@ def described(
     *,
     approximate: bool | None = None,
 ) -> dict[str, str]:
-    """Return metadata for `ml.save(file, model, metadata)` of a Mixer or ViT: its (height, width,
-    channels), the names of its classes, and the form of its GELU."""
+    """Return metadata for `ml.save(file, model, metadata)` of a Mixer or ViT.
+
+    It has the shape (height, width, channels), the names of the classes, and the form of the GELU.
+    """
     description: dict[str, Any] = {"image_shape": [*image_shape], "classes": classes and [*classes]}
     description |= {} if approximate is None else {"approximate": approximate}
     return {DESCRIPTION: json.dumps(description)}
 
 
 def interpolated(positions: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
-    """Interpolate position embeddings f32[1, 1 + h w, D] of a class token and a grid linearly to
-    another grid. Corners stay in place, as in `interpolate_posembed` of the official code."""
+    """Interpolate position embeddings f32[1, 1 + h w, D] linearly to another grid.
+
+    The first embedding is that of a class token. Corners stay in place, as in
+    `interpolate_posembed` of the official code.
+    """
     token, grid = positions[:, :1], positions[0, 1:].reshape(*old, -1)
     down, across = (_weights(*sizes) for sizes in zip(old, new, strict=True))
     grid = np.einsum("ih,jw,hwd->ijd", down, across, grid)
@@ -287,8 +297,10 @@ def _weights(old: int, new: int) -> Array:
 def _arrays(
     file: Path, recognise: Callable[[Arrays, dict[str, str]], object]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Read arrays and texts by name; from a checkpoint those of the model. Packed arrays are
-    unpacked only after `recognise` accepts their names and shapes."""
+    """Read arrays and texts by name; from a checkpoint those of the model.
+
+    Packed arrays are unpacked only after `recognise` accepts their names and shapes.
+    """
     with opened(file) as stream:
         start = stream.read(4)
     if start == b"PK\3\4":
@@ -372,8 +384,10 @@ def _unique(named: Iterable[Named]) -> Arrays:
 
 
 def _f32(name: str, array: Array) -> Array:
-    """Convert an array to f32. Raises `WeightsError` for a dtype that is no float, and for numbers
-    beyond f32."""
+    """Convert an array to f32.
+
+    Raises `WeightsError` for a dtype that is no float, and for numbers beyond f32.
+    """
     if array.dtype.kind != "f":
         raise WeightsError(f"{name} is {array.dtype}, and weights are floats")
     if array.dtype == np.float32:
@@ -470,8 +484,10 @@ def _official(rules: list[tuple[str, str]], module: str) -> str | None:
 
 
 def _plain(path: str, kind: str, array: Array) -> Arrays:
-    """Convert a layer's array: PyTorch has [out, in] and [out, in, height, width], and a norm's
-    weight is a scale."""
+    """Convert a layer's array from PyTorch's layout.
+
+    PyTorch has [out, in] and [out, in, height, width], and the weight of a norm is a scale.
+    """
     if kind == "bias":
         return {f"{path}/bias": array}
     if array.ndim < 2:
@@ -599,8 +615,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _require_fitting(weights: Pretrained, image_shape: Sequence[int]) -> Shape:
-    """Check an image's shape and return it, (height, width, channels). Raises if it does not fit
-    the weights."""
+    """Check an image's shape and return it, (height, width, channels).
+
+    Raises if it does not fit the weights.
+    """
     (height, width, channels), shape = weights.image_shape, tuple(image_shape)
     patch = weights.options["patch_size"]
     if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):

@@ -53,6 +53,15 @@ TESTS: Final = (
 )
 
 
+def test_the_example_in_contributing_is_this_op() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for name, (_, new) in WRITTEN.items():
+        assert f"`{name}`" in page
+        [added] = [part for part in new.split("\n\n") if "cubed" in part][:1] or [""]
+        for line in added.strip("\n").splitlines():
+            assert "cubed" not in line or line in page
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
 def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_path: Path) -> None:
     copy = copied(ROOT, tmp_path / "checkout", ".git", *IGNORED)

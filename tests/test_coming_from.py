@@ -1,4 +1,4 @@
-"""docs/coming-from.md tells the truth: both sides of each row run, and give the same values."""
+"""Both sides of each row in docs/coming-from.md run and return the same values."""
 
 from __future__ import annotations
 

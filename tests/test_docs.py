@@ -1,4 +1,4 @@
-"""The pages of docs/ and the examples' README tell the truth: what they show runs."""
+"""The code in docs/ and in the README of the examples runs and prints the shown output."""
 
 from __future__ import annotations
 

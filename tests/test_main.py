@@ -77,7 +77,7 @@ def test_ops_documents_the_named_ones(capsys: Capsys) -> None:
 @cases(
     "name, text",
     ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
-    ("add.out", "error: no op 'add.out': that name is a form of one"),
+    ("add.out", "error: no op 'add.out': this is a variant of an op"),
 )
 def test_an_unknown_op_is_one_message_and_status_1(name: str, text: str, capsys: Capsys) -> None:
     assert fails(capsys, f"ops {name}").startswith(text)
@@ -114,11 +114,11 @@ def test_info_refuses_a_setting_that_says_nothing_known(capsys: Capsys, monkeypa
     assert message in capsys.readouterr().out
     monkeypatch.setenv("MLVM_THREADS", "all")
     assert main(["info"]) == 1
-    text = "error: MLVM_THREADS is a number from 1 to 256, not 'all'\n"
+    text = "error: MLVM_THREADS: expected a number from 1 to 256, got 'all'\n"
     assert capsys.readouterr().err == text
     monkeypatch.setenv("MLVM_NATIVE", "2")
     assert main(["info"]) == 1
-    assert capsys.readouterr().err == "error: MLVM_NATIVE is 0 or 1, not '2'\n"
+    assert capsys.readouterr().err == "error: MLVM_NATIVE: expected 0 or 1, got '2'\n"
 
 
 @cases(
@@ -265,7 +265,7 @@ LARGE = """
     ("disasm cut.mlvm", "cut.mlvm: the header announces"),
     ("check unknown.mlasm", "no function 'ad'; did you mean"),
     ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
-    ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
+    ("run underflow.mlasm", "main, pc 0: pop 1: expected 1 values above base, got 0"),
     ("run add.mlasm", "the program loads 2 arguments; got 0 --arg"),
     ("run add.mlasm --arg x.npy", "loads 2 arguments; got 1 --arg"),
     ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; got 3 --arg"),
@@ -290,7 +290,7 @@ LARGE = """
     ("run add.mlasm --arg x.npy --arg y.npy --out taken", "error: taken/0.npy: Is a directory"),
     ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
     ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
-    ("run endless.mlasm --max-steps 1000", "takes more than the steps it is allowed"),
+    ("run endless.mlasm --max-steps 1000", "exceeded its limit of instructions"),
     ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
 )
 def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
@@ -306,7 +306,7 @@ def test_a_device_that_does_not_end_is_an_error(
 ) -> None:
     monkeypatch.setattr("mlvm.__main__._MOST_PIPED", 1 << 20)
     for command in ("run /dev/zero", "run add.mlasm --arg /dev/zero --arg y.npy"):
-        message = "error: /dev/zero: no regular file, and more than 1 MiB\n"
+        message = "error: /dev/zero: expected at most 1 MiB from a pipe or device\n"
         assert fails(capsys, command) == message
 
 
@@ -416,7 +416,7 @@ with ml.Arena(ml.VM("v"), "a").allocating():
     "text, message",
     (f"{MAKES_X}x + ml.ones(4)", "line 4: ShapeError: add(f32[3], "),
     ("def f(", "line 1: SyntaxError: "),
-    ("raise SystemExit(3)", "it ended with 3"),
+    ("raise SystemExit(3)", "it exited with 3"),
     ("import sys; sys.exit()", None),
 )
 def test_memory_says_where_a_script_failed(
@@ -508,7 +508,7 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     "command, message",
     ("memory nosuch.py", "nosuch.py: there is no such file"),
     ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
-    ("memory scripts/train.py --arg f32[2]", "a script takes no --arg"),
+    ("memory scripts/train.py --arg f32[2]", "--arg is only for programs"),
     ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; got 1 --arg"),
     ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
     ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
@@ -516,10 +516,10 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: Patch) -> None:
     ("show nosuch.py", "error: nosuch.py: there is no such file"),
     ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
     ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
-    ("show x.npy", "error: x.npy: not what Captured.save wrote; show takes such a file, or "),
-    ("show a.svg", "error: a.svg: not what Captured.save wrote; show takes such a file, or "),
+    ("show x.npy", "error: x.npy: expected a file of Captured.save, or "),
+    ("show a.svg", "error: a.svg: expected a file of Captured.save, or "),
     ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
-    ("show ''", "error: '' names no file; show takes what Captured.save wrote"),
+    ("show ''", "error: '' is not a file; show reads a file of Captured.save"),
     ("show ends.py -o scripts", "error: scripts: Is a directory"),
     ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
 )
@@ -539,13 +539,13 @@ def test_what_memory_and_show_cannot_do_is_one_line(
         "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): ",
         "line 5: ShapeError: add(",
     ),
-    ("raise SystemExit(3)", 3, "", "it ended with 3"),
-    ("raise SystemExit('all wrong')", 1, "all wrong\n", "it ended with 'all wrong'"),
+    ("raise SystemExit(3)", 3, "", "it exited with 3"),
+    ("raise SystemExit('all wrong')", 1, "all wrong\n", "it exited with 'all wrong'"),
     (
         "import signal; signal.raise_signal(signal.SIGINT)",
         130,
         "KeyboardInterrupt\n",
-        "it was interrupted",
+        "the script was interrupted",
     ),
 )
 def test_show_writes_what_a_script_did_until_it_failed(
@@ -838,7 +838,7 @@ def test_plan_searches_as_long_as_told(folder: Path, capsys: Capsys) -> None:
     ('HEAD\n"a,1,2,1\n', "line 2: unexpected end of data"),
     ("HEAD\na\xff,1,2,1\n", "line 2: not UTF-8 text"),
     (f"HEAD\n{'a' * 200_000},1,2,1\n", "line 2: field larger than field limit"),
-    ("HEAD\na,1,3,8\nb,2,4,9\n", "the capacity is 16 bytes, but 17 are in use at once"),
+    ("HEAD\na,1,3,8\nb,2,4,9\n", "the capacity is 16 bytes, but 17 are in use at the same time"),
 )
 def test_damaged_buffers_are_one_line(
     content: str, message: str, folder: Path, capsys: Capsys
@@ -855,7 +855,7 @@ def test_damaged_buffers_are_one_line(
     "command, message",
     ("nosuch.csv", "error: nosuch.csv: No such file or directory"),
     (".", "error: .: Is a directory"),
-    ("/dev/zero", "error: /dev/zero: no regular file, and more than 256 MiB"),
+    ("/dev/zero", "error: /dev/zero: expected at most 256 MiB from a pipe or device"),
     ("buffers.csv --out no/x.csv", "error: no/x.csv: No such file or directory"),
     ("buffers.csv --plot no/x.svg", "error: no/x.svg: No such file or directory"),
     ("buffers.csv --plot x.png", "error: --plot: expected a name that ends in .svg"),
@@ -900,7 +900,7 @@ def test_a_picture_of_buffers_has_their_ids_and_moments(
     svg = Path("plan.svg").read_text()
     for name, low, high, _ in rows:
         assert f"{name}: u8" in svg
-        assert f"moments {low + first:,} to {high + first - 1:,}" in svg
+        assert f"events {low + first:,} to {high + first - 1:,}" in svg
 
 
 def test_ctrl_c_ends_a_long_search(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The README tells the truth: its code runs, and prints what stands below it."""
+"""The code of the README runs and prints the output below it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_code_prints_what_the_readme_says() -> None:
     examples = _examples()
     script = f"\nprint({SEPARATOR!r})\n".join(code for code, _ in examples)
     printed = output_of("-W", "error", "-c", script).split(SEPARATOR + "\n")
-    assert len(printed) == len(examples) >= 2
+    assert len(printed) == len(examples) >= 1
     for (code, text), output in zip(examples, printed, strict=True):
         if text is not None and "print" in code:
             assert plainly(output) == plainly(text)
@@ -55,17 +55,14 @@ def test_the_first_screen_trains() -> None:
     assert losses[-1] < losses[0] / 5
 
 
-def test_the_disassembly_comes_after_the_training() -> None:
-    shown = ["disassemble" in code for code, _ in _examples()]
-    assert shown.index(True) == 1
-
-
 def test_it_counts_the_opcodes() -> None:
     assert re.search(rf"\b{len(Opcode)}\s+opcodes", README.read_text("utf-8"))
 
 
 def test_it_is_read_in_five_minutes() -> None:
-    assert len(README.read_text("utf-8").split()) <= 900
+    code_and_tables = r"```.*?```|<!--[^\n]*-->|^(\||    )[^\n]*$"
+    prose = re.sub(code_and_tables, "", README.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert 300 < len(prose.split()) <= 700
 
 
 def test_the_commands_are_those_of_the_makefile() -> None:

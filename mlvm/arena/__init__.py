@@ -1,4 +1,4 @@
-"""Memory under a name: arenas for tensors that live and end together."""
+"""Arenas: named memory for tensors that are freed together."""
 
 from mlvm.arena.arena import Allocation as Allocation
 from mlvm.arena.arena import Arena as Arena

@@ -1,18 +1,19 @@
-"""Arenas: named memory for tensors that live and end together.
+"""Arenas: named memory for tensors that are freed together.
 
-An arena takes storages from its VM, carves them into regions, and reuses the regions (see
-`placement`). A step that allocates as the step before gets the same addresses, and the views that
-were created there: in steady state nothing is allocated.
+An arena allocates storages from its VM, divides them into regions, and reuses the regions (see
+`placement`). A step that repeats the allocations of the previous step gets the same addresses and
+the views that were created there. So a steady state needs no new storages and views.
 
-One thread at a time enters an arena, and resets it. Any thread may read its tensors and end them.
-So `alloc` and the end of a tensor are thread-safe, without a lock, which would cost as much as they
-do. The thread that removes `tensor.region` ends the tensor. CPython (3.11 and later, with its
-global lock) switches threads only at a call or a loop; the lines marked `at once` have neither.
-Rare operations take the arena's lock. A thread that holds this lock calls no VM: a launch may call
-Python that waits for the lock.
+Only one thread at a time can enter or reset an arena. Any thread may read and free its tensors. So
+`alloc` and freeing a tensor are thread-safe, but without a lock, which would double their cost. The
+thread that removes `tensor.region` frees the tensor. CPython (3.11 and later, with its global lock)
+switches threads only at a call or a loop; the lines marked `atomic` have neither. Rare operations
+use the arena's lock. A thread that holds this lock must not call the VM, because a launch may run
+Python code that waits for the lock.
 
-A region retains its handles: the next tensor there has the handle of the last. So after reading a
-tensor, the reader checks that it is still alive, and drops the value if not.
+A region keeps its handles, so the next tensor in it gets the handle of the last. After reading a
+tensor, the reader therefore checks that the tensor is still alive, and otherwise discards the
+value.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ from mlvm.core.types import TensorType
 SMALLEST_CHUNK: Final = 1 << 16
 
 KEPT_BYTES: Final = 1 << 20
-"""Unused bytes that an arena with `trims` keeps: calls of ever new sizes would otherwise free and
-allocate chunks all the time."""
+"""Unused bytes that an arena with `trims` keeps.
+
+Otherwise calls with ever new sizes would free and allocate chunks all the time.
+"""
 
 MOST_HANDLES: Final = 16
-"""Handles that a region keeps, of types that its tensors had."""
-STALE: Final = 0  # no VM ever issues this handle
-_LARGEST: Final = 3  # holders that an overflow names
+"""Maximum number of handles per region, for different types of its tensors."""
+STALE: Final = 0  # no VM creates this handle
+_LARGEST: Final = 3  # number of tensors in the message of an overflow
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
 _new: Final = object.__new__
@@ -55,13 +58,13 @@ A = TypeVar("A", bound="Allocation", default="Allocation")
 
 
 class Allocation(AllocationFields):
-    """A typed tensor in an arena, until it dies, is freed, or its arena is reset.
+    """Typed tensor in an arena, until it is garbage collected or freed, or its arena is reset.
 
-    arena: its arena
-    handle: its name in `arena.vm`; 0 if stale
-    region: its memory; None for a view, and after its end
-    base: for a view, the tensor that owns the bytes, which it keeps alive
-    ended: why it has ended
+    arena: its arena.
+    handle: its handle in `arena.vm`; 0 if stale.
+    region: its memory; None for a view, and after it was freed.
+    base: for a view, the tensor that owns the bytes, which it keeps alive.
+    ended: reason why it was freed.
     """
 
     __slots__ = ()
@@ -74,21 +77,21 @@ class Allocation(AllocationFields):
     ended: str
 
     def prepare(self) -> None:
-        """Initialize a tensor that the arena itself allocates; for subclasses."""
+        """Initialize a tensor that the arena itself allocates; subclasses override this."""
 
     @property
     def root(self) -> Allocation:
-        """The owner of the bytes: the base of a view, else the allocation itself."""
-        base = self.base  # once: an update by another thread may take it away
+        """The tensor that owns the bytes: the base of a view, else the tensor itself."""
+        base = self.base  # read once, as another thread may change it
         return self if base is None else base
 
     def views(self) -> list[Allocation]:
-        """Return its views that are alive."""
+        """Return its live views."""
         region = self.region
         return [*region.views] if region is not None else []
 
     def _settle(self) -> None:
-        """Become the holder of its region, if it has one."""
+        """Register as the holder of its region, if it has one."""
         region = self.region
         if region is not None:
             reference, place = weakref.ref(self), region.allocated_at
@@ -96,19 +99,21 @@ class Allocation(AllocationFields):
             region.noted = (reference, place) if place is not None else None
 
     def stale(self) -> errors.StaleTensor:
-        """Return the error for using this allocation after its end."""
+        """Return the error for using this tensor after it was freed."""
         why = getattr(self.root, "ended", "its arena was closed")
-        text = f"this {self.type} of arena {self.arena.name!r} ended: {why}"
-        return errors.StaleTensor(f"{text}; read it or copy it before")
+        text = f"{self.type} of arena {self.arena.name!r} was freed: {why}"
+        return errors.StaleTensor(
+            f"use of a freed tensor: {text}; copy it out first, for example with weights.keep(x)"
+        )
 
 
 V = TypeVar("V")
 
 
 class ViewLog:
-    """Numbers of views, by their ids, in the order of their creation.
+    """Log of new views: their numbers by id, in the order of creation.
 
-    count: the number of views created while the log is one of the `view_logs`.
+    count: number of views created while the log is in `view_logs`
     """
 
     def __init__(self) -> None:
@@ -121,24 +126,27 @@ class ViewLog:
 
 
 view_logs: Final[list[ViewLog]] = []
-"""The logs that note each new view, of any thread."""
+"""Logs that record each new view, of any thread."""
 
 
 def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
-    """Return the live values. The references are copied at once, as another thread may add some."""
+    """Return the live values.
+
+    The references are copied atomically, as another thread may add some.
+    """
     references = entries.valuerefs() if entries else ()
     return [one for reference in references if (one := reference()) is not None]
 
 
 def trim_arenas(vm: VMProtocol) -> None:
-    """Return storages without live tensors of all arenas of a VM, which has no memory left."""
+    """Return unused storages of all arenas to a VM that has run out of memory."""
     for arena in _alive(_arenas):
         if arena.vm is vm:
             arena.trim()
 
 
 def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
-    """Return the error for the first of these tensors that has ended, or None."""
+    """Return the error for the first of these tensors that was freed, or None."""
     for x in tensors:
         if x.handle == STALE or x.arena.closed:
             return x.stale()
@@ -146,14 +154,17 @@ def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
 
 
 def exchange(x: Allocation, new: Allocation) -> None:
-    """Exchange the memory of `x` and `new`, of the same type; only the caller may refer to `new`.
-    The views of `x` become views of `new`: they see the same bytes as before."""
+    """Exchange the memory of `x` and `new`, which have the same type.
+
+    Only the caller may refer to `new`. The views of `x` become views of `new`, so they see the same
+    bytes as before.
+    """
     region, base = x.region, x.base
     owner = (base if base is not None else x).region
     x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
         *(new.region, new.base, new.arena, new.handle),
         *(region, base, x.arena, x.handle),
-    )  # at once
+    )  # atomic
     for mark in _alive(new.arena._marks):
         if region is not None and id(region.holder) in mark._living:
             reference = weakref.ref(new)
@@ -176,7 +187,7 @@ def exchange(x: Allocation, new: Allocation) -> None:
 
 
 def rebase(view: Allocation, base: Allocation) -> None:
-    """Make a view one of another base, in the bytes of that base. Raises `StaleTensor`."""
+    """Make a view one of another base, with the bytes of that base. Raises `StaleTensor`."""
     twin = base.arena.view(base, view.type)
     old = view.root.region
     view.base, view.arena, view.handle = twin.base, twin.arena, twin.handle
@@ -188,15 +199,16 @@ def rebase(view: Allocation, base: Allocation) -> None:
 
 
 class Guest(Protocol):
-    """Interface of tensors in other memory that an arena's reset ends too, such as those of a queue
-    inside `with arena:`."""
+    """Interface of tensors in other memory that an arena's reset also frees.
+
+    An example is a queue's element that was taken inside `with arena:`.
+    """
 
     def end(self, why: str) -> None: ...
 
 
 class Watcher(Protocol):
-    """Listener for events of an arena: allocations, ends of tensors, moves into another region,
-    names and resets."""
+    """Listener for events of an arena: allocations, frees, moves of tensors, names, resets."""
 
     def allocated(self, tensor: Allocation) -> None: ...
     def ending(self, tensor: Allocation) -> None: ...
@@ -207,12 +219,15 @@ class Watcher(Protocol):
 
 Name: TypeAlias = tuple[str, str]
 _names: Final[weakref.WeakKeyDictionary[Region, tuple[object, Name]]] = weakref.WeakKeyDictionary()
-"""By region whose tensor has a name: the reference to that tensor, and the name."""
+"""By region of a named tensor: the reference to the tensor, and its name."""
 
 
 def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
-    """Name a tensor in pictures and reports, which show its op by default. The kind decides its
-    colour; the path tells tensors of a kind apart, such as a parameter's path."""
+    """Name a tensor for plots and reports, which by default show its op.
+
+    kind: decides the colour.
+    path: distinguishes tensors of one kind, such as a parameter's path.
+    """
     root = tensor.root
     region = root.region
     if region is not None:
@@ -222,13 +237,16 @@ def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
 
 
 def name_at(region: Region) -> Name:
-    """Return the kind and path of the tensor in the region, or two empty texts."""
+    """Return the kind and path of the region's tensor, or two empty texts."""
     holder, name = _names.get(region, (None, ("", "")))
     return name if holder is region.holder else ("", "")
 
 
 class Holder(NamedTuple):
-    """A live tensor: its size in the arena, and the Python line that allocated it, if noted."""
+    """Live tensor: its size in the arena, its type, and the Python line that allocated it.
+
+    The line is None if it was not recorded.
+    """
 
     nbytes: int
     type: TensorType
@@ -239,7 +257,7 @@ class Holder(NamedTuple):
 
 
 class Mark:
-    """A point to which an arena can rewind. It refers to the tensors alive at that point."""
+    """Point to which an arena can rewind. It refers to the tensors that were alive then."""
 
     __slots__ = ("__weakref__", "_living", "_number", "arena")
 
@@ -250,22 +268,26 @@ class Mark:
 
 
 class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
-    """The regions of all arenas of one VM, by each of their handles."""
+    """Regions of all arenas of a VM, by each of their handles."""
 
-    data: dict[TensorHandle, weakref.ref[Region]]  # as the base class has it
+    data: dict[TensorHandle, weakref.ref[Region]]  # declared in the base class
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
         _vms[id(vm)] = vm
         self._once = weakref.WeakValueDictionary[int, Region]()
         self.on_moved: Callable[[Region], None] | None = None
-        """Called with each region of a tensor that `exchange` has moved."""
+        """Function called with each region of a tensor that `exchange` has moved."""
 
     def add(self, handle: TensorHandle, region: Region) -> None:
         self[handle] = self._once[id(region)] = region
 
+    def note(self, region: Region) -> None:
+        """Add a region that has no handle yet."""
+        self._once[id(region)] = region
+
     def once(self) -> list[Region]:
-        """Return each region once, regardless of its number of handles."""
+        """Return each region once, although it may have several handles."""
         return _alive(self._once)
 
 
@@ -283,7 +305,7 @@ def regions(vm: VMProtocol) -> Regions:
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""The arena of a thread's or task's results: that of its innermost block."""
+"""Arena for the results of a thread or task: the arena of its innermost block."""
 
 
 class results_in:
@@ -305,7 +327,7 @@ class results_in:
 
 
 _blocks: ContextVar[tuple[results_in, ...]] = ContextVar("blocks", default=())
-"""The open blocks of a thread or task, the innermost last."""
+"""Open blocks of a thread or task, the innermost last."""
 
 
 def _set_blocks(blocks: tuple[results_in, ...]) -> None:
@@ -317,7 +339,7 @@ _arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
 _alive_at_fork: Final[list[Arena]] = []
 
 if hasattr(os, "register_at_fork"):
-    # A forked process drops references of other threads before it frees the locks that they hold.
+    # A forked process drops references of other threads before it releases their locks.
     os.register_at_fork(
         before=lambda: _alive_at_fork.extend(_alive(_arenas)),
         after_in_parent=_alive_at_fork.clear,
@@ -325,30 +347,34 @@ if hasattr(os, "register_at_fork"):
     )
 
 on_made: Final[list[Callable[[Arena], None]]] = []
-"""Callbacks with each new arena, for example to record it from its first moment on."""
+"""Callbacks for each new arena, for example to record it from its creation."""
 
 
 class Arena(ArenaFields):
-    """Memory of a VM under a name. `with arena:` allocates in it, and resets it at the end.
+    """Named memory of a VM.
 
-    used: bytes of live tensors; each tensor's size is rounded up to 64
-    high_water: the most bytes in use so far
-    capacity: bytes of the storages that the arena has of its VM
+    `with arena:` allocates results in it, and resets it when the block exits.
 
-    With `capacity` the arena allocates that many bytes at the start and never grows. It notes the
-    Python line of each allocation, and names the largest when the capacity does not suffice.
-    Without `capacity` it grows by chunks; with `trims` it first frees empty chunks, once they
-    outweigh the bytes in use.
+    vm: VM that provides the memory.
+    name: name for messages, reports and plots.
+    capacity: size in bytes. The arena allocates it immediately and never grows. The lines of
+        allocations are recorded, and an overflow names the largest tensors. By default, None, the
+        arena grows by chunks.
+    trims: free unused chunks when they outweigh the bytes in use; only for growing arenas.
 
-    A region is reused by the next tensor of its size. If there is no region of a size, free
-    neighbours are merged. A growing arena merges only regions unused for a few resets, and only
-    once its capacity is twice its high water.
+    Attributes: `used` is the number of bytes of live tensors, each rounded up to 64; `high_water`
+    the maximum of `used` so far; `capacity` the bytes of the arena's storages.
 
-    One thread at a time is inside `with arena:` or `arena.allocating()`. Another that enters,
-    marks, rewinds, resets or closes it meanwhile gets `ArenaBusy`. Any thread may read its tensors.
+    The next tensor of the same size reuses a region. If there is no region of a size, free
+    neighbours are merged. A growing arena merges only regions that were unused for a few resets,
+    and only if its capacity exceeds twice its high water.
 
-    Raises `ArenaError` for an impossible capacity, `OutOfMemory` if the VM has less memory.
-    An op whose result does not fit a fixed capacity raises `ArenaOverflow`.
+    Only one thread at a time can be inside `with arena:` or `arena.allocating()`. If another thread
+    enters, marks, rewinds, resets or closes the arena, it gets `ArenaBusy`. Any thread may read its
+    tensors.
+
+    Raises `ArenaError` for an invalid capacity, `OutOfMemory` if the VM has less memory. An op
+    whose result does not fit into a fixed capacity raises `ArenaOverflow`.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with arena: y = ml.sum(ml.ones(16))
@@ -364,18 +390,19 @@ class Arena(ArenaFields):
     """
 
     report: ClassVar[Callable[..., str]]
-    """`arena.report()`; see `mlvm.show.report`, which adds it."""
+    """Method `arena.report()`, which `mlvm.show.report` adds."""
 
     _repr_html_: ClassVar[Callable[[Arena], str]]
     plot: ClassVar[Callable[..., None]]
-    """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
+    """Method `arena.plot(path)`, which `mlvm.show.picture` adds."""
 
     def __init__(
         self, vm: VMProtocol, name: str = "", *, capacity: int | None = None, trims: bool = False
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
             raise errors.ArenaError(
-                f"ml.Arena: expected a VM, got {errors.brief(vm)}; its name comes second: "
+                f"ml.Arena: expected a VM, got {errors.brief(vm)}; the name is the second "
+                "argument: "
                 'ml.Arena(ml.VM(), "weights")'
             )
         if not name:
@@ -404,7 +431,8 @@ class Arena(ArenaFields):
         self._inside: list[results_in] = []
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0
-        # A weak reference: this arena may be attached to the VM, and must not keep it alive.
+        # This is a weak reference because the arena may be attached to the VM and must not keep it
+        # alive.
         self._close = weakref.finalize(self, _dealloc, weakref.ref(vm), self._placement.chunks)
         self._close.atexit = False
         if capacity is not None:
@@ -422,9 +450,9 @@ class Arena(ArenaFields):
         kind: type[A] = Allocation,  # type: ignore[assignment]
         region: Region | None = None,
     ) -> A:
-        """Allocate a tensor, its bytes undefined; in `region`, if passed.
+        """Allocate an uninitialized tensor, in `region` if passed.
 
-        Raises `ArenaOverflow` when a fixed capacity does not suffice, `ArenaError` after close.
+        Raises `ArenaOverflow` if a fixed capacity does not suffice, `ArenaError` after close.
 
         Refuses:
             closed.alloc(x.type)  # ArenaError
@@ -437,7 +465,7 @@ class Arena(ArenaFields):
                 region = self._find(type)
         tensor = _new(kind)
         tensor.region = region
-        self.used = used = self.used + region.nbytes  # at once, with the lines around it
+        self.used = used = self.used + region.nbytes  # atomic, with the lines around it
         if used > self.high_water:
             self.high_water = used
         tensor.arena = self
@@ -454,21 +482,25 @@ class Arena(ArenaFields):
         return tensor
 
     def provide(self, type: TensorType) -> bool:
-        """Add a region with a known address to the bin of this type, for C to take.
+        """Add a region with a known address to the bin of this type, for use by C code.
 
-        Return False, and change nothing, if the arena selects a region only for a tensor."""
+        Return False, without a change, if the arena chooses regions only for specific tensors.
+        """
         if self.__class__._find is not Arena._find:
             return False
         region = self._find(type)
         if not region.address:
             self._view(region, type)
+        elif not region.handles:
+            regions(self.vm).note(region)
         region.bin.append(region)
         return True
 
     def view(self, base: Allocation, type: TensorType, kind: type[A] = Allocation) -> A:  # type: ignore[assignment]
-        """Create a tensor over the same bytes, of a type of the same size. It keeps `base` alive.
+        """Create a tensor over the same bytes, with a type of the same size. It keeps `base` alive.
 
-        Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
+        Raises `StaleTensor`, or `ArenaError` for a type of a different size or a base of another
+        arena.
 
         Refuses:
             v.arena.view(v, x.type)  # ArenaError
@@ -492,18 +524,17 @@ class Arena(ArenaFields):
         region.add_view(tensor)
         for log in view_logs:
             log.note(tensor)
-        if root.region is not region:  # another thread has ended or moved it meanwhile
+        if root.region is not region:  # another thread has freed or moved it meanwhile
             return self.view(base, type, kind)
         return tensor
 
     def keep(self, tensor: A) -> A:
-        """Copy a tensor of any arena of the same VM into this one; the copy has its class.
+        """Copy a tensor of any arena of the same VM into this arena; the copy has its class.
 
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
-        No gradient flows through the copy. Raises `StaleTensor`,
-        `ArenaError` for a tensor of another VM, `ArenaBusy` while another thread is inside this
-        arena, and what `alloc` raises.
+        No gradient flows through the copy. Raises `StaleTensor`, `ArenaError` for a tensor of
+        another VM, `ArenaBusy` while another thread is inside this arena, and what `alloc` raises.
 
         Refuses:
             vm_arena.keep(v)  # ArenaError
@@ -512,12 +543,12 @@ class Arena(ArenaFields):
         """
         if not isinstance(tensor, Allocation):
             raise errors.ArenaError(
-                f"arena {self.name!r} keeps tensors, not a {tensor.__class__.__name__}"
+                f"arena {self.name!r}: keep: expected a tensor, got a {tensor.__class__.__name__}"
             )
         if not tensor.arena.vm.is_same(self.vm):
             raise errors.ArenaError(
-                f"arena {self.name!r} on {self.vm.name} was asked to keep a {tensor.type} that "
-                f"lives on {tensor.arena.vm.name}; keep copies within one VM"
+                f"arena {self.name!r}: keep: expected a tensor on the arena's VM, {self.vm.name}, "
+                f"got a {tensor.type} on {tensor.arena.vm.name}; move it first with x.to_device(vm)"
             )
         if tensor.handle == STALE:
             raise tensor.stale()
@@ -533,7 +564,7 @@ class Arena(ArenaFields):
         return copy
 
     def free(self, tensor: Allocation) -> None:
-        """Free the tensor's bytes now; the tensor becomes stale.
+        """Free the tensor's bytes immediately; the tensor becomes stale.
 
         Raises `StaleTensor`, or `ArenaError` for a view or a tensor of another arena.
 
@@ -543,13 +574,16 @@ class Arena(ArenaFields):
         """
         self._require_own(tensor)
         if tensor.base is not None and tensor.base.region is not None:
-            raise errors.ArenaError("free: expected a base, got a view: free its base")
-        if not self._end(tensor, "it was freed"):
+            raise errors.ArenaError(
+                "free: expected a tensor that owns its memory, got a view; free its base"
+            )
+        if not self._end(tensor, "arena.free freed it"):
             raise tensor.stale()
 
     def reset(self) -> None:
-        """End every tensor of the arena. Its memory and handles stay. Raises `ArenaBusy` while
-        another thread is inside.
+        """Free every tensor of the arena; its memory and handles remain for reuse.
+
+        Raises `ArenaBusy` while another thread is inside.
 
         Refuses:
             busy.reset()  # ArenaBusy
@@ -559,8 +593,9 @@ class Arena(ArenaFields):
             self._end_all("its arena was reset")
 
     def mark(self) -> Mark:
-        """Mark this point, to which `rewind` returns any number of times. Raises `ArenaBusy` while
-        another thread is inside.
+        """Return a mark of this point, to which `rewind` can return any number of times.
+
+        Raises `ArenaBusy` while another thread is inside.
 
         Refuses:
             busy.mark()  # ArenaBusy
@@ -568,7 +603,7 @@ class Arena(ArenaFields):
         with self._lock:
             self._require_turn()
             self._marks_made += 1
-            living: dict[int, object] = {  # by tensor: an update may move one
+            living: dict[int, object] = {  # by tensor, because an update may move it
                 id(region.holder): region.holder
                 for region in self._regions()
                 if region.tensor() is not None
@@ -579,10 +614,10 @@ class Arena(ArenaFields):
         return mark
 
     def rewind(self, mark: Mark) -> None:
-        """End every tensor allocated since the mark, and all later marks.
+        """Free every tensor allocated since the mark, and invalidate all later marks.
 
-        Raises `ArenaError` for a mark of another arena, or one that a reset or a rewind to an
-        earlier mark has ended; `ArenaBusy` while another thread is inside.
+        Raises `ArenaError` for a mark of another arena, or one that is invalid after a reset or a
+        rewind to an earlier mark; `ArenaBusy` while another thread is inside.
 
         Refuses:
             busy.rewind(begun)  # ArenaBusy
@@ -590,11 +625,16 @@ class Arena(ArenaFields):
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
-            raise errors.ArenaError(f"arena {self.name!r}: expected a mark of it, got {whose}")
+            raise errors.ArenaError(
+                f"arena {self.name!r}: expected a mark of this arena, got {whose}"
+            )
         with self._lock:
             self._require_turn()
             if self._marks.get(mark._number) is not mark:
-                raise errors.ArenaError(f"arena {self.name!r} was reset or rewound past this mark")
+                raise errors.ArenaError(
+                    f"arena {self.name!r}: the mark is no longer valid: the arena was reset, or "
+                    f"rewound to an earlier mark"
+                )
             for number in list(self._marks):
                 if number > mark._number:
                     self._marks.pop(number, None)
@@ -605,15 +645,16 @@ class Arena(ArenaFields):
             self._placement.tidy()
 
     def trim(self) -> None:
-        """Return storages without live tensors to the VM; a fixed capacity stays."""
+        """Return storages without live tensors to the VM; a fixed capacity remains."""
         if self.grows:
             with self._lock:
                 self._placement.release()
             self._give_back()
 
     def close(self) -> None:
-        """End every tensor and return all memory to the VM. Idempotent. Raises `ArenaBusy` while
-        another thread is inside.
+        """Free every tensor and return all memory to the VM. Idempotent.
+
+        Raises `ArenaBusy` while another thread is inside.
 
         Refuses:
             busy.close()  # ArenaBusy
@@ -637,8 +678,11 @@ class Arena(ArenaFields):
         return self._enter(results_in(self, resets=True))
 
     def __exit__(self, *_: object) -> None:
-        """Leave the arena. A thread that finalizes another thread's generator closes only the
-        generator's block; its own scope stays."""
+        """Leave the arena, and reset it if it was entered only once.
+
+        A thread that finalizes another thread's generator closes only the generator's block; its
+        own blocks remain open.
+        """
         mine = [block for block in _blocks.get() if block.arena is self and block.resets]
         if mine:
             mine[-1].__exit__()
@@ -651,8 +695,9 @@ class Arena(ArenaFields):
 
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
-        """Allocate results here, and reset nothing at the end: for weights. Raises `ArenaBusy`
-        while another thread is inside.
+        """Allocate results here inside the block, without a reset; used for weights.
+
+        Raises `ArenaBusy` while another thread is inside.
 
         Refuses:
             within(busy.allocating(), list)  # ArenaBusy
@@ -667,8 +712,11 @@ class Arena(ArenaFields):
                 self._inside = [each for each in self._inside if each is not block]
 
     def hosting(self) -> results_in:
-        """Return a block that allocates results here without entering the arena: for memory that
-        belongs here, such as a moved tensor's, regardless of the thread inside."""
+        """Return a block that allocates results here without entering the arena.
+
+        It is used for memory that belongs here, such as a moved tensor's, even while another thread
+        is inside.
+        """
         return results_in(self)
 
     def _enter(self, block: results_in) -> Arena:
@@ -681,20 +729,22 @@ class Arena(ArenaFields):
         return not self._inside or self._inside[0].thread is threading.current_thread()
 
     def _require_turn(self) -> None:
-        """Raise `ArenaBusy` while another thread is inside. The caller holds the lock. A thread
-        that has ended is not inside, nor is a thread of the parent of a forked process."""
+        """Raise `ArenaBusy` while another thread is inside. The caller holds the lock.
+
+        Threads that have exited do not count, nor do threads of the parent of a forked process.
+        """
         if not self._is_my_turn():
             self._inside = [block for block in self._inside if block.thread.is_alive()]
         if not self._is_my_turn():
             raise errors.ArenaBusy(
-                f"arena {self.name!r} is entered by thread {self._inside[0].thread.name!r}; it "
-                f"serves one thread at a time: give each its own arena"
+                f"arena {self.name!r} is in use by thread {self._inside[0].thread.name!r}; only "
+                f"one thread at a time can use an arena: create one arena per thread"
             )
 
     # --- inspection ---
 
     def note_lines(self, noted: bool = True) -> bool:
-        """Start or stop noting the Python line of each allocation. Return the previous setting."""
+        """Start or stop recording the lines of allocations; return the previous setting."""
         before, self._notes_lines = self._notes_lines, noted
         self._choose_reference()
         return before
@@ -718,7 +768,7 @@ class Arena(ArenaFields):
 
     @property
     def capacity(self) -> int:
-        """The bytes of the arena's storages."""
+        """Size of the arena's storages in bytes."""
         return sum([chunk.nbytes for chunk in self._placement.chunks])
 
     def chunks(self) -> list[Chunk]:
@@ -731,7 +781,7 @@ class Arena(ArenaFields):
         return [tensor for region in by_address if (tensor := region.tensor()) is not None]
 
     def holders(self) -> list[Holder]:
-        """Return size and origin of the live tensors, the largest first."""
+        """Return sizes and lines of the live tensors, the largest first."""
         holders = [
             Holder(region.nbytes, tensor.type, errors.line_of(place) if place is not None else None)
             for region in self._regions()
@@ -757,7 +807,8 @@ class Arena(ArenaFields):
     def _require_own(self, tensor: Allocation) -> None:
         if tensor.arena is not self:
             raise errors.ArenaError(
-                f"arena {self.name!r}: expected a tensor of it, got a {tensor.type} of arena "
+                f"arena {self.name!r}: expected a tensor of this arena, got a {tensor.type} of "
+                "arena "
                 f"{tensor.arena.name!r}"
             )
 
@@ -773,20 +824,22 @@ class Arena(ArenaFields):
         regions(self.vm).add(new, region)
         if not region.address and self.fast_path is not None:
             region.address = self.fast_path.address_of(new, type)
+            if region.address:
+                self._placement.locate(region)
         handle = region.handles.setdefault(type, new)
         if handle != new:  # another thread has created one
             self._dealloc(new)
         return handle
 
     def _forget_handles(self, region: Region) -> None:
-        """Return the handles of a region, which has no tensor, to the VM."""
+        """Free the handles of a region that has no tensor."""
         handles = [*region.handles.values()]
         region.handles.clear()
         for handle in handles:
             self._dealloc(handle)
 
     def _end_all(self, why: str) -> None:
-        """End every tensor."""
+        """Free every tensor."""
         placement = self._placement
         with self._lock:
             guests = self.guests.copy()
@@ -809,7 +862,7 @@ class Arena(ArenaFields):
             watcher.was_reset()
 
     def _end(self, tensor: Allocation, why: str) -> bool:
-        """End the tensor and its views. Return False if it had ended.
+        """Free the tensor and its views; return False if it was freed before.
 
         A tensor that the garbage collector is about to finalize is not reached here; its `__del__`
         returns its region.
@@ -819,20 +872,20 @@ class Arena(ArenaFields):
         for watcher in self._watchers.copy():
             watcher.ending(tensor)
         tensor.ended = why
-        region, tensor.region = tensor.region, None  # at once
-        if region is None:  # another thread was faster
+        region, tensor.region = tensor.region, None  # atomic
+        if region is None:  # another thread has freed it
             return False
-        self.used -= region.nbytes  # at once
+        self.used -= region.nbytes  # atomic
         views = region.take_views()
         tensor.handle = STALE
         for view in views:
             view.handle = STALE
-        region.bin.append(region)  # from here on another tensor may get it
+        region.bin.append(region)  # now another tensor may use it
         return True
 
     def _dealloc(self, handle: TensorHandle) -> None:
         regions(self.vm).pop(handle, None)
-        with suppress(errors.HandleError):  # another thread has ended its storage
+        with suppress(errors.HandleError):  # another thread has freed its storage
             self.vm.dealloc_tensor(handle)
 
     def _closed(self) -> errors.ArenaError:
@@ -844,7 +897,7 @@ class Arena(ArenaFields):
         while True:
             with self._lock:
                 if self.closed:
-                    raise self._closed() from None  # hides the IndexError of the bin
+                    raise self._closed() from None  # hide the IndexError of the bin
                 thrifty = not self.grows or self.capacity > 2 * self.high_water
                 region = self._placement.find(type, thrifty=thrifty)
                 if region is None:
@@ -865,37 +918,37 @@ class Arena(ArenaFields):
 
     def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:
         unused, gap = self.capacity - self.used, self._placement.largest_gap()
-        pieces = f", in pieces of at most {gap:,}" if gap < unused else ""
+        pieces = f", in blocks of at most {gap:,}" if gap < unused else ""
         largest = "; ".join(map(str, self.holders()[:_LARGEST]))
         return errors.ArenaOverflow(
-            f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {unused:,} of "
-            f"{self.capacity:,} are left{pieces}"
-            + (f"; the largest holders are {largest}" if largest else "")
+            f"arena {self.name!r}: {type} needs {nbytes:,} bytes; {unused:,} of "
+            f"{self.capacity:,} bytes are free{pieces}; raise capacity= or free tensors"
+            + (f"; the largest tensors are {largest}" if largest else "")
         )
 
     def require_room(self, nbytes: int, what: str) -> None:
-        """Raise `ArenaOverflow` if less than `nbytes` are left of a fixed capacity.
+        """Raise `ArenaOverflow` if fewer than `nbytes` are free in a fixed capacity.
 
-        The memory lies elsewhere, and counts here while `what` runs.
+        The memory is allocated elsewhere, but counts as part of this arena while `what` runs.
 
         Refuses:
             tight.require_room(1 << 20, "a step")  # ArenaOverflow
         """
         if not self.grows and nbytes > self.capacity - self.used:
             raise errors.ArenaOverflow(
-                f"arena {self.name!r}: {what} needs {nbytes:,} bytes of scratch memory, which "
-                f"count here; {self.capacity - self.used:,} of {self.capacity:,} are left; "
-                f"capture(memory=) limits them"
+                f"arena {self.name!r}: {what} needs {nbytes:,} bytes of scratch memory; "
+                f"{self.capacity - self.used:,} of {self.capacity:,} bytes are free; raise "
+                f"capacity=, or limit the scratch memory with capture(memory=)"
             )
 
     def _add_chunk(self, nbytes: int) -> None:
         nbytes = rounded(nbytes)
         self._placement.chunks.append(Chunk(self.vm.alloc_storage(nbytes), nbytes))
-        if self.closed:  # another thread closed it, maybe before the chunk was added
+        if self.closed:  # another thread may have closed it before the chunk was added
             self.close()
 
     def _give_back(self) -> None:
-        """Return handles and storages that the placement has dropped to the VM."""
+        """Free handles and storages that the placement has dropped."""
         placement = self._placement
         while (handle := pop(placement.handles)) is not None:
             self._dealloc(handle)
@@ -904,7 +957,7 @@ class Arena(ArenaFields):
 
 
 def _note_line(tensor: Allocation) -> weakref.ref[Allocation]:
-    """Note the line that allocated a tensor in its region. Return a reference to the tensor."""
+    """Record the line that allocated a tensor in its region; return a reference to the tensor."""
     reference, region = weakref.ref(tensor), tensor.region
     if region is not None:
         region.noted = reference, errors.user_place()
@@ -912,8 +965,11 @@ def _note_line(tensor: Allocation) -> weakref.ref[Allocation]:
 
 
 def _notify(tensor: Allocation) -> weakref.ref[Allocation]:
-    """Call the watchers of its arena with a new tensor, and return a reference to it. This is not a
-    method: an arena that referred to itself would be freed only by the garbage collector."""
+    """Call the watchers of the arena with a new tensor; return a reference to the tensor.
+
+    This is not a method, because an arena that refers to itself is freed only by the garbage
+    collector.
+    """
     region, arena = tensor.region, tensor.arena
     reference = (_note_line if arena._notes_lines else weakref.ref)(tensor)
     if region is not None:

@@ -1,5 +1,7 @@
-"""Slots of allocations, regions and arenas. With the extension they are structs in C, which the
-fast path of eager calls (`language/dispatch.c`) reads and writes without Python.
+"""Slots of allocations, regions and arenas.
+
+With the extension they are C structs, which the fast path of eager calls (`language/dispatch.c`)
+reads and writes without Python.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from mlvm.machines.native.extension import EXTENSION
 
 
 class _AllocationSlots:
-    """Slots of an `Allocation`. The last two are for subclasses."""
+    """Slots of an `Allocation`; the last two are for subclasses."""
 
     __slots__ = (
         *("__weakref__", "arena", "base", "ended", "handle", "region", "type"),
@@ -23,19 +25,21 @@ class _AllocationSlots:
     region: Any
 
     def __del__(self) -> None:
-        """End the tensor, as in `language/dispatch.c`: the thread that removes the region does."""
+        """Free the tensor if this thread removes its region, as in `language/dispatch.c`."""
         try:
-            region, self.region = self.region, None  # at once
+            region, self.region = self.region, None  # atomic
         except AttributeError:  # not created by an arena
             return
         if region is not None:
-            self.arena.used -= region.nbytes  # at once
+            self.arena.used -= region.nbytes  # atomic
             region.bin.append(region)
 
 
 class _RegionSlots:
-    """Slots of a `Region`, and the list of its views. With the extension a view is an element of a
-    linked list, so that creating one costs no weak reference."""
+    """Slots of a `Region`, and the list of its views.
+
+    With the extension the views are a linked list, so that a new view needs no weak reference.
+    """
 
     __slots__ = (
         *("__weakref__", "storage", "offset", "nbytes", "address", "bin", "number", "handles"),
@@ -53,7 +57,7 @@ class _RegionSlots:
         return tuple([view for reference in references if (view := reference()) is not None])
 
     def add_view(self, view: Any) -> None:
-        """List a view until it dies or is removed."""
+        """List a view until it is freed or removed."""
         views = getattr(self, "_views", None)
         if views is None:
             with _adding:  # several threads may view one tensor
@@ -62,13 +66,13 @@ class _RegionSlots:
         views[id(view)] = view
 
     def remove_view(self, view: Any) -> None:
-        """List a view no longer."""
+        """Remove a view from the list."""
         views = getattr(self, "_views", None)
         if views is not None:
             views.pop(id(view), None)
 
     def take_views(self) -> tuple[Any, ...]:
-        """Return all views, and list none."""
+        """Return all views, and clear the list."""
         views, self._views = self.views, None
         return views
 
@@ -77,11 +81,11 @@ _adding = new_lock()
 
 
 class _ArenaSlots:
-    """Slots of an `Arena`, which has others too."""
+    """Slots of an `Arena`, in addition to its own."""
 
 
 class _CallSlots:
-    """Slots of a `OneOp`, which has others too."""
+    """Slots of a `OneOp`, in addition to its own."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Loans: memory of tensors that code outside of the arenas reads.
+"""Loans of tensor memory to code outside of the arenas.
 
-A region whose tensor ends returns to its bin, for the next tensor. While it is lent, its bin is a
-`_Waiting`: the region returns to its own bin only after the last loan has ended. So neither a reset
-nor the end of the tensor changes the bytes that the borrower sees.
+When a tensor is freed, its region normally returns to its bin for the next tensor. While the region
+is lent, its bin is a `_Waiting`, and the region returns to its own bin only after the last loan was
+closed. So neither a reset nor freeing the tensor changes the bytes that the borrower sees.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from mlvm.arena.arena import Allocation
 from mlvm.arena.placement import Region, Reuse
 from mlvm.core.locks import new_lock
 
-_lock: Final = new_lock()  # a loan may end in a garbage collection inside of it
+_lock: Final = new_lock()  # reentrant, as the garbage collector may close a loan while it is held
 
 
 class _Waiting(list[Region]):
-    """The bin of a lent region; `own` is its previous bin."""
+    """Bin of a lent region; `own` is its previous bin."""
 
     def __init__(self, own: list[Region]) -> None:
         super().__init__()
@@ -33,8 +33,7 @@ class _Waiting(list[Region]):
 
 
 class Loan:
-    """A loan of a tensor's memory, which no other tensor gets before `end`. Raises
-    `StaleTensor`."""
+    """Loan of a tensor's memory, which no other tensor gets before `end`. Raises `StaleTensor`."""
 
     def __init__(self, tensor: Allocation) -> None:
         region = self._region = tensor.root.region
@@ -46,7 +45,7 @@ class Loan:
             region.bin.loans += 1
 
     def end(self) -> None:
-        """End the loan. Idempotent."""
+        """Close the loan. Idempotent."""
         with _lock:
             region, self._region = self._region, None
             if region is None or not isinstance(region.bin, _Waiting):
@@ -59,8 +58,10 @@ class Loan:
 
 
 def can_lend(tensor: Allocation) -> bool:
-    """Return whether the tensor's memory can be lent: that of a scratch pad or of a queue's slot
-    cannot, as its tensors may overlap."""
+    """Return whether the tensor's memory can be lent.
+
+    Memory of a scratch pad or of a queue's slot cannot be lent, as its tensors may overlap.
+    """
     region = tensor.root.region
     bin = region.bin if region is not None else None
     return isinstance(tensor.arena._placement, Reuse) and (

@@ -1,8 +1,8 @@
-"""Placement of tensors in an arena: its chunks, and the regions carved from them.
+"""Placement of tensors in an arena: its chunks, and the regions in them.
 
-`Reuse` reuses regions. A free region waits in the bin of its size; `tidy` sorts each bin by the age
-of its regions. So a step that allocates as the step before gets the same addresses. `Chosen` puts a
-tensor at the caller's offset.
+`Reuse` reuses regions. A free region is in the bin of its size; `tidy` sorts each bin by the age of
+its regions. So a step that repeats the allocations of the previous step gets the same addresses.
+`Chosen` places a tensor at an offset chosen by the caller.
 
 A placement calls no VM. Its methods run under the arena's lock. Without the lock, threads take a
 region by `bin.pop()` and return it by `bin.append(region)`, which are atomic. So a region that is
@@ -24,8 +24,10 @@ from mlvm.core.types import ALIGNMENT, TensorType
 T = TypeVar("T")
 
 IDLE: Final = 3
-"""Resets without a use after which a region of a growing arena may be merged or freed. So steps of
-a few kinds, such as training and evaluation, may alternate."""
+"""Number of resets without use after which a growing arena may merge or free a region.
+
+So a few kinds of steps, such as training and evaluation, may alternate.
+"""
 
 _NUMBER: Final = attrgetter("number")
 
@@ -38,25 +40,26 @@ def rounded(nbytes: int) -> int:
 def size_class(nbytes: int) -> int:
     """Round a size up to a size class, so that tensors of changing sizes reuse memory.
 
-    A class adds at most an eighth; sizes above 1 MiB are only aligned."""
+    A class adds at most an eighth; sizes above 1 MiB are only aligned.
+    """
     step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0)) if nbytes <= 1 << 20 else ALIGNMENT
     return -(-nbytes // step) * step
 
 
 Reference: TypeAlias = weakref.ref[Any]
-"""A reference to a tensor, whose class only the arena knows."""
+"""Reference to a tensor, whose class is defined in the arena."""
 
 
 class Region(RegionFields):
-    """A piece of a storage, of a fixed size, and the handles of tensors there.
+    """Piece of a storage, of a fixed size, and the handles of tensors in it.
 
-    number: index in order of creation
-    holder: reference to the last tensor of the region, which may have ended
-    holder_at_reset: the holder at the last reset
-    last: number of the last reset at which the holder had changed
-    noted: a holder and the Python place that allocated it, if lines are noted
-    address: address of its first byte in this process, for calls in C; 0 if it is not known
-    watched: whether writes to it are counted
+    number: index in order of creation.
+    holder: reference to the last tensor of the region, which may have been freed.
+    holder_at_reset: the holder at the last reset.
+    last: number of the last reset at which the holder had changed.
+    noted: a holder and the Python place that allocated it, if lines are noted.
+    address: address of its first byte in this process, for calls in C; 0 if it is not known.
+    watched: whether writes to it are counted.
     """
 
     __slots__ = ()
@@ -79,7 +82,7 @@ class Region(RegionFields):
 
     @property
     def allocated_at(self) -> Place | None:
-        """The Python place that allocated the holder, if noted."""
+        """The Python location that allocated the holder, if recorded."""
         noted = self.noted
         return noted[1] if noted is not None and noted[0] is self.holder else None
 
@@ -93,24 +96,28 @@ class Region(RegionFields):
 
 
 class Chunk:
-    """A storage, carved from the front."""
+    """Storage in which regions are placed from the front.
 
-    __slots__ = ("carved", "nbytes", "storage")
+    address: address of its first byte in this process, for calls in C; 0 if it is not known
+    """
+
+    __slots__ = ("address", "carved", "nbytes", "storage")
 
     def __init__(self, storage: StorageHandle, nbytes: int) -> None:
         self.storage = storage
         self.nbytes = nbytes
         self.carved = 0
+        self.address = 0
 
 
 class Placement:
     """Base class of placements.
 
-    regions: every region
-    resets: number of resets
-    bins: the bin of each type that was placed before, if the placement has bins
-    sizes: the bins by number of bytes
-    handles, storages: of dropped regions and chunks; the arena returns them to its VM
+    regions: every region.
+    resets: number of resets.
+    bins: the bin of each type that was placed before, if the placement has bins.
+    sizes: the bins by number of bytes.
+    handles, storages: of dropped regions and chunks; the arena returns them to its VM.
     """
 
     def __init__(self) -> None:
@@ -124,22 +131,21 @@ class Placement:
         self._numbers = 0
 
     def find(self, type: TensorType, *, thrifty: bool) -> Region | None:
-        """Return a region for a type, owned by the caller; None if the chunks have no room for it.
+        """Return a region for a type, owned by the caller; None if no chunk has enough space.
 
-        If `thrifty`, free neighbours are merged to make room.
+        If `thrifty`, free neighbours are merged.
         """
         raise NotImplementedError
 
     def tidy(self) -> None:
-        """Sort the bins, so that the same requests get the same regions as after the last
-        `tidy`."""
+        """Sort the bins, so that the same requests get the same regions after each `tidy`."""
 
     def release(self, *, idle: bool = False) -> None:
-        """Drop the chunks without live tensors; if `idle`, only those long unused."""
+        """Drop the chunks without live tensors; if `idle`, only those unused for many resets."""
         raise NotImplementedError
 
     def largest_gap(self) -> int:
-        """Return the most bytes that one request can get."""
+        """Return the size of the largest possible request in bytes."""
         raise NotImplementedError
 
     def clear(self) -> None:
@@ -150,15 +156,24 @@ class Placement:
             self._drop_chunk(chunk)
 
     def _tail(self, nbytes: int) -> Chunk | None:
-        """Return a chunk with `nbytes` uncarved bytes, or None."""
+        """Return a chunk with `nbytes` unused bytes at its end, or None."""
         return next((c for c in self.chunks if c.nbytes - c.carved >= nbytes), None)
 
     def _make(self, chunk: Chunk, offset: int, nbytes: int, bin: list[Region]) -> Region:
         self._numbers += 1
         region = Region(chunk.storage, offset, nbytes, bin, self._numbers)
         region.last = self.resets
+        if chunk.address:
+            region.address = chunk.address + offset
         self.regions.append(region)
         return region
+
+    def locate(self, region: Region) -> None:
+        """Note where the chunk of a region with a known address lies: its later regions have known
+        addresses, too."""
+        for chunk in self.chunks:
+            if chunk.storage == region.storage:
+                chunk.address = region.address - region.offset
 
     def _drop_chunk(self, chunk: Chunk) -> None:
         self.chunks.remove(chunk)
@@ -166,11 +181,11 @@ class Placement:
 
 
 class Reuse(Placement):
-    """Regions by size, reused last in, first out.
+    """Placement with regions by size, reused last in, first out.
 
-    A request may find neither a region of its size nor room to carve one. Then free neighbours are
-    merged: in a fixed arena any, in a growing one only those long unused, because a repeated step
-    will ask for the others again.
+    If a request finds neither a region of its size nor space for a new one, free neighbours are
+    merged. A fixed arena merges any regions. A growing arena merges only regions unused for several
+    resets, because a repeated step requests the others again.
 
     size_of: function that rounds the bytes of a request
     """
@@ -199,7 +214,7 @@ class Reuse(Placement):
 
     def tidy(self) -> None:
         for bin in list(self.sizes.values()):
-            bin.sort(key=_NUMBER, reverse=True)  # one call in C: other threads see it sorted
+            bin.sort(key=_NUMBER, reverse=True)  # atomic, so that other threads see it sorted
 
     def release(self, *, idle: bool = False) -> None:
         free = self._free(idle=idle)
@@ -223,12 +238,12 @@ class Reuse(Placement):
 
     def clear(self) -> None:
         for bin in self.sizes.values():
-            bin.clear()  # a thread in `alloc` may hold the bin already
+            bin.clear()  # a thread in `alloc` may already have the bin
         super().clear()
         self.sizes.clear()
 
     def _free(self, *, idle: bool) -> set[int]:
-        """Return the ids of the regions in bins; if `idle`, only of those long unused."""
+        """Return the ids of the free regions; if `idle`, only of regions unused for long."""
         if idle and self.resets < IDLE:
             return set()
         waiting = [region for bin in list(self.sizes.values()) for region in bin.copy()]
@@ -246,14 +261,16 @@ class Reuse(Placement):
         return sorted(inside, key=lambda region: (region.offset, region.nbytes))
 
     def _merge(self, nbytes: int, *, idle: bool) -> bool:
-        """Merge the first free neighbours of at least `nbytes` together. Return whether there were
-        any. They become a region of that size and one of the rest. At the end of a chunk they
-        become uncarved bytes."""
+        """Merge the first free neighbours of at least `nbytes`; return whether any exist.
+
+        They become a region of that size and one of the rest. At the end of a chunk they become
+        unused bytes.
+        """
         free = self._free(idle=idle)
         for chunk in self.chunks if free else ():
             run: list[Region] = []
             for region in self._inside(chunk):
-                if not region.nbytes:  # of no size, and maybe inside of a merged one
+                if not region.nbytes:  # empty regions may be inside of a merged region
                     continue
                 run = [*run, region] if id(region) in free else []
                 have = sum(region.nbytes for region in run)
@@ -284,16 +301,16 @@ class Reuse(Placement):
         return True
 
     def _put(self, chunk: Chunk, offset: int, nbytes: int) -> None:
-        """Add a new region to the bin of its size, to be used after those already there."""
+        """Add a new region to the bin of its size, to be used after the other regions."""
         bin = self.sizes.setdefault(nbytes, [])
         bin.insert(0, self._make(chunk, offset, nbytes, bin))
 
 
 class Chosen(Placement):
-    """Regions at any offset of one chunk, which may overlap.
+    """Placement with regions at any offset of one chunk, which may overlap.
 
-    Regions at one offset share their handles. Tensors of one offset and size that live one after
-    another share their region.
+    Regions at one offset share their handles. Successive tensors of one offset and size share their
+    region.
     """
 
     def __init__(self) -> None:
@@ -317,7 +334,7 @@ class Chosen(Placement):
 
 
 def pop(waiting: list[T]) -> T | None:
-    """Remove and return the last item of a list, atomically; None if it is empty."""
+    """Remove and return the last item of a list atomically; None if it is empty."""
     try:
         return waiting.pop()
     except IndexError:

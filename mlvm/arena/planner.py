@@ -1,15 +1,15 @@
-"""Planner of offsets for tensors of known lifetimes in one small storage.
+"""Planner of offsets for tensors with known lifetimes in a small storage.
 
-`plan` places blocks one after the other. Each goes into the smallest gap between the blocks that
-are already placed and live at the same time: best fit, as in XLA's heap simulator
-(`GlobalDecreasingSizeBestFitHeap`). The order of the blocks decides how small the result is. So
-`plan` tries several orders and keeps the smallest result. Among them are the decreasing size of
-TensorFlow Lite Micro's `greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient
-Memory Management for Deep Neural Net Inference" (arXiv 2001.03288).
+`plan` places blocks one after the other. Each goes into the smallest gap between the placed blocks
+that are live at the same time: best fit, as in XLA's heap simulator
+(`GlobalDecreasingSizeBestFitHeap`). The result depends on the order of the blocks. So `plan` tries
+several orders and keeps the smallest result. They include the decreasing size of TensorFlow Lite
+Micro's `greedy_memory_planner.cc` and the breadth of Pisarchyk and Lee, "Efficient Memory
+Management for Deep Neural Net Inference" (arXiv 2001.03288).
 
 If no order reaches the lower bound, `mlvm.arena.search` searches for a plan that does, and then for
-smaller plans than the best one. The number of search nodes is limited, so the result does not
-depend on the time.
+plans smaller than the best. The number of search nodes is limited, so the result does not depend on
+timing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from mlvm.machines.native.extension import EXTENSION
 _LARGEST: Final = 2**62
 _PLAIN: Final = 2**48
 _PAGE: Final = 2**12
-"""Sizes and moments below the first, and alignments up to the second, need no slow check."""
+"""Limits for the fast check: of sizes and times, and of alignments."""
 _RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
-"""Limits of the search after the orders: of placements of all blocks, and of placed blocks."""
+"""Limits of the search after the orders: placements of all blocks, and placed blocks."""
 
 _IMPROVED: Final = ", improved"
 _SEARCHED: Final = "search"
 
 WORK: Final = 2**18
-"""Limit of the search at effort 1: its nodes, times the blocks that are searched."""
+"""Limit of the search at effort 1: its nodes times the blocks that are searched."""
 
 MOST_EFFORT: Final = 2**32
 
@@ -47,7 +47,7 @@ Ints = NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """Bytes in use in the moments `start` .. `end - 1`."""
+    """Memory block with a size in bytes, live at the times `start` .. `end - 1`."""
 
     nbytes: int
     start: int
@@ -55,13 +55,13 @@ class Block(NamedTuple):
 
 
 class PeakValue(NamedTuple):
-    """A value in memory at the peak of a captured step.
+    """Value in memory at the peak of a captured step.
 
-    type: the type it is used as, such as `f32[64,10]`.
+    type: the type with which it is used, such as `f32[64,10]`.
     nbytes: its bytes.
     op: the op that computes it.
     line, last_line: the lines that compute it and use it last, or empty texts.
-    again: estimated seconds to compute it again after the peak. None if that is impossible.
+    again: estimated seconds to compute it again after the peak; None if that is impossible.
     """
 
     type: str
@@ -85,22 +85,23 @@ class PeakTable(tuple[PeakValue, ...]):
 
 
 class Plan(NamedTuple):
-    """An offset for each block, in bytes, such that blocks alive at once never overlap.
+    """Memory plan: an offset for each block such that simultaneously live blocks do not overlap.
 
-    offsets: of the blocks, in bytes
-    nbytes: size of the storage
-    lower_bound: the largest total of bytes alive at once; no plan is smaller
-    order: the order of placement that gave this plan
-    unfused: of a captured step, the lower bound of its recorded calls, or None
-    ahead: of a captured step, bytes of hoisted values, which are not in `nbytes`
-    used: of a step with lengths, the most bytes in use at the lengths of the last call, or None
-    peak: of a captured step, the values in memory at its peak, the largest first
+    offsets: of the blocks, in bytes.
+    nbytes: size of the storage.
+    lower_bound: the largest total of simultaneously live bytes; no plan is smaller.
+    order: the order of placement that gave this plan.
+    unfused: for a captured step, the lower bound of its recorded calls, or None.
+    ahead: for a captured step, bytes of precomputed values, which are not in `nbytes`.
+    used: for a step with dynamic lengths, the peak use in bytes at the lengths of the last call, or
+        None.
+    peak: for a captured step, the values in memory at its peak, the largest first.
 
     Prints as `12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size`.
 
-    For `unfused` all calls whose results are read run one by one and once, in the better of two
-    orders, theirs and that of `mlvm.step.order`. An operand whose life ends may lend its place
-    there, too.
+    For `unfused`, all calls whose results are read run separately and once, in the better of two
+    orders: the recorded order and that of `mlvm.step.order`. A result may also reuse the memory of
+    an operand that is not used later.
     """
 
     offsets: tuple[int, ...]
@@ -115,9 +116,11 @@ class Plan(NamedTuple):
     def why(self, count: int = 5) -> PeakTable:
         """Return the largest values in memory at the peak of a captured step.
 
-        Each has the lines that compute it and use it last. A value that only waits at the peak may
-        be computed again after it: `again` is the estimated time. Values that are computed ahead
-        are in memory throughout; their op ends in " (ahead)".
+        count: maximum number of values, 1 or more
+
+        Each value has the lines that compute it and use it last. A value that is not used at the
+        peak could be computed again after it: `again` is the estimated time. Precomputed values are
+        always in memory; their op ends in " (ahead)".
 
         A plan of blocks, and that of a saved step, has no such values. Raises `ArgumentError`
         unless `count` is an int of 1 or more.
@@ -142,7 +145,7 @@ class Plan(NamedTuple):
 
 
 class SearchedPlan(NamedTuple):
-    """A plan, and the number of search nodes that it needed."""
+    """Plan, and the number of search nodes that were visited."""
 
     plan: Plan
     nodes: int
@@ -151,15 +154,14 @@ class SearchedPlan(NamedTuple):
 def plan(
     blocks: Sequence[Block], *, alignment: int = ALIGNMENT, enough: int = 0, effort: int = 1
 ) -> Plan:
-    """Plan offsets, multiples of `alignment`, for blocks whose sizes are rounded up to it.
+    """Plan offsets, multiples of `alignment`, for blocks with sizes rounded up to it.
 
-    If the search for a plan of the lower bound fails, a plan of at most `enough` bytes that is
-    above it by at most 1/64 is not improved. The limit of search nodes is in proportion to
-    `effort`.
+    enough: if the search for the lower bound fails, a plan of at most this many bytes, and at most
+        1/64 above the bound, is not improved.
+    effort: factor of the limit of search nodes.
 
-    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block
-    that ends before it starts, an alignment or an effort below 1, or a value that is not an
-    integer.
+    The same blocks always get the same plan. Raises `ArenaError` for a negative size, a block that
+    ends before it starts, an alignment or an effort below 1, or a value that is not an integer.
     """
     return _planned(blocks, alignment, effort, enough, None).plan
 
@@ -169,9 +171,8 @@ def plan_within(
 ) -> SearchedPlan:
     """Plan offsets as `plan` does, until the plan has at most `capacity` bytes.
 
-    For None it is the smallest plan. It may be larger than the capacity if the effort ends before.
-
-    Raises `ArenaError` as `plan` does.
+    With None, return the smallest plan found. If the effort does not suffice, the plan may exceed
+    the capacity. Raises `ArenaError` as `plan` does.
     """
     return _planned(blocks, alignment, effort, 0, capacity)
 
@@ -179,14 +180,14 @@ def plan_within(
 def _planned(
     blocks: Sequence[Block], alignment: int, effort: int, enough: int, goal: int | None
 ) -> SearchedPlan:
-    """Plan as `plan` does, or with a `goal` as `plan_within` does."""
+    """Plan as `plan` does; with a `goal`, as `plan_within` does."""
     if type(effort) is not int or not 1 <= effort <= MOST_EFFORT:
         raise ArenaError(
             f"plan: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     size, start, end = _columns(blocks, alignment)
     bound = _largest_total(size, start, end)
-    needed = np.flatnonzero((size > 0) & (start < end))  # the others fit anywhere
+    needed = np.flatnonzero((size > 0) & (start < end))  # empty blocks fit anywhere
     least = max(bound, min(enough, bound + bound // 64))
     order, placed, visited = _best(
         size[needed], start[needed], end[needed], bound, least, goal, effort * WORK
@@ -198,15 +199,15 @@ def _planned(
 
 
 def lower_bound(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> int:
-    """Return the largest total of bytes alive at once, sizes rounded up to the alignment.
+    """Return the largest total of simultaneously live bytes, with sizes rounded up.
 
-    Raises `ArenaError` as `plan` does.
+    Sizes are rounded up to the alignment. Raises `ArenaError` as `plan` does.
     """
     return _largest_total(*_columns(blocks, alignment))
 
 
 def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]:
-    """Check the blocks. Return their sizes, starts and ends."""
+    """Check the blocks; return their sizes, starts and ends."""
     if not isinstance(alignment, int) or alignment < 1:
         raise ArenaError(f"plan: expected an alignment >= 1, got {alignment!r}")
     columns = _whole(blocks) if alignment <= _PAGE else None
@@ -225,18 +226,20 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
         if nbytes < 0:
             raise ArenaError(f"block {i}: expected a size >= 0, got {nbytes:,}")
         if end < start:
-            raise ArenaError(f"block {i}: expected end >= start, got start {start}, end {end}")
+            raise ArenaError(f"block {i}: expected end >= start, got start {start} and end {end}")
         nbytes = -(-nbytes // alignment) * alignment
         total += nbytes
         if total > _LARGEST or max(-start, end) > _LARGEST:
-            raise ArenaError(f"block {i}: the limit of sizes, their sum and moments is 2**62")
+            raise ArenaError(
+                f"block {i}: sizes, the sum of all sizes, and times must be at most 2**62"
+            )
         rows.append((nbytes, start, end))
     columns = np.array(rows, np.int64).reshape(-1, 3).T.copy()
     return columns[0], columns[1], columns[2]
 
 
 def _whole(blocks: Sequence[Block]) -> Ints | None:
-    """Check the blocks at once; None if they need the slow check. Return their columns."""
+    """Check all blocks in one pass; return their columns, or None if they need the slow check."""
     try:
         rows = np.array(blocks)
     except (TypeError, ValueError, OverflowError):
@@ -250,8 +253,8 @@ def _whole(blocks: Sequence[Block]) -> Ints | None:
 
 
 def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
-    """Return the largest sum over time of the sizes of the blocks alive."""
-    moments = np.concatenate([end, start])  # at the same moment, ends come first
+    """Return the maximum over time of the total size of live blocks."""
+    moments = np.concatenate([end, start])  # at equal times, ends precede starts
     change = np.concatenate([-size, size])[np.argsort(moments, kind="stable")]
     return int(np.cumsum(change).max(initial=0))
 
@@ -259,11 +262,11 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 def _best(
     size: Ints, start: Ints, end: Ints, bound: int, enough: int, goal: int | None, work: int
 ) -> tuple[str, Ints, int]:
-    """Return the name of the best order, the offsets that it gives, and the search nodes visited.
+    """Return the name of the best order, its offsets, and the number of search nodes visited.
 
     If no order gives at most `goal` bytes, a search tries to. Without a goal, half of the work is
-    for a search within the lower bound. If that fails, and the plan has more than `enough` bytes,
-    the orders are improved, and the other half is for the smallest height that can be found.
+    for a search at the lower bound. If that fails, and the plan has more than `enough` bytes, the
+    orders are improved, and the other half is for the smallest height that can be found.
     """
     tried: list[_Tried] = []
     for name, sequence in _orders(size, start, end):
@@ -289,7 +292,7 @@ def _best(
 
 
 class _Tried(NamedTuple):
-    """An order that was tried: its name, the blocks in it, their offsets, and the height."""
+    """Tested order: its name, the blocks in this order, their offsets, and the height."""
 
     height: int
     name: str
@@ -298,9 +301,9 @@ class _Tried(NamedTuple):
 
 
 def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enough: int) -> _Tried:
-    """Improve each order, the best one first.
+    """Improve each order, the best one first; return the best result.
 
-    The blocks that end highest are moved to the front, and all blocks are placed again. This
+    The blocks with the highest tops are moved to the front, and all blocks are placed again. This
     repeats until an order recurs, or a limit is reached.
     """
     best = tried[0]
@@ -322,9 +325,9 @@ def _improved(tried: Sequence[_Tried], size: Ints, start: Ints, end: Ints, enoug
 
 
 def _narrow(search: Search, low: int, unit: int, work: int) -> None:
-    """Search by bisection for the smallest height between `low` and the search's, in units.
+    """Search by bisection for the smallest height between `low` and the search's height.
 
-    Each step may do half of the remaining work.
+    Heights are multiples of `unit`. Each iteration may do half of the remaining work.
     """
     high, last = search.height // unit, search.work + work
     while low < high and search.work < last:
@@ -336,7 +339,7 @@ def _narrow(search: Search, low: int, unit: int, work: int) -> None:
 
 
 def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
-    """Yield names of orders, and the blocks' indices in them. Ties are broken by size, then use."""
+    """Yield names of orders, and the block indices in each. Ties are broken by size, then use."""
     life = end - start
     keys = {
         "size": (-size, -life, start),
@@ -351,32 +354,34 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
 
 
 def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
-    """Return for each block the largest total of bytes alive at a moment of its life."""
+    """Return for each block the largest total of live bytes during its lifetime."""
     moments = np.sort(np.concatenate([start, end]))
-    moments = moments[np.diff(moments, prepend=moments[:1] - 1) != 0]  # np.unique imports np.ma
+    # np.unique would import np.ma
+    moments = moments[np.diff(moments, prepend=moments[:1] - 1) != 0]
     first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
     change = np.zeros(len(moments), np.int64)
     np.add.at(change, first, size)
     np.subtract.at(change, last, size)
-    spans = np.stack([first, last], axis=1).ravel()  # reduceat takes every other one
+    spans = np.stack([first, last], axis=1).ravel()  # reduceat also reduces the ranges in between
     return np.maximum.reduceat(np.cumsum(change), spans)[::2] if len(spans) else change
 
 
 def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     """Place the blocks in that sequence, each by best fit, and return their offsets.
 
-    A gap lies between two blocks that live at the same time as the one to place. Of gaps equally
-    small, the lowest is taken; a block that fits into none goes on top.
+    A gap is between two blocks that are live at the same time as the block to place. Of equally
+    small gaps, the lowest is used; a block that fits into no gap is placed on top.
     """
     offsets = np.zeros_like(size)
     if EXTENSION is not None:
         EXTENSION.place_best_fit(len(size), sequence, size, start, end, offsets)
         return offsets
-    placed = np.empty((4, len(size)), np.int64)  # bottom, top, start and end, sorted by bottom
+    # rows: bottom, top, start and end; sorted by bottom
+    placed = np.empty((4, len(size)), np.int64)
     blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
     for k, (i, nbytes, begin, until) in enumerate(blocks):
         bottom, top, begins, ends = placed[:, :k]
-        at_once = ((begins < until) & (ends > begin)).nonzero()[0]  # sooner than flatnonzero
+        at_once = ((begins < until) & (ends > begin)).nonzero()[0]  # faster than flatnonzero
         floor = np.zeros(len(at_once) + 1, np.int64)
         np.maximum.accumulate(top[at_once], out=floor[1:])
         gap = bottom[at_once] - floor[:-1]

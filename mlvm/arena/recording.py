@@ -1,4 +1,4 @@
-"""Recordings: the tensors of an arena, with offsets and lifetimes."""
+"""Recordings of an arena: its tensors with offsets and lifetimes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mlvm.core.types import TensorType
 
 @dataclass(slots=True)
 class Lifetime:
-    """A tensor's lifetime in an arena.
+    """Lifetime of a tensor in an arena.
 
-    offset, nbytes: its bytes in the arena
-    start, end: it lives in the moments `start` .. `end - 1`
-    op: the op that wrote it first, or the kind of a named tensor; empty if unknown
-    place: the Python place that allocated it, or that line as text; None if unknown
-    program, pc: the program whose launch wrote it first, and the call in its main, if recorded
-    path: which tensor of its kind it is
+    offset, nbytes: its bytes in the arena.
+    start, end: it is live at the times `start` .. `end - 1`.
+    op: the op that wrote it first, or the kind of a named tensor; empty if unknown.
+    place: the Python location that allocated it, or that line as text; None if unknown.
+    program, pc: the program whose launch wrote it first, and the call in its main, if recorded.
+    path: path of a named tensor, which distinguishes tensors of one kind.
     """
 
     type: TensorType
@@ -48,19 +48,19 @@ class Lifetime:
 
 @dataclass
 class Recording:
-    """The tensors that lived in an arena while it was recorded, in order of allocation.
+    """Recording of the tensors in an arena, in order of allocation.
 
-    Each allocation and each end of a tensor begins a new moment. Offsets are as if the arena's
-    storages lay end to end, oldest first, also those that it has freed. Of very many tensors only
-    the latest may be retained.
+    Time advances by one with each allocation and each free. Offsets are computed as if the arena's
+    storages, including freed ones, were concatenated, oldest first. If there are very many tensors,
+    only the most recent may be kept.
 
-    capacity: the largest capacity of the arena, bytes
-    first, moments: the first recorded moment, and the number after the last
-    resets: moments at which the arena was reset
-    times: `time.perf_counter` at the beginning of each moment since `first`, if recorded
-    arenas: number of arenas, of a recording that `merged` returned
-    forgotten: number of tensors that were dropped
-    high_before: the most bytes in use before `first`
+    capacity: the largest capacity of the arena in bytes.
+    first, moments: the first recorded time, and the time after the last.
+    resets: times at which the arena was reset.
+    times: `time.perf_counter` at each time since `first`, if recorded.
+    arenas: number of arenas in a recording that `merged` returned.
+    forgotten: number of tensors that were dropped.
+    high_before: peak use in bytes before `first`.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
@@ -83,7 +83,7 @@ class Recording:
     _extent: int = 0
 
     def offset(self, region: Region, chunks: Sequence[Chunk]) -> int:
-        """Return the region's offset when the arena's storages, `chunks`, lie end to end."""
+        """Return the region's offset in the concatenated storages `chunks` of the arena."""
         if region.storage not in self._offsets:
             for chunk in chunks:
                 if chunk.storage not in self._offsets:
@@ -97,21 +97,21 @@ class Recording:
         self.capacity = max(self.capacity, sum(chunk.nbytes for chunk in chunks))
 
     def next_moment(self) -> int:
-        """Begin a new moment, and return its number."""
+        """Advance the time by one, and return it."""
         self.moments += 1
         if self.times:
             self.times.append(time.perf_counter())
         return self.moments - 1
 
     def so_far(self) -> Recording:
-        """Return a copy in which the live tensors end at the last moment."""
+        """Return a copy in which the live tensors end at the last time."""
         now = [
             replace(x) if x.end != x.start else replace(x, end=self.moments) for x in self.lifetimes
         ]
         return replace(self, lifetimes=now, resets=self.resets.copy(), times=self.times.copy())
 
     def used(self) -> list[int]:
-        """Return the bytes in use at each moment since `first`."""
+        """Return the bytes in use at each time since `first`."""
         change = [0] * (self.moments - self.first + 1)
         for lifetime in self.lifetimes:
             end = lifetime.end if lifetime.end != lifetime.start else self.moments
@@ -120,19 +120,18 @@ class Recording:
         return list(accumulate(change[:-1]))
 
     def at_peak(self) -> tuple[int, list[Lifetime]]:
-        """Return the first moment of peak use, and the tensors that live then."""
+        """Return the first time of peak use, and the live tensors at that time."""
         used = self.used()
         moment = used.index(max(used)) + self.first
         return moment, [each for each in self.lifetimes if each.start <= moment < each.end]
 
     @property
     def high_water(self) -> int:
-        """The most bytes in use at any moment, dropped tensors included: a lower bound for any
-        placement."""
+        """Peak use in bytes, including dropped tensors: a lower bound for any placement."""
         return max([self.high_before, *self.used()])
 
     def forget(self, most: int) -> None:
-        """Drop the tensors that have ended, except the last `most` of them."""
+        """Drop the freed tensors, except the last `most` of them."""
         ended = [lifetime.end for lifetime in self.lifetimes if lifetime.end != lifetime.start]
         if len(ended) > most:
             used, before, count = self.used(), self.first, len(self.lifetimes)
@@ -147,8 +146,10 @@ class Recording:
 
 
 def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording]:
-    """Merge recordings of arenas of one name on VMs of one name, if there are more than `most`. A
-    recording with dropped tensors is not merged, as its use at the moments of others is unknown."""
+    """Merge recordings of arenas with equal names on VMs with equal names, if more than `most`.
+
+    A recording with dropped tensors is not merged, as its use at other times is unknown.
+    """
     groups: dict[tuple[str, str], list[Recording]] = {}
     for each in recordings:
         if not each.forgotten and each.times:
@@ -163,10 +164,10 @@ def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording
 
 
 def merged(recordings: Sequence[Recording]) -> Recording:
-    """Merge recordings into one, with the moments of all in the order of their `times`.
+    """Merge recordings into one, in the order of their `times`.
 
-    All are complete, without dropped tensors. Arenas that have tensors at the same time lie above
-    each other. Others may have the same offsets.
+    All must be complete, without dropped tensors. Arenas with tensors at the same time get separate
+    offsets. Other arenas may share offsets.
     """
     order = sorted(
         (seconds, i, moment)
@@ -187,7 +188,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
             replace(
                 x,
                 start=moment_of[i, x.start],
-                end=moment_of.get((i, x.end), len(order)),  # a live tensor ends at the last
+                end=moment_of.get((i, x.end), len(order)),  # a live tensor ends at the last time
             )
             for x in each.lifetimes
         ]
@@ -202,7 +203,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
 
 
 class _Stay(NamedTuple):
-    """The tensors of one arena between its first moment and its last."""
+    """Tensors of one arena, from its first time to its last."""
 
     first: int
     last: int
@@ -211,10 +212,12 @@ class _Stay(NamedTuple):
 
 
 def _lay_apart(stays: Sequence[_Stay]) -> int:
-    """Move the tensors of each arena above those of arenas at the same time. Return the largest
-    total capacity of the arenas."""
+    """Move the tensors of each arena above simultaneously used arenas.
+
+    Return the largest total capacity of the arenas.
+    """
     capacity = 0
-    there: list[tuple[int, int, _Stay]] = []  # start and end of its offsets, the lowest first
+    there: list[tuple[int, int, _Stay]] = []  # start and end of its offsets, sorted
     for stay in sorted(stays, key=lambda each: each.first):
         there = [each for each in there if each[2].last > stay.first]
         extent, base = max(x.offset + x.nbytes for x in stay.lifetimes), 0

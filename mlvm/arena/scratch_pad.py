@@ -1,4 +1,4 @@
-"""Scratch pads: memory in which the caller chooses the offset of each tensor."""
+"""Scratch pad: memory in which the caller chooses the offset of each tensor."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from mlvm.core.types import TensorType
 
 
 class ScratchPad(Arena):
-    """`nbytes` raw bytes of a VM, and typed tensors at any offset in them.
+    """Raw bytes of a VM, and typed tensors at any offset in them.
+
+    vm: VM that provides the memory.
+    nbytes: size in bytes.
+    name: name for messages.
+    raw: leave checks of offsets to the VM.
 
         with ScratchPad(vm, 4096) as pad:
             words = pad.tensor("u32[16]", 0)
             floats = pad.tensor("f32[16]", 0)  # the same bytes
 
-    Tensors may overlap, and several programs may share a pad. Hazards: a write through one
-    tensor changes every tensor over those bytes. No tape notices it, so a gradient may be computed
-    from a saved operand that has changed. A new tensor has the bytes that are there, and the end of
-    a tensor does not change its bytes. A launch whose result would overwrite an operand while it
-    reads it is refused, but not by a VM with `checked=False`.
+    Tensors may overlap, and several programs may share a pad. A write through one tensor changes
+    every tensor over the same bytes. The tape does not detect it, so a gradient may be computed
+    from a saved operand that has changed. A new tensor contains the current bytes, and freeing a
+    tensor does not change them. A launch whose result would overwrite an operand while it reads it
+    is an error, except on a VM with `checked=False`.
 
-    It is an arena without a placement: results are not allocated in it, and leaving
-    `with pad:` closes it. `used` counts bytes once for each live tensor over them. A tensor must
-    lie inside the pad, at a multiple of its elements' size. With `raw` only the VM checks that.
+    A pad is an arena without a placement: results are not allocated in it, and leaving `with pad:`
+    closes it. `used` counts bytes once for each live tensor over them. A tensor must be inside the
+    pad, at a multiple of its element size. With `raw` only the VM checks that.
 
     Raises `ArenaError` for a negative size, `OutOfMemory` if the VM has less memory.
 
@@ -58,10 +63,14 @@ class ScratchPad(Arena):
         offset: int,
         kind: type[A] = Allocation,  # type: ignore[assignment]
     ) -> A:
-        """Create a tensor of a type, or of a type's text, over the bytes from `offset` on.
+        """Create a tensor over the bytes from `offset` on.
+
+        type: type of the tensor, or its text, such as "f32[16]".
+        offset: offset in bytes, a multiple of the element size.
+        kind: class of the tensor.
 
         Raises `ArenaError` if it exceeds the pad or is not aligned, and after close; `ShapeError`
-        or `DTypeError` for text that is no type.
+        or `DTypeError` for text that is not a type.
 
         Refuses:
             pad.tensor("f32[99]", 0)  # ArenaError
@@ -91,7 +100,7 @@ class ScratchPad(Arena):
 
     def _find(self, type: TensorType) -> Region:
         raise ArenaError(
-            f"scratch pad {self.name!r} does not choose offsets: call "
+            f"scratch pad {self.name!r} cannot choose an offset: call "
             f"tensor({str(type)!r}, offset), or allocate in an arena"
         ) from None
 
@@ -102,11 +111,11 @@ class ScratchPad(Arena):
             raise ArenaError(f"scratch pad {self.name!r}: expected an int offset, got {offset!r}")
         if offset < 0 or offset + type.nbytes > self.nbytes:
             raise ArenaError(
-                f"scratch pad {self.name!r}: {type} at offset {offset} needs bytes {offset} to "
-                f"{offset + type.nbytes} of {self.nbytes}"
+                f"scratch pad {self.name!r}: {type} at offset {offset} ends at byte "
+                f"{offset + type.nbytes}, but the pad has {self.nbytes} bytes"
             )
         if offset % type.dtype.itemsize:
             raise ArenaError(
-                f"scratch pad {self.name!r}: {type} at offset {offset} is not aligned to its "
-                f"elements of {type.dtype.itemsize} bytes"
+                f"scratch pad {self.name!r}: expected an offset of {type} that is a multiple of "
+                f"its element size, {type.dtype.itemsize}, got {offset}"
             )

@@ -1,31 +1,32 @@
 """Search for offsets of blocks with fixed lifetimes below a capacity.
 
-The ideas are those of Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated
+The algorithm follows Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated
 Machine Learning" (ASPLOS 2023, doi 10.1145/3623278.3624752):
 
 - **Canonical positions.** Every placement can be pushed down until each block is at 0 or on another
   block. The search visits only such placements.
-- **Sections.** Only moments at which the set of live blocks is largest matter. There is one for
-  each run of starts that an end follows. A lifetime becomes a range of these sections.
-- **Parts.** Blocks that share no section with the others are solved separately, at the start and
-  after each choice. If a part has no solution, the choice that separated it has none.
-- **Lower bounds.** A block without an offset is not below the floors of its sections. A floor is
-  the top of what is placed there. Per section, blocks in the order of these heights are stacked up.
-  No placement ends lower in this section. A choice is dropped if a stack exceeds the capacity.
-- **Dominance.** Of blocks with the same size and sections, the first is placed below the others.
+- **Sections.** Only the times at which the set of live blocks is locally largest matter: one for
+  each run of starts before an end. A lifetime becomes a range of these sections.
+- **Parts.** Groups of blocks that share no section are solved separately, at the start and after
+  each choice. If a part has no solution, the choice that separated it has none.
+- **Lower bounds.** A block without an offset is above the floors of its sections; a floor is the
+  top of the blocks placed there. In each section, the blocks are stacked in the order of these
+  heights. No placement has a lower top in this section. A choice is dropped if a stack exceeds the
+  capacity.
+- **Dominance.** Among blocks with the same size and sections, the first is placed lowest.
 
-What differs from the paper is the choice that a node makes. MiniMalloc chooses among all blocks by
-increasing offsets. Here a node chooses one section in a *valley*, a range of sections with equal
-floors between higher ones. Either one of the blocks that fit into the valley is at the floor of
-this section, or the lowest block of this section is higher. So the search continues where it is
-most likely to fail: in the section with the least slack or with the fewest such blocks.
-States that were searched in vain are kept in a hash table: the blocks of a part and their lowest
-offsets. A state is the sum of products with random 64-bit numbers.
+The choice at a node differs from the paper. MiniMalloc chooses among all blocks by increasing
+offsets. Here a node chooses one section in a *valley*, a range of sections with equal floors
+between higher ones. Either one of the blocks that fit into the valley is at the floor of this
+section, or the lowest block of this section is higher. So the search continues where it is most
+likely to fail: in the section with the least slack or with the fewest such blocks. States without a
+solution are kept in a hash table: the blocks of a part and their lowest offsets. A state is hashed
+as a sum of products with random 64-bit numbers.
 
-`Search.fit` tries a few rules for the order of blocks and the choice of sections in turn, forwards
-and backwards in time, with a limit of nodes that doubles. Results depend only on the blocks and the
-limit of nodes, never on time. The search runs in C, if the native extension is available, and else
-in `_searched`, with the same results.
+`Search.fit` tries several rules for the order of blocks and the choice of sections, forwards and
+backwards in time, with a limit of nodes that doubles. Results depend only on the blocks and the
+limit of nodes, never on timing. The search runs in C if the native extension is available,
+otherwise in `_searched`, with the same results.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ Ints = NDArray[np.int64]
 FOUND: Final = 0
 NONE: Final = 1
 LIMIT: Final = 2
-"""Results of a search: offsets, the proof that there are none, or more nodes than allowed."""
+"""Results of a search: offsets, a proof that there are none, or the limit of nodes was reached."""
 
 _BITS: Final = 14
-"""The table of failed states has 2**14 entries at first, and more for more nodes."""
+"""Initial number of bits for entries in the table of failed states; it grows with the nodes."""
 
 _MOST_BITS: Final = 20
 _MASK: Final = 2**64 - 1
@@ -58,8 +59,11 @@ _RULES: Final = (
     (False, "load area lifetime"),
     (True, "load size area"),
 )
-"""Whether a node chooses the section with the fewest candidates, not the one with the least slack,
-and the order of candidates: the largest values first."""
+"""Rules of the search.
+
+The first value selects the section with the fewest candidates instead of the least slack. The
+second orders the candidates, the largest values first.
+"""
 
 
 class Sections(NamedTuple):
@@ -80,7 +84,7 @@ def sections_of(start: Ints, end: Ints) -> Sections:
     is_start = np.arange(len(moments)) >= len(end)
     order = np.argsort(moments, kind="stable")
     moments, is_start = moments[order], is_start[order]
-    largest = moments[:-1][is_start[:-1] & ~is_start[1:]]  # the last event is an end
+    largest = moments[:-1][is_start[:-1] & ~is_start[1:]]  # the last event is always an end
     first, last = largest.searchsorted(start), largest.searchsorted(end) - 1
     joined = np.zeros(len(largest) + 1, np.int64)
     np.add.at(joined, first, 1)
@@ -93,9 +97,9 @@ class Search:
     """Search for offsets of blocks below a capacity.
 
     offsets: the best known offset of each block.
-    height: of the storage with these.
-    nodes: how many were visited so far.
-    work: the sum over these nodes of the blocks of their parts.
+    height: height of the storage with these offsets.
+    nodes: number of nodes visited so far.
+    work: sum of the blocks of the part over these nodes.
     """
 
     def __init__(self, size: Ints, start: Ints, end: Ints, offsets: Ints) -> None:
@@ -115,7 +119,7 @@ class Search:
         return int((self.offsets + self._size).max(initial=0))
 
     def keep_lower(self, offsets: Ints) -> None:
-        """Keep these offsets of the parts that are lower with them."""
+        """Keep these offsets for the parts that are lower with them."""
         for part in self._parts:
             ends = offsets[part.blocks] + part.size
             if ends.max() < (self.offsets[part.blocks] + part.size).max():
@@ -124,8 +128,8 @@ class Search:
     def fit(self, capacity: int, work: int) -> int:
         """Search for offsets below the capacity, in the parts that are higher.
 
-        Return FOUND, NONE or LIMIT. The offsets of parts that are found are kept. `work` is the
-        limit of nodes, times the blocks of the part that is searched: so is about the time.
+        Return FOUND, NONE or LIMIT. The offsets of solved parts are kept. `work` limits the product
+        of the nodes and the blocks of the searched part, which is about proportional to the time.
         """
         left = work
         for part in self._parts:
@@ -144,7 +148,7 @@ class Search:
 
 @dataclass
 class _Part:
-    """Blocks of a part, and what a search reads of them; `Buffers` in offsets.h has the fields."""
+    """Blocks of a part, and the arrays of a search; `Buffers` in offsets.h has the same fields."""
 
     blocks: Ints
     size: Ints
@@ -184,15 +188,15 @@ class _Part:
 
     @property
     def _tries(self) -> Iterator[tuple[tuple[bool, str], Ints, tuple[Ints, Ints]]]:
-        """Each rule, forwards and backwards in time."""
+        """Yield each rule, forwards and backwards in time."""
         backwards = self.sections - 1 - self.last, self.sections - 1 - self.first
         for rule, rank in zip(_RULES, self.ranks, strict=True):
             yield rule, rank, (self.first, self.last)
             yield rule, rank, backwards
 
     def fit(self, capacity: int, nodes: int) -> tuple[int, Ints, int]:
-        """Search for offsets below the capacity. Return the status, offsets, and nodes visited."""
-        if nodes < len(self.size):  # each block needs a node
+        """Search for offsets below the capacity; return the status, offsets and visited nodes."""
+        if nodes < len(self.size):  # each block needs at least one node
             return LIMIT, self.size, 0
         bits = min(max(nodes.bit_length(), _BITS), _MOST_BITS)
         failed = np.zeros(1 << bits, np.uint64)
@@ -213,7 +217,7 @@ class _Part:
 
 
 def _random(count: int) -> NDArray[np.uint64]:
-    """Return odd 64-bit numbers by the generator splitmix64."""
+    """Return odd 64-bit numbers of the generator splitmix64."""
     x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -221,9 +225,9 @@ def _random(count: int) -> NDArray[np.uint64]:
 
 
 class _Open(NamedTuple):
-    """A part of a search.
+    """Part of a search that is not solved.
 
-    It has the sections `low` .. `high - 1` and blocks. `origin` is the node that created it, `next`
+    It has blocks in the sections `low` .. `high - 1`. `origin` is the node that created it, `next`
     the part to solve after it.
     """
 
@@ -235,10 +239,10 @@ class _Open(NamedTuple):
 
 
 class _Choice:
-    """A node: the blocks that may be the lowest in `section`, which is in a valley.
+    """Node: the blocks that may be the lowest in `section`, which is in a valley.
 
-    at: the index of the next candidate; after the last one, no block is at the floor.
-    raised: how many changes of floors precede the node's choice.
+    at: index of the next candidate; after the last candidate, no block is at the floor.
+    raised: number of changes of floors before the node's choice.
     """
 
     __slots__ = (
@@ -256,7 +260,7 @@ def _searched(
     failed: NDArray[np.uint64], offsets: Ints,
     count: int, sections: int, capacity: int, limit: int, bits: int, fewest: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """Search as `search_offsets` of the extension does: same arguments, same results."""
+    """Search as `search_offsets` of the extension does, with the same arguments and results."""
     size, first, last, twin = size_.tolist(), first_.tolist(), last_.tolist(), twin_.tolist()
     hashes, rank, shift = hash_.tolist(), rank_.tolist(), 64 - bits
     floor, top = [0] * sections, [0] * sections
@@ -299,10 +303,10 @@ def _searched(
             left = right + 1
 
     def fill_valleys(part: _Open, stack: Sequence[tuple[int, int]]) -> list[int]:
-        """Fill valleys without blocks that may be at the floor to the lower side.
+        """Raise the floors of valleys without candidates to their lower side.
 
-        Repeat this until there are none. This changes no lowest offset. Return the number of such
-        blocks in each section.
+        Repeat this until none remain. It changes no lowest offset. Return the number of candidates
+        in each section.
         """
         while True:
             has_changed, candidates = False, [0] * sections
@@ -319,7 +323,7 @@ def _searched(
     def open_node(part: _Open) -> bool:
         """Open a node for a part; return False if the part is known to have no solution."""
         stack = stack_up(part.low, part.high, part.blocks)
-        assert stack is not None  # `divide` has dropped others
+        assert stack is not None  # `divide` has dropped such parts
         key = 1 + capacity
         for offset, i in stack:
             key += hashes[i] * (offset + 1)
@@ -368,7 +372,7 @@ def _searched(
         return min(lows, default=None)
 
     def choose(node: _Choice) -> bool:
-        """Make the next choice of a node; return False if it leads nowhere."""
+        """Make the next choice of a node; return False if none remains."""
         at, height = node.at, floor[node.section]
         node.at += 1
         if at == len(node.candidates):

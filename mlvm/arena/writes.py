@@ -1,9 +1,9 @@
 """Watches: counters of writes to tensors from which other values were computed.
 
-A `Watch` counts the writes to some tensors of a VM, of any origin: an eager update, another
-captured function, a load, a program launched by hand. All of them pass the VM's `launch`, `write`,
-`swap` and `borrow`, around which the first watch of a VM puts layers. The fast path of eager calls
-writes only to new memory and to regions that are not `watched`.
+A `Watch` counts the writes to some tensors of a VM from any source: an eager update, another
+captured function, a load, or a program launched by hand. All of them call the VM's `launch`,
+`write`, `swap` or `borrow`, around which the first watch of a VM puts layers. The fast path of
+eager calls writes only to new memory and to regions that are not `watched`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class Watch:
     """Counter of writes to tensors of a VM, and of their moves, since `begin`.
 
     changes: the count. To use values computed from the tensors, hold the VM's `lock` while
-    comparing
-        it: then no write comes between.
+        comparing it, so that no write can intervene.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -36,20 +35,20 @@ class Watch:
         self._writes = vm.attached(_Writes)
 
     def begin(self, tensors: Iterable[Allocation]) -> None:
-        """Watch these tensors, in their current memory, and no others."""
+        """Watch exactly these tensors, in their current memory."""
         self._writes.watch(self, [x.root.region for x in tensors])
 
 
 def may_count(vm: VMProtocol, program: Program, args: tuple[TensorHandle, ...]) -> bool:
-    """Return whether a launch may write to a watched tensor. The caller has the VM's lock."""
-    if "launch" not in vars(vm):  # there has been no watch
+    """Return whether a launch may write to a watched tensor. The caller holds the VM's lock."""
+    if "launch" not in vars(vm):  # no watch was created
         return False
     writes = vm.attached(_Writes)
     return bool(writes._of) and writes._quiet.get((id(program), args)) is not program
 
 
 class _Writes:
-    """The watches of one VM, by watched region."""
+    """Watches of one VM, by watched region."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self._regions = regions(vm)
@@ -58,7 +57,7 @@ class _Writes:
         self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
         self._regions.on_moved = self._moved
         self._quiet: dict[tuple[int, Sequence[TensorHandle]], object] = {}
-        """Launches that write to no watched region."""
+        """Cache of launches that write to no watched region."""
 
         def launch(
             proceed: Callable[..., list[Array]],
@@ -79,7 +78,7 @@ class _Writes:
                         if len(self._quiet) >= _MOST_QUIET:
                             self._quiet.clear()
                         self._quiet[launched] = owner
-                except BaseException:  # an interrupt may come anywhere
+                except BaseException:  # an interrupt may occur anywhere
                     self._launched(program, args)
                     raise
                 return outputs
@@ -101,14 +100,14 @@ class _Writes:
         self._quiet.clear()
         before = self._of.pop(watch, ())
         self._of[watch] = now
-        for region in {*before, *now}:  # a new set, as moves count without the lock
+        for region in {*before, *now}:  # a new set, as moves are counted without the lock
             others = [each for each in self._watches.get(region, ()) if each is not watch]
             self._watches[region] = weakref.WeakSet([*others, watch] if region in now else others)
             region.watched = bool(self._watches[region])
 
     def _launched(self, program: Program, args: Sequence[TensorHandle]) -> bool:
-        """Count the launch's writes. Return whether none is to a watched region."""
-        if not isinstance(program, Program):  # the launch has raised
+        """Count the launch's writes; return whether it writes to no watched region."""
+        if not isinstance(program, Program):  # the launch raised an error
             return False
         numbers = written(program)
         if numbers is None:
@@ -117,8 +116,8 @@ class _Writes:
         return not self._written([args[i] for i in numbers if i < len(args)])
 
     def _written(self, handles: Iterable[object]) -> bool:
-        """Count writes to these tensors. Return whether one of them is watched."""
-        by_handle, is_watched = self._regions.data, False  # most handles are of no region
+        """Count writes to these tensors; return whether one of them is watched."""
+        by_handle, is_watched = self._regions.data, False  # most handles belong to no region
         for handle in handles:
             reference = by_handle.get(handle) if isinstance(handle, int) else None
             region = None if reference is None else reference()
@@ -141,8 +140,10 @@ _READS_ONLY: Final = frozenset({CHECK, residuals.BEGIN, residuals.END})
 
 
 def written(program: Program) -> frozenset[int] | None:
-    """Return the numbers of the arguments that a launch of the program may write to; None if it may
-    write to any tensor. An unknown access counts as a write."""
+    """Return the numbers of the arguments that a launch may write to; None for any tensor.
+
+    An unknown access counts as a write.
+    """
     if not hasattr(program, "written"):
         numbers = frozenset[int | None]().union(*[x.writes for x in accesses(program, reads_of)])
         program.written = None if None in numbers else numbers  # type: ignore[assignment]
@@ -150,11 +151,11 @@ def written(program: Program) -> frozenset[int] | None:
 
 
 def leave_out(program: Program, numbers: Iterable[int]) -> None:
-    """Note that these arguments of the program are memory without tensors of an arena."""
+    """Mark arguments of the program whose memory contains no tensors of an arena."""
     arguments = written(program)
     program.written = arguments if arguments is None else arguments.difference(numbers)
 
 
 def reads_of(name: str, attributes: Attributes) -> slice | None:
-    """Return which operands a host function only reads; None if it may write to any."""
+    """Return which operands a host function only reads; None if it may write to any operand."""
     return ALL if name in _READS_ONLY else reads_by_name(name, attributes)

@@ -69,7 +69,7 @@ def build(
     counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
     for name, value, least, most in (*counts, ("records", records, 0, 1 << 40)):
         if not least <= value <= most:
-            raise CannotBuild(f"{name} may be {least} to {most}, not {value}")
+            raise CannotBuild(f"expected {name} from {least} to {most}, got {value}")
     with _kernels_of_all_sets():
         layout = _StepLayout(step, open_lengths, threads, depth, records)
     mains = [each.functions.steps.functions[0] for each in layout.variants]
@@ -104,8 +104,10 @@ def build(
 
 @contextmanager
 def _kernels_of_all_sets() -> Iterator[None]:
-    """Plan calls of kernels that every set has: Python may use a set that has more,
-    `avx512_bf16`."""
+    """Plan calls of kernels that every instruction set has.
+
+    Python may use a set with more kernels, `avx512_bf16`.
+    """
     used = _native.simd()
     if used not in OPTIONS:
         _native.choose_simd("plain")
@@ -168,8 +170,10 @@ class _Functions:
         return _rounded(nbytes["scratch"]) * self._threads + _rounded(nbytes["shared"])
 
     def _place_scratch(self, pc: int, steps: Sequence[LoopStep]) -> None:
-        """Place scratch memory and temporaries of an op's calls where the plan has a hole at that
-        moment, or after the plan."""
+        """Place scratch memory and temporaries of an op's calls in the plan's gaps at that time.
+
+        If there is no gap, they are placed after the plan.
+        """
         runs = [step.run for step in steps if step.run is not None]
         temporaries = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
         temporary_bytes = _rounded(max([x.at + x.nbytes for x in temporaries], default=0))
@@ -418,7 +422,7 @@ _WRITTEN: Final = (
     "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
 )
 _TOO_LARGE: Final = "the step needs more memory than there are addresses"
-_ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
+_ENTRY: Final = 128  # bytes; larger than a value, a frame, a pointer or a tensor of the loop
 _RUNTIME: Final = "mlvm/build/src"
 PLAN: Final = ("loop", "bound", "lanes", "records", "processor")
 """Sources of the loop."""
@@ -464,11 +468,13 @@ def _depth(steps: Steps, most: int) -> int:
 def _sources(
     folder: Path, files: Sequence[str], threads: int, has_lengths: bool
 ) -> dict[Path, str | bytes]:
-    """Return the sources that the build compiles, by their files in folders like those of the
-    package, which are created."""
+    """Return the sources that the build compiles, in folders like those of the package.
+
+    The folders are created.
+    """
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
-        raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
+        raise CannotBuild(f"the C sources are missing in {plan}; reinstall mlvm")
     sources = [plan / f"{name}.c" for name in (*PLAN, *["formulas"] * has_lengths)]
     sources += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
     sources += [plan / "kernels" / f"{name}.c" for name in files]
@@ -557,7 +563,7 @@ def _described(
     ) -> list[str]:
         rows = []
         for i, (type, name) in enumerate(zip(types, names, strict=True)):
-            shape = type.array_shape  # as numpy has it
+            shape = type.array_shape  # the shape of the numpy array
             text = ", ".join(map(str, shape)) + "," * bool(shape)
             descr = type.dtype.numpy.str if type.dtype.name != "bf16" else "<V2"
             numbers = [axes.get((i, k), -1) for k in range(len(shape))]

@@ -29,7 +29,7 @@ from mlvm.step.saved import SavedStep
 _MOST_COMBINATIONS: Final = 1 << 16
 _MOST_VARIANTS: Final = 256
 _MOST_INTEGER: Final = 1 << 62
-_MOST_EXACT: Final = 1 << 53  # a double has each integer up to this
+_MOST_EXACT: Final = 1 << 53  # a double represents every integer up to this
 _OF_INTS: Final = frozenset({"floordiv", "mod"})
 _BOOLS: Final = frozenset({"truth", "lt", "le", "eq", "ne", "gt", "ge"})
 
@@ -87,14 +87,16 @@ class Formulas:
         return self._add(("CONSTANT", constant, 0), np.asarray(constant))
 
     def step(self, name: str, a: int, b: int) -> int:
-        """Add an operator's result; return its number. Raises `CannotBuild` for operators that C
-        has not."""
+        """Add an operator's result; return its number.
+
+        Raises `CannotBuild` for operators that C has not.
+        """
         (x, x_defined), (y, y_defined) = self._columns[a], self._columns[b]
         is_defined = np.logical_and(x_defined, y_defined)
         fn = getattr(operator, name, None)
         is_real = x.dtype.kind == "f" or y.dtype.kind == "f"
         if fn is None or name not in _OPERATORS or (is_real and name in _OF_INTS):
-            raise CannotBuild(f"C has no {name} of lengths")
+            raise CannotBuild(f"{name} of lengths cannot be built")
         if name in ("floordiv", "mod", "truediv"):
             is_defined = np.logical_and(is_defined, y != 0)
             y = np.where(y != 0, y, 1)
@@ -218,7 +220,9 @@ def variants(
     sizes = tuple([opened.values[each.place] for each in opened.lengths])
     valid = {x: values for x in all_sizes if (values := _values_at(opened, x)) is not None}
     if sizes not in valid:
-        raise CannotBuild(f"lengths: expected those of the call before saving, got {sizes}")
+        raise CannotBuild(
+            f"lengths: expected the lengths of the last call before saving, got {sizes}"
+        )
     saved = all_sizes.index(sizes)
     is_valid = np.array([x in valid for x in all_sizes])
     remaining = is_valid.copy()
@@ -243,7 +247,9 @@ def variants(
         holds = np.logical_and.reduce([np.ones(len(remaining), bool), *masks, *fits])
         remaining &= np.logical_and.reduce([remaining, *fits])
         if (holds & ~is_valid).any() or not holds[index]:
-            raise CannotBuild(f"lengths: the guards at {sizes} do not say where they hold")
+            raise CannotBuild(
+                f"lengths: the guards at {sizes} do not state for which lengths they hold"
+            )
         used = [guard for guard, mask in zip(guards, masks, strict=True) if not mask.all()]
         yield BuiltVariant(functions, used, scalars)
         remaining &= ~holds

@@ -119,8 +119,10 @@ class Image:
         sets: Sequence[str],
         row_of: Callable[[LoopStep, str, str | None], str],
     ) -> str:
-        """Return the struct and its tables in C; `row_of` writes a step, with the address of its
-        call if that has formulas."""
+        """Return the struct and its tables in C.
+
+        `row_of` writes a step, with the address of its call if the call depends on formulas.
+        """
         members: list[str | None] = []
         for i, step in enumerate(steps):
             opened = step.run is not None and is_open(step.run.call)

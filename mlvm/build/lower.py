@@ -56,8 +56,10 @@ def lowered(
     attributes: Attributes,
     bound: Bound | None = None,
 ) -> Calls | None:
-    """Lower an op to calls with their parameters; None if there is no kernel in C. With lengths,
-    `bound` returns the largest value of a size, and attributes are as in the program."""
+    """Lower an op to calls with their parameters; return None if there is no kernel in C.
+
+    With lengths, `bound` returns the largest value of a size, and attributes are as in the program.
+    """
     lowering = _OpLowering(bound)
     operands = list(map(Typed, types, numbers))
     try:

@@ -61,8 +61,10 @@ class Case(NamedTuple):
 
 
 class KernelRun(NamedTuple):
-    """Kernel's call with its parameters: numbers of arguments, or temporaries. `scratch`: the
-    offset of its scratch memory in the step's."""
+    """Kernel's call with its parameters: numbers of arguments, or temporaries.
+
+    `scratch`: the offset of its scratch memory in the step's.
+    """
 
     call: KernelCall
     parameters: tuple[int | Temporary, ...]

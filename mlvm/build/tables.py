@@ -47,8 +47,10 @@ class Tables:
         self, place: dict[object, int], guards: Sequence[Sequence[tuple[int, Any]]],
         formulas: Formulas, used: Iterable[int],
     ) -> tuple[str, dict[int, int]]:  # fmt: skip
-        """Return the tables of functions that are variants of `main`, each with its guards, and the
-        numbers in C of these formulas and of the `used` ones."""
+        """Return the tables of functions that are variants of `main`, each with its guards.
+
+        Also return the numbers in C of these formulas and of the `used` ones.
+        """
         images = [Image(k, self.initializer, self.call) for k in range(len(guards))]
         text = [
             image.text(
@@ -100,8 +102,11 @@ class Tables:
         ]
 
     def text(self, place: dict[object, int], scratch: int) -> str:
-        """Return all tables but those of types. `place` numbers the addresses; `scratch` is the
-        offset of the scratch memory of calls on the stack."""
+        """Return all tables but those of types.
+
+        `place` numbers the addresses; `scratch` is the offset of the scratch memory of calls on the
+        stack.
+        """
         steps, places = [], []
         for k, function in enumerate(self._functions):
             ends = self._places_of(function)
@@ -150,8 +155,10 @@ class Tables:
         return self._once(self._numbers, "n", "double", map(real, values))
 
     def call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
-        """Return the C expression of a call with scratch memory at that offset, for an instruction
-        set."""
+        """Return the C expression of a call, for an instruction set.
+
+        Its scratch memory starts at that offset.
+        """
         key = call, scratch if call.scratch or call.shared else 0
         is_written = key in self._calls
         number = self._calls[key]
@@ -163,8 +170,10 @@ class Tables:
     def initializer(
         self, call: KernelCall, set_: str, replaced: Mapping[str, str], scratch: int
     ) -> str:
-        """Return the initializer of a call with scratch memory at that offset; `replaced` has the
-        expressions of members that lie elsewhere."""
+        """Return the initializer of a call with scratch memory at that offset.
+
+        `replaced` has the expressions of members that are defined elsewhere.
+        """
         ints, floats, parts, rows, _ = call.described()
         self.kernels.add(call.kernel)
         self.rows.update(rows)

@@ -9,8 +9,10 @@ from mlvm.core.errors import MlvmError
 
 
 class CannotBuild(MlvmError):
-    """Error of a step that cannot run without Python; the text has the op, its line and the
-    cause."""
+    """Error of a step that cannot run without Python.
+
+    The text has the op, its line and the cause.
+    """
 
 
 OPTIONS: Final = {
@@ -23,8 +25,11 @@ OPTIONS: Final = {
 
 
 class Target(NamedTuple):
-    """Processor and system: the compiler, options for it and the linker, the suffix of the program,
-    and the instruction sets, best first."""
+    """Processor and operating system of a build.
+
+    It has the compiler, options for the compiler and the linker, the suffix of the program, and the
+    instruction sets, best first.
+    """
 
     compiler: str
     flags: str = ""

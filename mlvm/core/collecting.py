@@ -1,4 +1,4 @@
-"""Python's garbage collector, while much is made that stays."""
+"""Suspension of Python's garbage collector while many permanent objects are created."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Final
 from mlvm.core.locks import after_fork, new_lock
 
 _lock: Final = new_lock()
-_inside: Final[list[int]] = []  # the thread of each block that is open
+_inside: Final[list[int]] = []  # thread of each open block
 _was_on = True
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend the collector of cycles inside the block: ten thousand new objects that stay, such as
-    those of a recording, would make it search the whole process in vain."""
+    """Suspend the collector of reference cycles inside the block.
+
+    Ten thousand new permanent objects, such as those of a recording, would make the collector
+    search the whole process in vain.
+    """
     global _was_on
     me, before = get_ident(), _inside.count(get_ident())
-    try:  # from here on: an interrupt leaves nothing behind
+    try:  # from here on an interrupt is cleaned up
         with _lock:
             if not _inside:
                 _was_on = gc.isenabled()
@@ -42,6 +45,6 @@ def _collect_again() -> None:
 
 @after_fork
 def _forget_others() -> None:
-    """In a forked process: other threads' blocks end never."""
+    """Forget the blocks of other threads, which never end in a forked process."""
     _inside[:] = [each for each in _inside if each == get_ident()]
     _collect_again()

@@ -1,59 +1,59 @@
-"""Every exception mlvm raises on purpose.
+"""Exceptions that mlvm raises on purpose.
 
     MlvmError
-    ├── OpError                 an op refuses its operands: op, operand types, reason
-    │   ├── ShapeError          (ValueError)  the shapes do not fit
+    ├── OpError                 the operands of an op are invalid: op, operand types, reason
+    │   ├── ShapeError          (ValueError)  the shapes do not match
     │   │   ├── NoTranspose     (AttributeError) too few or too many dimensions for x.T or x.mT
     │   │   ├── NoLength        (TypeError)   len or iter of a tensor without dimensions
     │   │   └── MaskRefused     (IndexError)  a mask does not cover the first axes of x
     │   ├── DTypeError          (TypeError)   a dtype is not allowed, or does not promote
-    │   │   └── NoExchange      (AttributeError) what has no DLPack
-    │   ├── ArgumentError       (TypeError, ValueError) unknown, missing or impossible attribute
-    │   │   └── AxisRefused     (IndexError)  an axis is out of range, or named twice
-    │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
+    │   │   └── NoExchange      (AttributeError) the object does not support DLPack
+    │   ├── ArgumentError       (TypeError, ValueError) unknown, missing or invalid attribute
+    │   │   └── AxisRefused     (IndexError)  an axis is out of range, or repeated
+    │   ├── IndexRefused        (IndexError)  an index in x[...] is invalid for x
     │   ├── NotFinite           (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
     │   └── OperandValueError   (ValueError)  a value is out of range (a probability)
     │       ├── PositionRefused (IndexError)  an index or a class is out of range
     │       └── LinAlgError     (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
-    ├── ProgramError            (ValueError)  the verifier refuses a program
-    │   └── AssemblyError                     text that is not assembly: line, column
-    ├── EncodingError           (ValueError)  bytes that are no message, or what has no bytes
-    ├── MachineError            (RuntimeError) a program goes wrong while it runs
+    ├── ProgramError            (ValueError)  the verifier rejects a program
+    │   └── AssemblyError                     invalid assembly text: line, column
+    ├── EncodingError           (ValueError)  invalid bytes, or a value that cannot be encoded
+    ├── MachineError            (RuntimeError) a program fails while it runs
     │   ├── HostFunctionError                 a C function reports an error
-    │   └── LimitExceeded                     it takes too many steps, or calls too deep
+    │   └── LimitExceeded                     too many instructions, or calls nested too deep
     ├── UnknownFunction         (LookupError) no function of that name in the table
-    ├── LibraryError            (OSError)     a shared library that lists no C functions for mlvm
-    ├── OutOfMemory             (MemoryError) the machine has no such bytes
-    ├── HandleError             (LookupError) a handle that names nothing (any more)
-    ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
-    ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
-    │   ├── ArenaBusy           (RuntimeError) another thread is inside the arena
-    │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
-    ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
-    ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
-    ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
-    ├── CheckFailed             (AssertionError) what `ml.check` was told to hold does not
-    ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
-    ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
-    ├── ModelError              (ValueError)  an ONNX file that is none, is damaged, or is refused
-    ├── ExchangeRefused         (BufferError) that device or stream cannot have the values
-    │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
-    ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
-    ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
-    ├── CaptureError            (RuntimeError) a function does what a replay could not do again
+    ├── LibraryError            (OSError)     a shared library lists no C functions for mlvm
+    ├── OutOfMemory             (MemoryError) memory cannot be allocated
+    ├── HandleError             (LookupError) a handle that does not exist, or no longer exists
+    ├── StaleTensor             (RuntimeError) use of an eager tensor whose memory was freed
+    ├── ArenaError              (ValueError)  invalid use of an arena
+    │   ├── ArenaBusy           (RuntimeError) another thread uses the arena
+    │   └── ArenaOverflow       (MemoryError) an allocation exceeds the arena's capacity
+    ├── QueueFull               (queue.Full)  no slot of a queue is free, or became free in time
+    ├── QueueEmpty              (queue.Empty) the queue has no element, or got none in time
+    ├── ShutDown                (RuntimeError) the queue is closed; for `get` also empty
+    ├── CheckFailed             (AssertionError) the condition of `ml.check` is false
+    ├── PathError               (KeyError)    paths of tensors that the tree does not have
+    ├── WeightsError            (ValueError)  an invalid or damaged file of tensors
+    ├── ModelError              (ValueError)  an invalid, damaged or unsupported ONNX file
+    ├── ExchangeRefused         (BufferError) a device or stream that DLPack cannot export to
+    │   └── CopyRefused         (ValueError)  copy=False, but a copy is necessary
+    ├── GradientError           (TypeError)   a gradient that does not exist, or was overwritten
+    ├── GradientMismatch        (AssertionError) a gradient differs from finite differences
+    ├── CaptureError            (RuntimeError) a function that cannot be captured
     │   ├── StaleProgramError                 check=n finds a program that is out of date
     │   └── BudgetError                       no program is small enough for memory=
-    ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
-    │   └── GroupTimeout        (TimeoutError) a member has waited for others as long as it may
-    ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
-    ├── CallTimeout             (TimeoutError) a call to a VM elsewhere took longer than it may
-    ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
-    ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
+    ├── GroupError              (RuntimeError) the members of a group cannot continue together
+    │   └── GroupTimeout        (TimeoutError) a member waited longer than timeout=
+    ├── ConnectionLost          (ConnectionError) the connection to a remote VM was closed
+    ├── CallTimeout             (TimeoutError) a call to a remote VM exceeded its timeout
+    ├── PipelineError           (ValueError)  an invalid option, dataset or transform
+    ├── WorkerDied              (RuntimeError) a worker of a pipeline exited too early
     ├── MissingExtra            (ImportError) an optional package is not installed
-    ├── AddressError            (ValueError)  an address that names no place to connect or listen
-    └── AccessRefused           (PermissionError) a server does not let this client in, or must not
+    ├── AddressError            (ValueError)  an invalid address
+    └── AccessRefused           (PermissionError) the server or the client denies access
 
-Each also derives from the built-in exception that is named in brackets.
+Each class also derives from the built-in exceptions in brackets.
 """
 
 from __future__ import annotations
@@ -77,15 +77,16 @@ _CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _NUMPY: Final = str(Path(np.__file__).parent)
 _NOBODYS: Final = (_PACKAGE, _NUMPY, contextlib.__file__, threading.__file__, "<frozen")
-OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
+OURS: Final[dict[str, bool]] = {}
 
 
 class MlvmError(Exception):
-    """Base of all of mlvm's own exceptions.
+    """Base class of mlvm's own exceptions.
 
-    An error of a program says where it happened: the name of the `function`, the `pc` of the
-    instruction, and the `step` of the linked code. A step may stand for several instructions.
-    `late` tells that it is of an earlier call, which did not wait: who names calls passes it on.
+    An error in a program has the location as attributes: the name of the `function`, the `pc` of
+    the instruction, and the `step` of the linked code. One step may execute several instructions.
+    `late` is true if an earlier, asynchronous call failed; callers then re-raise the error
+    unchanged.
 
         >>> try: ml.ones(2) + ml.ones(3)
         ... except ml.errors.MlvmError as error: print(error)
@@ -99,14 +100,11 @@ class MlvmError(Exception):
 
 
 class OpError(MlvmError):
-    """An op refuses its operands. `op`, `operands` and `reason` hold the parts of the text.
+    """Error of an op with invalid operands; `op`, `operands` and `reason` are parts of its text.
 
-    A type rule or kernel raises it with the reason alone; whoever called the rule
-    adds the op and its operand types with `at`.
-
-        >>> try: ml.ones(2) + ml.ones(3)
-        ... except ml.errors.OpError as error: print(error.op, error.operands)
-        add (f32[2], f32[3])
+    >>> try: ml.ones(2) + ml.ones(3)
+    ... except ml.errors.OpError as error: print(error.op, error.operands)
+    add (f32[2], f32[3])
     """
 
     def __init__(self, reason: str) -> None:
@@ -116,8 +114,10 @@ class OpError(MlvmError):
         self.operands: tuple[object, ...] = ()
 
     def at(self, op: str, operands: Sequence[object]) -> Self:
-        """Name the op and the operand types, unless an inner call has done so already. The frames
-        beneath are dropped: they are of no use to the caller of the op."""
+        """Add the op and the operand types, unless an inner call has added its own.
+
+        The traceback is dropped: it shows only mlvm's internals.
+        """
         if self.op is None and not self.late:
             self.op, self.operands = op, tuple(operands)
         return self.with_traceback(None)
@@ -129,7 +129,7 @@ class OpError(MlvmError):
 
 
 class ShapeError(OpError, ValueError):
-    """The operands' shapes do not fit each other or the op.
+    """Error of operands whose shapes do not match each other or the op.
 
     >>> try: ml.ones(2) + ml.ones(3)
     ... except ml.errors.ShapeError as error: print(error)
@@ -138,7 +138,9 @@ class ShapeError(OpError, ValueError):
 
 
 class NoTranspose(ShapeError, AttributeError):
-    """x.T is for 2 dimensions, and x.mT for 2 or more: `hasattr` says so too.
+    """Error of `x.T` without exactly 2 dimensions, or of `x.mT` with fewer than 2.
+
+    It is an `AttributeError`, so `hasattr(x, "T")` is False for these tensors.
 
     >>> try: ml.ones(3).T
     ... except ml.errors.NoTranspose as error: print(error)
@@ -147,7 +149,7 @@ class NoTranspose(ShapeError, AttributeError):
 
 
 class NoLength(ShapeError, TypeError):
-    """A tensor without dimensions has no length, and nothing to iterate over.
+    """Error of `len(x)` or `iter(x)` for a tensor without dimensions.
 
     >>> try: len(ml.ones(()))
     ... except ml.errors.NoLength as error: print(error)
@@ -156,7 +158,7 @@ class NoLength(ShapeError, TypeError):
 
 
 class MaskRefused(ShapeError, IndexError):
-    """A mask does not have the lengths of the first axes of what it chooses from.
+    """Error of a mask whose shape differs from the first axes of the indexed tensor.
 
     >>> try: ml.ones(3)[ml.asarray([True])]
     ... except ml.errors.MaskRefused as error: print(error.reason)
@@ -165,7 +167,7 @@ class MaskRefused(ShapeError, IndexError):
 
 
 class DTypeError(OpError, TypeError):
-    """An operand's dtype is not allowed here, or two dtypes do not promote.
+    """Error of an operand whose dtype is not allowed, or of two dtypes that do not promote.
 
     >>> try: ml.ones(2) & ml.ones(2)
     ... except ml.errors.DTypeError as error: print(error.reason.partition(';')[0])
@@ -174,7 +176,7 @@ class DTypeError(OpError, TypeError):
 
 
 class NoExchange(DTypeError, AttributeError):
-    """`from_dlpack` takes what has `__dlpack__` and `__dlpack_device__`.
+    """Error of `from_dlpack` for an object without `__dlpack__` and `__dlpack_device__`.
 
     >>> try: ml.from_dlpack('text')
     ... except ml.errors.NoExchange as error: print(error)
@@ -183,7 +185,7 @@ class NoExchange(DTypeError, AttributeError):
 
 
 class ArgumentError(OpError, TypeError, ValueError):
-    """An attribute is unknown, missing, of the wrong kind or out of range.
+    """Error of an attribute that is unknown, missing, out of range or of the wrong type.
 
     >>> try: ml.sum(ml.ones(2), dim=0)
     ... except ml.errors.ArgumentError as error: print(error)
@@ -192,7 +194,7 @@ class ArgumentError(OpError, TypeError, ValueError):
 
 
 class AxisRefused(ArgumentError, IndexError):
-    """An axis is out of range, or one of several is named twice. As numpy's `AxisError`.
+    """Error of an axis that is out of range, or of axes that name one twice; numpy has `AxisError`.
 
     >>> try: ml.sum(ml.ones(2), axis=1)
     ... except ml.errors.AxisRefused as error: print(error)
@@ -201,7 +203,7 @@ class AxisRefused(ArgumentError, IndexError):
 
 
 class IndexRefused(OpError, IndexError):
-    """An index in x[...] is out of range, of the wrong kind, or one too many.
+    """Error of an index in `x[...]` that is out of range, of the wrong type, or one too many.
 
     >>> try: ml.ones(2)[5]
     ... except ml.errors.IndexRefused as error: print(error)
@@ -210,7 +212,7 @@ class IndexRefused(OpError, IndexError):
 
 
 class NotFinite(OpError, FloatingPointError):
-    """A result is nan or infinite, or an integer is divided by 0, inside `ml.debug.nans`.
+    """Error of a nan or infinite result, or a division of an integer by 0, inside `ml.debug.nans`.
 
     >>> with ml.debug.nans():
     ...     try: ml.log(ml.asarray([1.0, -1.0]))
@@ -220,7 +222,7 @@ class NotFinite(OpError, FloatingPointError):
 
 
 class OperandValueError(OpError, ValueError):
-    """An operand holds a value the op has no meaning for.
+    """Error of an operand with a value that the op does not support.
 
     >>> try: ml.random.key(-1)
     ... except ml.errors.OperandValueError as error: print(error)
@@ -229,8 +231,9 @@ class OperandValueError(OpError, ValueError):
 
 
 class LinAlgError(OperandValueError, np.linalg.LinAlgError):
-    """A matrix has no such result: it is singular, or not positive definite, or an iteration does
-    not converge. Code that catches numpy's error of that name catches this one too.
+    """Error of a matrix that is singular or not positive definite, or of a failed iteration.
+
+    It derives from numpy's error of the same name, so code that catches numpy's error catches it.
 
         >>> try: ml.linalg.inv(ml.zeros((2, 2)))
         ... except ml.errors.LinAlgError as error: print(error)
@@ -239,7 +242,7 @@ class LinAlgError(OperandValueError, np.linalg.LinAlgError):
 
 
 class PositionRefused(OperandValueError, IndexError):
-    """An index tensor holds a position that is out of range, or a class that there is not.
+    """Error of an index tensor with an index or a class that is out of range.
 
     >>> try: ml.take(ml.ones(2), ml.asarray([5]))
     ... except ml.errors.PositionRefused as error: print(error)
@@ -252,7 +255,7 @@ class PositionRefused(OperandValueError, IndexError):
 
 
 class ProgramError(MlvmError, ValueError):
-    """A program is malformed. The text names `function`, `pc` and instruction.
+    """Error of an invalid program. The text names `function`, `pc` and instruction.
 
     >>> try: ml.program_of(ml.nonzero, ml.ones(2))
     ... except ml.errors.ProgramError as error: print(error)
@@ -261,7 +264,7 @@ class ProgramError(MlvmError, ValueError):
 
 
 class AssemblyError(ProgramError):
-    r"""Text that is not assembly. `line` and `column` count from 1.
+    r"""Error of invalid assembly text. `line` and `column` count from 1.
 
     >>> from mlvm.core.program.assembly import assemble
     >>> try: assemble('.func main 0 *\n    leap')
@@ -280,7 +283,7 @@ class AssemblyError(ProgramError):
 
 
 class EncodingError(MlvmError, ValueError):
-    """Bytes that break the format, or a value that the format has no bytes for.
+    """Error of bytes that violate the format, or of a value that the format cannot encode.
 
     >>> from mlvm.core.program.encoding import open_message
     >>> try: open_message(b'none')
@@ -290,7 +293,7 @@ class EncodingError(MlvmError, ValueError):
 
 
 class MachineError(MlvmError, RuntimeError):
-    """A program does what the machine cannot: a wrong kind of value, a missing parameter.
+    """Error of a running program: a value of the wrong kind, or a missing parameter.
 
     >>> try: ml.use('cpu')
     ... except ml.errors.MachineError as error: print(error)
@@ -299,22 +302,22 @@ class MachineError(MlvmError, RuntimeError):
 
 
 class HostFunctionError(MachineError):
-    """A C function reported an error, or misused its frame. The text names the function."""
+    """Error that a C function reported, or wrong use of its frame. The text names the function."""
 
 
 class LimitExceeded(MachineError):
-    r"""A launch took more steps than allowed, or its calls went too deep.
+    r"""Error of a launch with too many instructions, or with calls nested too deep.
 
     >>> from mlvm.core.program.assembly import assemble
     >>> endless = assemble('.func main 0 *\nagain:\n    jump again')
     >>> try: ml.VM().launch(endless, max_steps=100)
     ... except ml.errors.LimitExceeded as error: print(error)
-    the launch takes more than the steps it is allowed
+    the launch exceeded its limit of instructions; raise max_steps=
     """
 
 
 class UnknownFunction(MlvmError, LookupError):
-    """No function of that name is registered.
+    """Error of a call to a function name that is not registered.
 
     >>> try: ml.call('nothing')
     ... except ml.errors.UnknownFunction as error: print(error)
@@ -323,7 +326,7 @@ class UnknownFunction(MlvmError, LookupError):
 
 
 class LibraryError(MlvmError, OSError):
-    """A shared library cannot be loaded, or does not list its functions as `mlvm.h` says.
+    """Error of a shared library that cannot be loaded, or does not list functions as in `mlvm.h`.
 
     >>> try: ml.VM().register_library('none.so')
     ... except ml.errors.LibraryError as error: print(str(error).split()[:3])
@@ -332,7 +335,7 @@ class LibraryError(MlvmError, OSError):
 
 
 class OutOfMemory(MlvmError, MemoryError):
-    """A storage is larger than the memory there is.
+    """Error of an allocation that exceeds the available memory.
 
     >>> try: ml.zeros(2**50)
     ... except ml.errors.OutOfMemory as error: print(str(error).partition(';')[0])
@@ -341,26 +344,27 @@ class OutOfMemory(MlvmError, MemoryError):
 
 
 class HandleError(MlvmError, LookupError):
-    """A handle names nothing: never issued, or its tensor or storage has ended.
+    """Error of a handle that was never created, or whose tensor or storage was freed.
 
     >>> try: ml.VM().read(99)
     ... except ml.errors.HandleError as error: print(error)
-    tensor handle 99 names nothing in this VM: never issued, or ended long ago
+    tensor handle 99 does not exist in this VM: it was never created, or freed long ago
     """
 
 
 class StaleTensor(MlvmError, RuntimeError):
-    """A tensor was used after its arena was reset, rewound, freed or closed.
+    """Error of the use of a tensor whose arena was reset, rewound, closed or has freed it.
 
     >>> with ml.Arena(ml.VM('mine'), 'batch'): x = ml.ones(2)
     >>> try: x + 1.0
     ... except ml.errors.StaleTensor as error: print(error)
-    this f32[2] of arena 'batch' ended: its arena was reset; read it or copy it before
+    use of a freed tensor: f32[2] of arena 'batch' was freed: its arena was reset; copy it out \
+first, for example with weights.keep(x)
     """
 
 
 class ArenaError(MlvmError, ValueError):
-    """An arena was given an impossible size, or used out of order.
+    """Error of an arena with an invalid size, or of invalid use of an arena.
 
     >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
     ... except ml.errors.ArenaError as error: print(error)
@@ -369,30 +373,31 @@ class ArenaError(MlvmError, ValueError):
 
 
 class ArenaBusy(ArenaError, RuntimeError):
-    """Another thread is inside the arena, which serves one thread at a time.
+    """Error of an arena that another thread uses; only one thread at a time can use an arena.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> try:
     ...     with ml.Arena(ml.VM(), "batch") as batch, ThreadPoolExecutor(1) as other:
     ...         other.submit(batch.reset).result()
     ... except ml.errors.ArenaBusy as error: print(error)
-    arena 'batch' is entered by thread 'MainThread'; it serves one thread at a time: give each its \
-own arena
+    arena 'batch' is in use by thread 'MainThread'; only one thread at a time can use an arena: \
+create one arena per thread
     """
 
 
 class ArenaOverflow(ArenaError, MemoryError):
-    """A request does not fit what is left of an arena's capacity.
+    """Error of an allocation that exceeds the free bytes of an arena with a fixed capacity.
 
     >>> try:
     ...     with ml.Arena(ml.VM(), "batch", capacity=64): ml.ones(100)
     ... except ml.errors.ArenaOverflow as error: print(error)
-    arena 'batch': f32[100] asks for 448 bytes; 64 of 64 are left
+    arena 'batch': f32[100] needs 448 bytes; 64 of 64 bytes are free; raise capacity= or free \
+tensors
     """
 
 
 class QueueFull(MlvmError, queue.Full):
-    """No slot of the queue tensor is free, or none was in time.
+    """Error of a queue tensor without a free slot, at the call or until the timeout.
 
     >>> import numpy as np
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
@@ -405,7 +410,7 @@ class QueueFull(MlvmError, queue.Full):
 
 
 class QueueEmpty(MlvmError, queue.Empty):
-    """No element is in the queue tensor, or none was in time.
+    """Error of a queue tensor without an element, at the call or until the timeout.
 
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> try: queue.get_nowait()
@@ -415,7 +420,9 @@ class QueueEmpty(MlvmError, queue.Empty):
 
 
 class ShutDown(MlvmError, RuntimeError):
-    """The queue tensor is closed; for `get` also drained. As `queue.ShutDown` of Python 3.13.
+    """Error of a queue tensor that is closed; for `get` also empty.
+
+    It corresponds to `queue.ShutDown` of Python 3.13.
 
     >>> queue = ml.QueueTensor(ml.VM(), ['f32[]'], 1)
     >>> queue.close()
@@ -426,7 +433,7 @@ class ShutDown(MlvmError, RuntimeError):
 
 
 class CheckFailed(MlvmError, AssertionError):
-    """A condition does not hold that `ml.check` was told to check.
+    """Error of `ml.check` for a condition that is false.
 
     >>> try: ml.check(ml.ones(3) < 1.0, "losses are below 1")
     ... except ml.errors.CheckFailed as error: print(error)
@@ -435,7 +442,7 @@ class CheckFailed(MlvmError, AssertionError):
 
 
 class PathError(MlvmError, KeyError):
-    """Tensors or arrays are given by path, and the tree has other paths.
+    """Error of tensors or arrays given by paths that differ from the paths of the tree.
 
     >>> try: ml.nn.Dropout(0.5).load_state({'bias': ml.ones(1)})
     ... except ml.errors.PathError as error: print(error)
@@ -447,7 +454,7 @@ class PathError(MlvmError, KeyError):
 
 
 class WeightsError(MlvmError, ValueError):
-    """A file of tensors is none, is damaged, holds what no tensor can be, or cannot hold one.
+    """Error of a file that is not a file of tensors, is damaged, or has unsupported contents.
 
     >>> with open('damaged', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.load('damaged')
@@ -457,7 +464,7 @@ class WeightsError(MlvmError, ValueError):
 
 
 class ModelError(MlvmError, ValueError):
-    """An ONNX file is none, is damaged, or asks for what mlvm does not run.
+    """Error of an ONNX file that is invalid, damaged, or uses features that mlvm does not support.
 
     >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.onnx.load('damaged.onnx')
@@ -467,7 +474,7 @@ class ModelError(MlvmError, ValueError):
 
 
 class ExchangeRefused(MlvmError, BufferError):
-    """Values are asked for through DLPack where or as they cannot be had.
+    """Error of a DLPack request for a device or stream that cannot be served.
 
     >>> try: ml.ones(2).__dlpack__(dl_device=(2, 0))
     ... except ml.errors.ExchangeRefused as error: print(error)
@@ -476,7 +483,7 @@ class ExchangeRefused(MlvmError, BufferError):
 
 
 class CopyRefused(ExchangeRefused, ValueError):
-    """`copy=False` was asked for, and the values cannot be had without a copy.
+    """Error of `copy=False` where the values can only be copied.
 
     >>> try: ml.asarray([1.0], copy=False)
     ... except ml.errors.CopyRefused as error: print(error)
@@ -485,7 +492,7 @@ class CopyRefused(ExchangeRefused, ValueError):
 
 
 class GradientError(MlvmError, TypeError):
-    """There is no such gradient, or an update in place would destroy one.
+    """Error of a gradient that does not exist, or that an in-place update would destroy.
 
     >>> try: ml.grad(lambda x: x)(ml.ones(2))
     ... except ml.errors.GradientError as error: print(error)
@@ -494,7 +501,7 @@ class GradientError(MlvmError, TypeError):
 
 
 class GradientMismatch(MlvmError, AssertionError):
-    """A gradient differs from the quotient of finite differences.
+    """Error of a gradient that differs from the quotient of finite differences.
 
     >>> try: ml.testing.check_gradients(ml.relu, ml.zeros(1))
     ... except ml.errors.GradientMismatch as error: print(str(error).partition(':')[0])
@@ -503,7 +510,7 @@ class GradientMismatch(MlvmError, AssertionError):
 
 
 class CaptureError(MlvmError, RuntimeError):
-    """A captured function does what a replay could not do again; the text names the line.
+    """Error of a captured function that a replay could not repeat; the text names the line.
 
     >>> try: ml.capture(lambda x: float(x))(ml.ones(()))
     ... except ml.errors.CaptureError as error: print(str(error).split(': ')[1][:42])
@@ -512,8 +519,10 @@ class CaptureError(MlvmError, RuntimeError):
 
 
 class StaleProgramError(CaptureError):
-    """A program of a captured function no longer is what the function computes: `capture(check=n)`
-    has traced it again. The text names the line and the value that changed.
+    """Error of a captured program that no longer computes what its function computes.
+
+    With `capture(check=n)` the function is traced again after n calls, and compared. The text names
+    the line and the value that changed.
 
     >>> issubclass(ml.errors.StaleProgramError, ml.errors.CaptureError)
     True
@@ -521,9 +530,9 @@ class StaleProgramError(CaptureError):
 
 
 class BudgetError(CaptureError):
-    """No program of a captured function is small enough for its `memory=`.
+    """Error of a captured function whose smallest program needs more bytes than `memory=`.
 
-    `smallest` is the number of bytes of the smallest that was found.
+    `smallest` is the number of bytes of the smallest program that was found.
 
     >>> try: ml.capture(lambda x: ml.sum(ml.sort(x)), memory=64)(ml.ones(100))
     ... except ml.errors.BudgetError as error: print(error.smallest)
@@ -539,7 +548,7 @@ class BudgetError(CaptureError):
 
 
 class GroupError(MlvmError, RuntimeError):
-    """VMs of a group cannot go on together: they call different things, or one has ended.
+    """Error of a group of VMs whose members call different collectives, or have exited.
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
@@ -548,7 +557,9 @@ class GroupError(MlvmError, RuntimeError):
 
 
 class GroupTimeout(GroupError, TimeoutError):
-    """A member has waited for others longer than `timeout=` allows. The text names those.
+    """Error of a group member that waited longer than `timeout=`.
+
+    The text names the members that it waited for.
 
     >>> def member(rank, vm):
     ...     if rank: time.sleep(0.1)  # or a process that was stopped
@@ -562,7 +573,7 @@ class GroupTimeout(GroupError, TimeoutError):
 
 
 class ConnectionLost(MlvmError, ConnectionError):
-    """The way to a VM elsewhere has ended, and with it all that was made there.
+    """Error of a closed connection to a remote VM; all tensors there are lost.
 
     >>> try: ml.connect('unix:nowhere')
     ... except ml.errors.ConnectionLost as error: print(error)
@@ -571,7 +582,7 @@ class ConnectionLost(MlvmError, ConnectionError):
 
 
 class CallTimeout(MlvmError, TimeoutError):
-    """A call to a VM elsewhere took longer than its client lets it take; the VM can be used on.
+    """Error of a call to a remote VM that exceeded the client's timeout; the VM remains usable.
 
     >>> from mlvm.core.program.assembly import assemble
     >>> from mlvm.machines.remote.server import Server
@@ -586,7 +597,7 @@ class CallTimeout(MlvmError, TimeoutError):
 
 
 class PipelineError(MlvmError, ValueError):
-    """A pipeline has an impossible option, a false data set, or a transform without batches.
+    """Error of a pipeline with an invalid option, dataset or transform.
 
     >>> try: ml.Pipeline([1.0], batch_size=0)
     ... except ml.errors.PipelineError as error: print(error)
@@ -595,7 +606,7 @@ class PipelineError(MlvmError, ValueError):
 
 
 class WorkerDied(MlvmError, RuntimeError):
-    """A worker of a pipeline ended before its work did: killed, or by its own doing.
+    """Error of a pipeline whose worker exited or was killed before it finished.
 
     >>> class Numbers:
     ...     def __len__(self): return 10
@@ -610,7 +621,7 @@ class WorkerDied(MlvmError, RuntimeError):
 
 
 class MissingExtra(MlvmError, ImportError):
-    """An optional package is not installed, or not whole; the text says what to install.
+    """Error of an optional package that is missing or incomplete; the text says what to install.
 
     >>> from mlvm.core.extras import extra
     >>> try: extra('fortune', 'luck')
@@ -620,7 +631,7 @@ class MissingExtra(MlvmError, ImportError):
 
 
 class AddressError(MlvmError, ValueError):
-    """An address is written wrongly, or must not be listened on so.
+    """Error of an address that is malformed, or that the server must not listen on.
 
     >>> try: ml.connect('nowhere')
     ... except ml.errors.AddressError as error: print(error)
@@ -629,7 +640,9 @@ class AddressError(MlvmError, ValueError):
 
 
 class AccessRefused(MlvmError, PermissionError):
-    """A server refuses a client, or a client a server, before the first call; the text says why.
+    """Error of a server that rejects a client, or a client that rejects a server.
+
+    It is raised before the first call; the text states the reason.
 
     >>> try: ml.connect(':7000', secret='sesame')
     ... except ml.errors.AccessRefused as error: print(error)
@@ -641,17 +654,17 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 
 def brief(value: object) -> str:
-    """Return the value as text for a message.
+    """Return the value as a short text for a message.
 
-    It is the first line of its `repr`, cut short; of a function its name and parameters.
+    The text is the first line of `repr(value)`, truncated; for a function, its name and parameters.
     """
     if isinstance(value, (str, bytes)):
-        value = value[: 4 * _BRIEF]  # of which more than is shown
+        value = value[: 4 * _BRIEF]  # repr is truncated anyway
     try:
         text = repr(value)
         if isinstance(value, FunctionType):
             text = f"{value.__name__}{inspect.signature(value)}"
-    except ValueError:  # Python writes no ints of thousands of digits
+    except ValueError:  # Python raises for ints with thousands of digits
         text = f"<{type(value).__name__} too long to write>"
     except Exception:  # a user's __repr__
         text = f"<{type(value).__name__} that has no text>"
@@ -660,7 +673,7 @@ def brief(value: object) -> str:
 
 
 def takes(fn: object, count: int) -> bool:
-    """Return whether `fn` is a function that can be called with `count` arguments by position."""
+    """Return whether `fn` can be called with `count` positional arguments."""
     if not callable(fn):
         return False
     with contextlib.suppress(ValueError):  # a built-in function without a signature
@@ -677,8 +690,11 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """Return the innermost place in Python that led here outside of mlvm, numpy, `contextlib` and
-    `threading`, which are no lines of the user. Takes half a microsecond."""
+    """Return the innermost Python location of the caller's own code, or None.
+
+    Frames of mlvm, numpy, `contextlib` and `threading` are skipped. A call takes half a
+    microsecond.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -690,7 +706,7 @@ def user_place() -> Place | None:
 
 
 def is_ours(file: str) -> bool:
-    """Return whether a file is mlvm's, numpy's, `contextlib` or `threading`."""
+    """Return whether a file belongs to mlvm, numpy, `contextlib` or `threading`."""
     ours = OURS.get(file)
     if ours is None:
         ours = OURS[file] = file.startswith(_NOBODYS)
@@ -698,20 +714,20 @@ def is_ours(file: str) -> bool:
 
 
 def line_of(place: Place) -> str:
-    """Return the place as `file:line`."""
+    """Return the location as `file:line`."""
     code, offset = place
     return _line_of(code.co_filename, code.co_linetable, code, offset)
 
 
 @memoized(4096)
 def _line_of(file: str, table: bytes, code: CodeType, offset: int) -> str:
-    """Return the line, cached by `file` and `table` too: equal code objects may differ in both."""
+    """Return the line. `file` and `table` are cache keys, as equal code may differ in them."""
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)
     return f"{file}:{next(lines, None) or code.co_firstlineno}"
 
 
 def user_line() -> str | None:
-    """The innermost line of Python outside of mlvm that led here, as `file:line`."""
+    """Return the innermost line of the caller's own Python code as `file:line`, or None."""
     place = user_place()
     return line_of(place) if place is not None else None
 
@@ -725,8 +741,11 @@ def locate(
     step: int | None = None,
     line: str | None = None,
 ) -> None:
-    """Tell an error of any class where a program raised it: by attributes, and for people by two
-    notes, `text` and the `line` of Python that called the program."""
+    """Attach the location in a program to an error of any class.
+
+    The location becomes attributes of the error. Two notes show it to people: `text`, and the
+    `line` of Python that called the program.
+    """
     for name, value in (("function", function), ("pc", pc), ("step", step)):
         with contextlib.suppress(AttributeError):  # a class with fixed `__slots__`
             setattr(error, name, value)
@@ -736,7 +755,7 @@ def locate(
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """The error's notes, without those that name a line of Python."""
+    """Return the error's notes, without those that name a line of Python."""
     notes = getattr(error, "__notes__", ())
     return [note for note in notes if not note.startswith(_CALLED_FROM)]
 

@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are used."""
+"""Optional packages, which are imported at their first use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from mlvm.core.errors import MissingExtra
 
 
 def extra(module: str, name: str) -> Any:
-    """The module, which `pip install "mlvm[name]"` brings. Raises `MissingExtra` without it, and
-    where it is there but lacks something that it needs."""
+    """Import and return a module that `pip install "mlvm[name]"` installs.
+
+    Raises `MissingExtra` if the package is missing or incomplete.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Lengths that a trace leaves open: integers of which the next launch may have another value."""
+"""Dynamic lengths: integers of a trace whose values may differ in the next launch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 
 
 class Length:
-    """Base of integers of a trace that have another value in another launch."""
+    """Base class of integers of a trace whose values may differ between launches."""
 
     __slots__ = ()
 
     def is_open(self) -> bool:
-        """Return whether the trace goes on, in which formulas with it are recorded."""
+        """Return whether the trace is still running, and so records formulas with this length."""
         raise NotImplementedError
 
     @property
     def present(self) -> Any:
-        """The present value; reading it here counts as no use."""
+        """Return the value of the current call, without a guard."""
         raise NotImplementedError
 
     def see(self) -> Any:
-        """Return the present value for code that needs it: it is a guard of the trace."""
+        """Return the value of the current call for code that needs it; add a guard to the trace."""
         raise NotImplementedError
 
     def formula(self) -> int:
-        """Return the number by which `Formulas` of the native machine compute it."""
+        """Return the number of this length in the `Formulas` of the native machine."""
         raise NotImplementedError
 
     def open_type(self, dtype: Any, shape: Sequence[int]) -> Any:
-        """Return the one `TensorType` of the trace with that dtype and shape."""
+        """Return the trace's unique `TensorType` with that dtype and shape."""
         raise NotImplementedError
 
 
 def open_length(shape: Sequence[Any]) -> Any:
-    """Return the first open length of the shape; None if there is none."""
+    """Return the first dynamic length of the shape, or None."""
     return next((n for n in shape if issubclass(type(n), Length) and n.is_open()), None)

@@ -1,6 +1,6 @@
-"""Locks that a forked process can take, though another thread of its parent held them.
+"""Locks that are free in a forked process even if another thread of its parent held them.
 
-A forked process has only the thread that forked, so it releases the locks of all others.
+A forked process has only the thread that forked, so it releases the locks of all other threads.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _locks: Final = weakref.WeakSet[Any]()
 
 
 def new_lock() -> threading.RLock:
-    """An RLock that is free in a forked process, unless the thread that forks has it."""
+    """Return an RLock that is free in a forked process, unless the forking thread holds it."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
 
 
 def is_mine(lock: Any) -> bool:
-    """Return whether this thread has the lock."""
+    """Return whether this thread holds the lock."""
     return bool(lock._is_owned())
 
 
 def after_fork(function: Callable[[], None]) -> Callable[[], None]:
-    """Decorate what a forked process calls first, in the order of decoration."""
+    """Decorate a function to call in each forked process, in the order of decoration."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function

@@ -1,8 +1,8 @@
-"""Caches with a limit: of more entries than it, the least recently used is evicted.
+"""Caches of limited size, which evict the least recently used entry.
 
-`@memoized(limit)` caches the results of a function. `Memo(limit, name)` is a mapping, for values
-that are looked up in one place and made in another. Both may be used by several threads, and count
-hits and misses: `caches` lists them.
+`@memoized(limit)` caches the results of a function. `Memo(limit, name)` is a mapping for values
+that are looked up and created in different places. Both are thread-safe and count hits and misses;
+`caches` lists them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _memos: Final[WeakSet[Memo[Any, Any]]] = WeakSet()
 class Memo(Generic[K, V]):
     """Cache of at most `limit` entries.
 
-    name: of all caches of this kind, for the list of caches.
-    entries: the dict itself. A hot path may read it: this counts no hit, and does not make the
-        entry a recent one.
+    name: name for the list of caches; several caches may share it.
+    entries: the dict itself, for hot paths. Reading it counts no hit and does not mark the entry as
+        recently used.
     """
 
     __slots__ = ("__weakref__", "entries", "hits", "limit", "misses", "name")
@@ -37,10 +37,10 @@ class Memo(Generic[K, V]):
     def __init__(self, limit: int, name: str) -> None:
         self.limit, self.name = limit, name
         self.hits = self.misses = 0
-        self.entries: dict[K, V] = {}  # the least recently used first
+        self.entries: dict[K, V] = {}  # ordered from the least recently used
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of the key, which `make` returns if there is none."""
+        """Return the value of the key; on a miss, compute it with `make` and store it."""
         with _lock:
             value: V = self.entries.pop(key, _MISSING)
             if value is not _MISSING:
@@ -50,7 +50,8 @@ class Memo(Generic[K, V]):
             self.misses += 1
         value = make()
         with _lock:
-            self[key] = value = self.entries.get(key, value)  # another thread's, if it was earlier
+            # keep the value of another thread that was faster
+            self[key] = value = self.entries.get(key, value)
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -80,7 +81,10 @@ def memoized(limit: int) -> Callable[[F], F]:
 
 
 class CacheInfo(NamedTuple):
-    """State of all caches of one name: `size` and `limit` are the sums over `number` caches."""
+    """State of all caches of one name.
+
+    `size` and `limit` are the sums over `number` caches.
+    """
 
     name: str
     number: int
@@ -92,7 +96,7 @@ class CacheInfo(NamedTuple):
 
 def caches() -> list[CacheInfo]:
     """Return the state of each cache that has been used, by name."""
-    with _lock:  # other threads add to the set
+    with _lock:  # other threads may add to the set
         memos = list(_memos)
     rows = [(each.name, len(each), each.limit, each.hits, each.misses) for each in memos]
     for function in _functions:

@@ -1,7 +1,7 @@
-"""Memory of a VM's tensors: allocates, copies and compares their arrays.
+"""Memory of a VM's tensors: allocation, copies and comparison of arrays.
 
-`HOST` is the memory of this process, with numpy's arrays. The memory of a device derives from it;
-its arrays are of another class, for which numpy's functions call those of the device.
+`HOST` is the memory of this process, with numpy arrays. The memory of a device is a subclass. Its
+arrays have a different class, for which numpy's functions call the functions of the device.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy, alig
 
 
 class Memory:
-    """The memory of this process. That of a `device` overrides each method."""
+    """Memory of this process. The memory of a `device` overrides each method."""
 
     device: str = "cpu"
 
     def zeros(self, nbytes: int) -> Array:
-        """A u8 array of zeros, aligned to 64 bytes. Raises `MemoryError`."""
+        """Allocate a u8 array of zeros, aligned to 64 bytes. Raises `MemoryError`."""
         return aligned_zeros(nbytes)
 
     def new(self, type: TensorType) -> Array:
@@ -28,26 +28,26 @@ class Memory:
         return aligned_array(type)
 
     def copy(self, array: Array) -> Array:
-        """A packed copy of an array of any layout, from here or from the host."""
+        """Return a packed copy of an array of any layout, in this memory or on the host."""
         return aligned_copy(array)
 
     def constant(self, array: Array) -> Array:
-        """A program's constant, which lies on the host, as it is here."""
+        """Return a program's constant, which is stored on the host, as an array of this memory."""
         return array
 
     def read(self, array: Array) -> Array:
-        """A copy for the host."""
+        """Return a copy of the array on the host."""
         return array.copy()
 
     def write(self, array: Array, values: Array) -> None:
-        """Copy values of the host into an array of the same type."""
+        """Copy host values into an array of the same type."""
         np.copyto(array, values)
 
     def forget(self, memory: Array) -> None:
-        """The storage with that memory has ended."""
+        """Handle the end of the storage with that memory."""
 
     def root(self, array: Array) -> int:
-        """The number of the memory that the array lies in, unique while that lives."""
+        """Return the number of the memory that contains the array, unique during its lifetime."""
         return id(root(array))
 
     def is_array(self, value: object) -> TypeIs[Array]:
@@ -63,5 +63,5 @@ HOST: Final = Memory()
 
 
 def address(x: Any) -> int:
-    """The first byte of an array, in the memory that it lies in."""
+    """Return the address of the first byte of an array in its memory."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.address

@@ -1,8 +1,8 @@
-"""One way to listen to a VM: layers around its methods, for recorders, reports, listings and tests.
+"""Layers around the methods of a VM, for recorders, reports, listings and tests.
 
-A layer is called in place of a method, with the method as its first argument, `proceed`. It may
-call `proceed`, change arguments and results, or not call it at all. The latest layer is the
-outermost. A VM without layers has no overhead.
+A layer is called instead of a method, with the method as its first argument, `proceed`. It may call
+`proceed`, change arguments and results, or skip the call. The latest layer is the outermost. A VM
+without layers has no overhead.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 
 Layer: TypeAlias = Callable[..., Any]
-"""`layer(proceed, *args, **options)`, in the place of `proceed(*args, **options)`."""
+"""Function `layer(proceed, *args, **options)` that replaces `proceed(*args, **options)`."""
 
 on_wait: Final[list[Callable[[str, str, float], None]]] = []
-"""Functions called on the waiting thread when it has waited for a queue: with the queue's name,
-what was waited for, and the seconds of `time.perf_counter` at which that began."""
+"""Functions to call after a thread has waited for a queue, on that thread.
+
+The arguments are the queue's name, the event, and the start of the wait in seconds of
+`time.perf_counter`.
+"""
 
 explaining: Final[ContextVar[Callable[[Exception], object] | None]] = ContextVar(
     "explaining", default=None
 )
-"""What adds to an error of launches made meanwhile where its instruction came from: on a VM
-elsewhere `launch` has returned before there is one."""
+"""Function that adds the source of the instruction to errors of launches made inside it.
+
+On a remote VM `launch` returns before its error is known.
+"""
 
 _LAYERS: Final = "_layers"
-"""The VM's attribute with its layers by method, the outermost last."""
+"""Name of the VM's attribute with its layers by method, the outermost last."""
 
 _lock: Final = new_lock()
 
 
 @contextmanager
 def observed(vm: VMProtocol, **layers: Layer) -> Iterator[None]:
-    """Inside the block each named method of the VM has a layer around it, on every thread.
+    """Put a layer around each named method of the VM inside the block, on every thread.
 
-    Blocks on one VM may overlap, and end in any order. Raises `AttributeError` for a method that
-    the VM does not have.
+    Blocks on one VM may overlap and end in any order. Raises `AttributeError` for a method that the
+    VM does not have.
 
         >>> from mlvm.core.observe import observed
         >>> vm, sizes = ml.VM(), []
@@ -62,7 +67,7 @@ def observed(vm: VMProtocol, **layers: Layer) -> Iterator[None]:
 
 
 def observe(vm: VMProtocol, **layers: Layer) -> None:
-    """Put a layer around each named method of the VM, for as long as the VM lives."""
+    """Put a layer around each named method of the VM for the VM's lifetime."""
     with _lock:
         for name in layers:
             if not callable(getattr(type(vm), name)):
@@ -73,8 +78,10 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
 
 
 def of_updates(layer: Layer) -> Layer:
-    """The layer, around `launch`, which need not see launches that write to new memory alone. So
-    these keep their short way."""
+    """Mark a layer around `launch` that can ignore launches which only write to new memory.
+
+    These launches then keep their fast path.
+    """
     layer.of_updates = True  # type: ignore[attr-defined]
     return layer
 
@@ -84,9 +91,9 @@ def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
 
 
 def _wrap(vm: VMProtocol, name: str) -> None:
-    """Rebuild the instance's method from its layers, or delete it where no layer is left.
+    """Rebuild the instance's method from its layers, or delete it if no layer remains.
 
-    The method is replaced in one step: a launch on another thread meets every layer that stays.
+    The method is replaced atomically: a launch on another thread runs every remaining layer.
     """
     method = getattr(type(vm), name).__get__(vm)
     layers = _layers_of(vm, name)
@@ -97,5 +104,5 @@ def _wrap(vm: VMProtocol, name: str) -> None:
     else:
         vars(vm).pop(name, None)
     fast_path = getattr(vm, "fast_path", None)
-    if name == "launch" and fast_path is not None:  # else launches by it would not be seen
+    if name == "launch" and fast_path is not None:  # layers do not see launches of the fast path
         fast_path.observed = not all(hasattr(layer, "of_updates") for layer in layers)

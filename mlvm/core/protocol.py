@@ -1,4 +1,4 @@
-"""The VM protocol: all that the layers above know of a machine.
+"""Protocol of VMs, the only interface to machines for the layers above.
 
 Every call behaves like an RPC: values are copied in and out, handles are opaque integers.
 """
@@ -23,7 +23,7 @@ StorageHandle = Handle
 
 
 class Estimate(NamedTuple):
-    """`bytes` of the tensors that a program makes, and its floating-point operations."""
+    """Estimated cost of a program: bytes of allocated tensors, and floating-point operations."""
 
     bytes: int
     flops: int
@@ -36,17 +36,17 @@ class Identity:
         self._attached: dict[Callable[[Any], Any], Any] = {}
 
     def attached(self, kind: Callable[[VMProtocol], T]) -> T:
-        """The one `kind(vm)` of this VM, made when it is first asked for. It ends with the VM."""
+        """Return the `kind(vm)` of this VM, created at the first call; it is freed with the VM."""
         attachment: T | None = self._attached.get(kind)
         return self._attached.setdefault(kind, kind(self)) if attachment is None else attachment  # type: ignore[arg-type]
 
     @property
     def stands_for(self) -> Any:
-        """The VM whose handles these are: itself. A recorder stands for the VM that it records."""
+        """Return the VM that owns these handles: itself, or the VM that a recorder records."""
         return self
 
     def is_same(self, other: VMProtocol) -> bool:
-        """Return whether handles of the other are handles of this VM."""
+        """Return whether handles of the other VM are valid on this VM."""
         return other.stands_for is self.stands_for
 
 

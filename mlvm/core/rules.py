@@ -1,7 +1,7 @@
-"""Type rules that several ops share, and the shape arithmetic the others are made of.
+"""Type rules that several ops share, and shape arithmetic for the other rules.
 
-A rule takes the operands' types and the op's attributes, and returns the result's type or
-raises with the reason alone (`Op.infer` adds the op and the types).
+A rule receives the operands' types and the op's attributes, and returns the result's type. It
+raises an error with the reason only; `Op.infer` adds the op and the operand types.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 
 def require(allowed: str, *operands: TensorType) -> None:
-    """Raise `DTypeError` unless every operand's dtype is of the allowed class:
-    any, numeric, real, real or bool, integer, integer or bool, inexact, float, bool."""
+    """Raise `DTypeError` unless every operand's dtype belongs to the allowed class.
+
+    The classes are: any, numeric, real, real or bool, integer, integer or bool, inexact, float,
+    bool.
+    """
     for operand in operands:
         if operand.dtype.kind not in _KINDS[allowed]:
             names = ", ".join(d.name for d in DType.all.values() if d.kind in _KINDS[allowed])
@@ -52,29 +55,33 @@ def require_one_float_dtype(*operands: TensorType) -> None:
     dtypes = [operand.dtype for operand in operands]
     if len(set(dtypes)) > 1:
         raise DTypeError(
-            f"dtypes {', '.join([each.name for each in dtypes])} must be one and the same"
+            f"expected operands of one dtype, got {', '.join([each.name for each in dtypes])}"
         )
 
 
 def require_cotangent(g: TensorType, result: TensorType) -> None:
     """Raise `ShapeError` unless `g` can be the cotangent of a result of that type."""
     if g is not result:
-        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {result}")
+        raise ShapeError(f"expected a cotangent of the result's type {result}, got {g}")
 
 
 def common_dtype(operands: Sequence[TensorType]) -> DType:
-    """The promoted dtype of all operands."""
+    """Return the promoted dtype of all operands."""
     return reduce(promote, [operand.dtype for operand in operands])
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The shape that all of them broadcast to, aligned at the last axis. Raises `ShapeError`."""
+    """Return the shape that all shapes broadcast to, aligned at the last axis.
+
+    Raises `ShapeError`.
+    """
     ndim = max(map(len, shapes), default=0)
     result = [1] * ndim
     for shape in shapes:
         for i, n in enumerate(shape, ndim - len(shape)):
             length = result[i]
-            if type(length) is int and length == 1:  # an open length is not compared beside it
+            # do not compare a dynamic length with 1: that would add a guard
+            if type(length) is int and length == 1:
                 result[i] = n
             elif (type(n) is not int or n != 1) and n != length and n != 1:
                 if length != 1:
@@ -86,8 +93,10 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def elementwise(allowed: str = "numeric", result: DType | None = None) -> Callable[..., TensorType]:
-    """The rule of ops that work element by element: the operands promote to one dtype, of an
-    allowed class, and broadcast to one shape. The result has that dtype unless `result` names one.
+    """Return the type rule of elementwise ops.
+
+    The operands promote to one dtype, which must be of the allowed class, and broadcast to one
+    shape. The result has this dtype unless `result` names another.
     """
 
     def infer(*operands: TensorType) -> TensorType:
@@ -104,20 +113,23 @@ broadcast = elementwise("numeric")
 
 
 def normalize_axis(axis: int, ndim: int) -> int:
-    """`axis` counted from the front. Raises `AxisRefused` when it is out of range."""
+    """Return `axis` counted from the first axis. Raises `AxisRefused` if it is out of range."""
     if not -ndim <= axis < ndim:
         raise AxisRefused(f"axis {axis} is out of range for {ndim} dimensions")
     return axis % ndim
 
 
 def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """All of them for None, else each counted from the front, in order, none twice."""
+    """Return the axes counted from the first, in the order given; all axes for None.
+
+    Raises `AxisRefused` for an axis that is out of range or repeated.
+    """
     if axis is None:
         return tuple(range(ndim))
     axes = (axis,) if isinstance(axis, int) else axis
     result = tuple(normalize_axis(a, ndim) for a in axes)
     if len(set(result)) != len(result):
-        raise AxisRefused(f"axis {axis} names an axis twice")
+        raise AxisRefused(f"axis {axis} contains an axis twice")
     return result
 
 
@@ -130,7 +142,7 @@ def reduced_shape(shape: Shape, axis: Axis, keepdims: bool) -> Shape:
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Return whether it is a number that converts to a float, as 10**400 does not."""
+    """Return whether the value is a number that converts to a float; 10**400 does not."""
     if not isinstance(value, (int, float, np.integer, np.floating)):
         return False
     try:
@@ -150,9 +162,10 @@ def _bounds(dtype: DType) -> tuple[int, int]:
 
 
 def require_representable(value: float, dtype: DType) -> None:
-    """Raise `ArgumentError` unless a bool or integer dtype holds `value` exactly.
+    """Raise `ArgumentError` unless a bool or integer dtype can hold `value` exactly.
 
-    A float or complex dtype takes any number, rounded."""
+    A float or complex dtype accepts any number and rounds it.
+    """
     if dtype.is_inexact:
         return
     low, high = _bounds(dtype)

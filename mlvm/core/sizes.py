@@ -1,4 +1,4 @@
-"""Sizes of memory as users write them: `"64 MiB"`, `"64M"`, or a number of bytes."""
+"""Memory sizes as users write them: `"64 MiB"`, `"64M"`, or a number of bytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SIZE: Final = re.compile(r"\s*(\d{1,40}(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | r
 
 
 def parse_size(value: object, where: str) -> int:
-    """Return a size in bytes, given as an int or as a text of a number and a unit.
+    """Return the number of bytes for an int, or for a text with a number and a unit.
 
-    K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024. kB, MB, GB, TB are powers of 1000. B and
-    no unit are bytes.
+    K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024. kB, MB, GB, TB are powers of 1000. A
+    number with B or without a unit is in bytes.
 
-    `where` begins the error. Raises `ArgumentError` for what is no size, and for a size below 1 or
-    above 2**63 - 1.
+    The message of an error begins with `where`. Raises `ArgumentError` for an invalid size, and for
+    a size below 1 or above 2**63 - 1.
 
         >>> parse_size("1.5 MiB", "here"), parse_size("64M", "here"), parse_size(100, "here")
         (1572864, 67108864, 100)
@@ -37,7 +37,7 @@ def parse_size(value: object, where: str) -> int:
                 factor = 1
             if factor is not None:
                 number = int(match[1]) if match[1].isdecimal() else float(match[1])
-                nbytes = 0 if factor == 1 and number % 1 else number * factor  # no half a byte
+                nbytes = 0 if factor == 1 and number % 1 else number * factor  # bytes are whole
     elif not isinstance(value, bool):
         try:
             nbytes = operator.index(value)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def parse_size(value: object, where: str) -> int:
 
 
 def size_text(nbytes: float) -> str:
-    """Return a size in the largest unit of one letter of which it is a whole number: `64M`."""
+    """Return a size in the largest one-letter unit of which it is a multiple: `64M`."""
     for unit, size in sorted(_UNITS.items(), key=lambda item: -item[1]):
         if nbytes >= size and nbytes % size == 0:
             return f"{nbytes // size:g}{unit.upper()}"

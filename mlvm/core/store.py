@@ -1,8 +1,8 @@
-"""The free store: storages of bytes, and handles that name tensors in them.
+"""Free store: storages of bytes, and handles of the tensors in them.
 
-A handle is an integer that is never used twice, in any store of this process; so a handle
-that outlives its tensor is always noticed. Handles of a process that serves others begin at a
-random number (`number_apart`). The store outlives launches and counts every byte.
+A handle is an integer that no store of this process uses twice, so the use of a freed handle is
+always detected. In a process that serves remote clients, handles begin at a random number
+(`number_apart`). The store outlives launches and counts every byte.
 """
 
 from __future__ import annotations
@@ -20,24 +20,30 @@ from mlvm.core.memory import HOST, Memory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType
 
 Handle = int
-_TOMBSTONES: Final = 1 << 16  # ended handles whose type and end an error can still name
+# freed handles for which an error can still state the type and the reason
+_TOMBSTONES: Final = 1 << 16
 
 _handles = itertools.count(1)
-_server = 0  # the process whose numbers begin at random
+_server = 0  # process id for which handles begin at a random number
 
 
 def number_apart() -> None:
-    """Have later handles of this process begin at a random number above 2**32. A tensor of one
-    process that is used on a VM of another then names nothing there, instead of another tensor."""
+    """Make later handles of this process begin at a random number above 2**32.
+
+    A handle that is used on a VM of a different process is then unknown there, instead of naming
+    another tensor.
+    """
     global _server, _handles
-    if _server != os.getpid():  # a forked process has its parent's
+    if _server != os.getpid():  # a forked process inherits the counter of its parent
         _server, _handles = os.getpid(), itertools.count(1 + secrets.randbelow(1 << 20) << 32)
 
 
 @dataclass(slots=True)
 class Storage:
-    """A block of bytes. It counts while it is held: by its own handle, or by tensors that own it.
-    `views` are the handles of tensors in it that do not own it; they end with its handle."""
+    """Block of bytes, which counts as used while its own handle or a tensor that owns it holds it.
+
+    `views` are the handles of tensors in it that do not own it; they are freed with its handle.
+    """
 
     nbytes: int
     data: Array
@@ -52,7 +58,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Entry:
-    """Tensor of a handle: a typed array in a storage; `owner` if it holds the storage."""
+    """Tensor of a handle: a typed array in a storage; `owner` is true if it holds the storage."""
 
     type: TensorType
     array: Array
@@ -61,7 +67,7 @@ class Entry:
 
 
 class Cache(Protocol):
-    """Cache of arrays by handle, as `FreeStore.caches` lists them."""
+    """Cache of arrays by handle, listed in `FreeStore.caches`."""
 
     def clear(self) -> None: ...
 
@@ -69,10 +75,11 @@ class Cache(Protocol):
 class FreeStore:
     """Storages and tensors by handle.
 
-    `consumed` is the exact sum of all storages' bytes, and `limit` the most that it may be, if any.
-
-    `caches` are dictionaries of arrays by handle, and the like. All are cleared when a handle may
-    name another array, or none: they keep no ended array alive."""
+    consumed: exact sum of the bytes of all storages.
+    limit: maximum of `consumed`, or None.
+    caches: caches of arrays by handle. All are cleared when a handle may refer to another array or
+        to none, so they keep no freed array alive.
+    """
 
     def __init__(self, memory: Memory = HOST) -> None:
         self.memory = memory
@@ -81,13 +88,15 @@ class FreeStore:
         self.caches: dict[int, Cache] = {}
         self._entries: dict[Handle, Entry] = {}
         self._storages: dict[Handle, Storage] = {}
-        self._by_root: dict[int, Storage] = {}  # by the number of its memory
+        self._by_root: dict[int, Storage] = {}  # by `Memory.root` of its memory
         self._ended: dict[Handle, str] = {}
         self._closed: str | None = None
 
     def close(self, why: str) -> None:
-        """End every tensor and storage. Uses and allocations after that raise an error that says
-        `why`; what frees does nothing. Idempotent."""
+        """Free every tensor and storage. Later uses raise an error with the text `why`.
+
+        Freeing a handle after that does nothing. Idempotent.
+        """
         for storage in list(self._storages):
             self.dealloc_storage(storage)
         for tensor in list(self._entries):
@@ -101,7 +110,10 @@ class FreeStore:
             raise MachineError(self._closed)
 
     def new_storage(self, nbytes: int) -> Storage:
-        """Bytes for one storage; the one place that allocates. Raises `OutOfMemory`."""
+        """Allocate the bytes of a storage; all allocations of the store call this.
+
+        Raises `OutOfMemory`.
+        """
         self.require_open()
         self._require_room(nbytes)
         try:
@@ -112,29 +124,32 @@ class FreeStore:
             ) from None
 
     def _require_room(self, nbytes: int) -> None:
-        """Raise `OutOfMemory` if `nbytes` more exceed the limit."""
+        """Raise `OutOfMemory` if an allocation of `nbytes` exceeds the limit."""
         if self.limit is not None and self.consumed + nbytes > self.limit:
             raise OutOfMemory(
-                f"{nbytes:,} more bytes: the VM holds {self.consumed:,} of the {self.limit:,} "
-                f"bytes of its memory=; free tensors, or make the VM with more"
+                f"cannot allocate {nbytes:,} bytes: the VM holds {self.consumed:,} bytes, and its "
+                f"limit is {self.limit:,} (memory=); free tensors, or create the VM with more"
             )
 
     # --- storages ---
 
     def alloc_storage(self, nbytes: int) -> Handle:
         if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-            raise ShapeError(f"a storage: expected 0 to {MAX_NBYTES} bytes, got {nbytes!r}")
+            raise ShapeError(
+                f"alloc_storage: expected a size of 0 to {MAX_NBYTES} bytes, got {nbytes!r}"
+            )
         return self._name_storage(self.new_storage(nbytes))
 
     def storage_over(self, memory: Array) -> Handle:
         if not isinstance(memory, np.ndarray) or memory.dtype != np.uint8:
-            raise DTypeError(f"a storage is a u8 array, not {brief(memory)}")
+            raise DTypeError(f"storage_over: expected a u8 array, got {brief(memory)}")
         if memory.ndim != 1 or not memory.flags.carray or memory.ctypes.data % ALIGNMENT:
             raise ShapeError(
-                f"a storage is a writable array of one dimension, aligned to {ALIGNMENT} bytes"
+                f"storage_over: expected a writable array of one dimension, aligned to "
+                f"{ALIGNMENT} bytes"
             )
         if self.memory.root(memory) in self._by_root:
-            raise HandleError("this memory is a storage of the VM already")
+            raise HandleError("storage_over: the memory already belongs to a storage of this VM")
         self._require_room(memory.nbytes)
         return self._name_storage(Storage(memory.nbytes, memory))
 
@@ -151,11 +166,11 @@ class FreeStore:
             return
         storage = self._storage(handle)
         for view in list(storage.views):
-            self._end(view, f"ended with its storage {handle}")
+            self._end(view, f"freed with its storage {handle}")
         del self._storages[handle]
         storage.has_handle = False
         self._release(storage)
-        self._bury(handle, f"was a storage of {storage.nbytes} bytes, ended by dealloc_storage")
+        self._bury(handle, f"was a storage of {storage.nbytes} bytes, freed by dealloc_storage")
         self.clear_caches()
 
     # --- tensors ---
@@ -177,23 +192,25 @@ class FreeStore:
         home = self._storage(storage)
         if offset < 0 or offset + type.nbytes > home.nbytes:
             raise ShapeError(
-                f"{type} at offset {offset} needs bytes {offset} to {offset + type.nbytes} "
-                f"of a storage of {home.nbytes}"
+                f"{type} at offset {offset} ends at byte {offset + type.nbytes}, but the storage "
+                f"has {home.nbytes} bytes"
             )
         if offset % type.dtype.itemsize:
             raise ShapeError(f"{type} at offset {offset} is not aligned to its elements")
         return self._name(Entry(type, home.view(type, offset), home, owner=False))
 
     def adopt(self, entry: Entry) -> Handle:
-        """A new handle for the tensor of another store's entry, without a copy. Its whole storage
-        counts here, once for all tensors adopted from it."""
+        """Create a handle for a tensor of another store's entry, without a copy.
+
+        This store counts the whole storage, once for all tensors adopted from it.
+        """
         if self.memory.root(entry.storage.data) not in self._by_root:
             self._require_room(entry.storage.nbytes)
         copy = Storage(entry.storage.nbytes, entry.storage.data)
         return self._name(self._entry_in(copy, entry.array))
 
     def replace(self, handle: Handle, array: Array) -> None:
-        """Let a handle name another array, of any type. Only one that is read-only is copied."""
+        """Make a handle refer to another array, of any type. Only a read-only array is copied."""
         old = self.entry(handle)
         if not self.memory.writable(array):
             array = self.memory.copy(array)
@@ -205,18 +222,18 @@ class FreeStore:
         self.clear_caches()
 
     def swap(self, first: Handle, second: Handle) -> None:
-        """Exchange what two handles name; their types must be equal. No byte moves."""
+        """Exchange the tensors of two handles of equal types, without a copy."""
         x, y = self.entry(first), self.entry(second)
         if x.type is not y.type:
-            raise DTypeError(f"swap needs two tensors of one type, not {x.type} and {y.type}")
+            raise DTypeError(f"swap: expected two tensors of one type, got {x.type} and {y.type}")
         for entry in (x, y):
             if not entry.owner:
-                entry.storage.views ^= {first, second}  # of which it has one, or twice both
+                entry.storage.views ^= {first, second}  # a shared storage holds both or neither
         self._entries[first], self._entries[second] = y, x
         self.clear_caches()
 
     def entry(self, handle: Handle) -> Entry:
-        """Return the handle's entry. Raises `HandleError`, which says how the handle ended."""
+        """Return the handle's entry. Raises `HandleError` with the reason for a freed handle."""
         try:
             return self._entries[handle]
         except (KeyError, TypeError):
@@ -225,7 +242,7 @@ class FreeStore:
     # --- who holds what ---
 
     def _entry_in(self, storage: Storage, array: Array) -> Entry:
-        """An entry for an array in that storage, or in the one here that has its memory."""
+        """Return an entry for an array in that storage, or in the storage that has its memory."""
         storage = self._by_root.get(self.memory.root(storage.data), storage)
         return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
 
@@ -262,7 +279,7 @@ class FreeStore:
             self.memory.forget(storage.data)
 
     def clear_caches(self) -> None:
-        """Forget what is known of arrays by their handles."""
+        """Discard all cached arrays of handles."""
         caches, self.caches = self.caches, {}
         for cache in caches.values():
             cache.clear()
@@ -286,15 +303,17 @@ class FreeStore:
             raise HandleError(f"storage handle {brief(handle)} {self._fate(handle)}") from None
 
     def _fate(self, handle: Handle) -> str:
-        if not isinstance(handle, (int, np.integer)):  # no type checker saw the call
-            return "is no handle, which is an integer"
+        if not isinstance(handle, (int, np.integer)):  # untyped callers pass anything
+            return "is not a handle, which is an integer"
         if self._closed is not None:
-            return f"names nothing any more: {self._closed}"
+            return f"is no longer valid: {self._closed}"
         if handle in self._storages:
-            return "names a storage, not a tensor"
+            return "refers to a storage, not to a tensor"
         if handle in self._entries:
-            return f"names a tensor {self._entries[handle].type}, not a storage"
-        return self._ended.get(handle, "names nothing in this VM: never issued, or ended long ago")
+            return f"refers to a tensor {self._entries[handle].type}, not to a storage"
+        return self._ended.get(
+            handle, "does not exist in this VM: it was never created, or freed long ago"
+        )
 
     def _bury(self, handle: Handle, fate: str) -> None:
         self._ended[handle] = fate

@@ -1,4 +1,4 @@
-"""Tables as text, in columns as wide as needed."""
+"""Formatting of tables with aligned columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 
 def table(cells: Sequence[Sequence[str]], *, right: int | Container[int]) -> list[str]:
-    """Return lines of columns. `right` columns are flush right: a number of the first, or which."""
+    """Return the lines of a table; `right` selects right-aligned columns, by count or by index."""
     flush_right = range(right) if isinstance(right, int) else right
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

@@ -1,7 +1,7 @@
-"""Types of tensors: a dtype and a shape, interned as one `TensorType`.
+"""Tensor types: pairs of a dtype and a shape, interned as `TensorType`.
 
-Types are compared with `is`, used as dictionary keys at the price of a pointer, and
-print as the assembler writes them: `f32[32,64]`, `bool[]`.
+Because types are interned, they are compared with `is`, and a dictionary lookup costs one pointer
+comparison. They print as in assembly: `f32[32,64]`, `bool[]`.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ Kind = Literal["bool", "unsigned", "signed", "float", "complex", "storage"]
 
 @final
 class DType:
-    """One of the fifteen element types, `all`, or of those for storage alone, of few bits:
-    `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
+    """Element type of a tensor: one of the fifteen dtypes in `all`, or a packed low-bit dtype.
 
-    It equals everything that `of` makes it of. As with numpy's dtypes, the hashes may differ.
+    Packed dtypes such as i4 can only be stored and converted. Create a dtype with `f32`,
+    `DType.named("f32")` or `DType.of(np.float32)`. A dtype is equal to everything that `of`
+    converts to it, although the hashes may differ, as for numpy's dtypes.
     """
 
     __slots__ = ("is_half", "itemsize", "kind", "name", "numpy", "per_byte")
     all: ClassVar[dict[str, DType]] = {}
     storage: ClassVar[dict[str, DType]] = {}
-    __call__: ClassVar[Callable[..., Any]]  # a tensor of values: `mlvm.eager` adds it
+    __call__: ClassVar[Callable[..., Any]]  # creates a tensor; `mlvm.eager` sets it
 
     def __init__(self, name: str, kind: Kind, numpy: DTypeLike, per_byte: int = 1) -> None:
         self.name = name
         self.kind: Kind = kind
         self.numpy: np.dtype[np.generic] = np.dtype(numpy)
         self.itemsize: int = self.numpy.itemsize
-        self.per_byte = per_byte  # how many elements an item of numpy's has: 2 of i4
+        self.per_byte = per_byte  # elements per byte of the numpy array: 2 for i4
         self.is_half = name in ("f16", "bf16")  # see `mlvm.core.ops.half`
         (DType.storage if kind == "storage" else DType.all)[name] = self
 
     @staticmethod
     def named(name: str) -> DType:
-        """The dtype of that short name. Raises `DTypeError` for any other."""
+        """Return the dtype with that short name. Raises `DTypeError` for any other name."""
         try:
             return DType.all.get(name) or DType.storage[name]
         except (KeyError, TypeError):
@@ -58,10 +59,11 @@ class DType:
 
     @staticmethod
     def of(dtype: object, *, in_bits: bool = False) -> DType:
-        """The dtype for a `DType`, a short name, or what `np.dtype` understands except None.
+        """Return the dtype for a `DType`, a short name, or an argument of `np.dtype` except None.
 
         Raises `DTypeError` for anything else, such as a dtype of the other byte order. The name
-        "i8", which numpy reads as 8 bytes, is refused too unless names are `in_bits`."""
+        "i8", which means 8 bytes in numpy, is also an error unless names are `in_bits`.
+        """
         if not in_bits and dtype.__class__ is str and dtype == "i8":
             raise DTypeError(
                 "'i8' has two meanings: 8 bits here, and 8 bytes (int64) in numpy; write ml.int8 "
@@ -80,13 +82,13 @@ class DType:
             return match
         if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
             return DType.named(dtype)
-        with suppress(KeyError, TypeError, ValueError, SyntaxError):  # np.dtype refuses with these
-            if not hasattr(type(dtype), "__array__"):  # numpy would take the array's
+        with suppress(KeyError, TypeError, ValueError, SyntaxError):  # np.dtype raises these
+            if not hasattr(type(dtype), "__array__"):  # numpy would use the array's dtype
                 return _OF_NUMPY[np.dtype(dtype)]  # type: ignore[call-overload]
         name = str(getattr(dtype, "__name__", dtype))
         if type(dtype).__module__ == "torch" and name.startswith("torch."):
             return DType._matching(name.removeprefix("torch."))
-        return _LONG_NAMES.get(name)  # which are not numpy's
+        return _LONG_NAMES.get(name)  # names that numpy does not have
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):
@@ -98,16 +100,21 @@ class DType:
 
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
-        """The numpy dtype, for numpy 2.4 and later. Raises `AttributeError` for bf16 and dtypes of
-        few bits: numpy would convert numbers to these by their integer parts."""
+        """Return the numpy dtype; numpy 2.4 and later calls this.
+
+        Raises `AttributeError` for bf16 and packed dtypes, because numpy would convert numbers to
+        them by their integer parts.
+        """
         if self in _LONG_NAMES.values():
             raise AttributeError(f"numpy has no {self.long_name}")
         return self.numpy
 
     @property
     def is_storage(self) -> bool:
-        """True for a dtype of storage, which is only converted and multiplied:
-        `mlvm.core.ops.few`."""
+        """True for a packed dtype, whose elements can only be stored, converted and multiplied.
+
+        See `mlvm.core.ops.few`.
+        """
         return self.kind == "storage"
 
     @property
@@ -125,21 +132,23 @@ class DType:
 
     @property
     def long_name(self) -> str:
-        """Its name in the eager language: f32 is `ml.float32`."""
+        """The name in the eager language: f32 is `ml.float32`."""
         own = (name for name, dtype in _LONG_NAMES.items() if dtype is self)
         return next(own, self.numpy.name)
 
     @property
     def real(self) -> DType:
-        """The dtype of the real part: c64's is f32; any other dtype is its own."""
+        """The dtype of the real part: f32 for c64; other dtypes are unchanged."""
         return _PARTS.get(self, self)
 
     def __repr__(self) -> str:
         return self.name
 
     def __str__(self) -> str:
-        """Return the long name: other libraries look for parts of it, as in `"int" in
-        str(x.dtype)`. Types, programs and messages have the short `name`."""
+        """Return the long name, because other libraries test for parts of it, such as "int".
+
+        Types, programs and messages use the short `name`.
+        """
         return self.long_name
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -162,7 +171,7 @@ u64 = DType("u64", "unsigned", np.uint64)
 f32 = DType("f32", "float", np.float32)
 f64 = DType("f64", "float", np.float64)
 f16 = DType("f16", "float", np.float16)
-bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and does no more
+bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy can only store it
 c64 = DType("c64", "complex", np.complex64)
 c128 = DType("c128", "complex", np.complex128)
 _PER_BYTE = {"i4": 2, "u4": 2, "i2": 4, "u2": 4, "f8e4m3": 1, "f8e5m2": 1, "f4e2m1": 2}
@@ -188,16 +197,21 @@ _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 
 @cache
 def promote(x: DType, y: DType) -> DType:
-    """Promote two dtypes as the Python Array API standard (2025.12) does. Where that is silent, the
-    higher kind of bool, integer, float, complex wins, as in PyTorch and JAX: i64 with f32 is f32.
-    Raises `DTypeError` for u64 with a signed integer, and for storage."""
+    """Promote two dtypes as the Python Array API standard (2025.12) does.
+
+    If the standard does not define the result, the higher kind of bool, integer, float and complex
+    wins, as in PyTorch and JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed
+    integer, and for packed dtypes.
+    """
     for dtype in (x, y):
         if dtype.is_storage:
-            raise DTypeError(f"{dtype.name} is for storage alone; convert with astype(x, ...)")
+            raise DTypeError(
+                f"{dtype.name} can only be stored and converted; convert with astype(x, ...)"
+            )
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
-    if x is not y and (x.is_half or y.is_half):  # f32 has all that f16 and bf16 have
+    if x is not y and (x.is_half or y.is_half):  # f32 holds every f16 and bf16 value
         return f32 if x.itemsize == y.itemsize else max(x, y, key=lambda d: d.itemsize)
     both = _OF_NUMPY[np.promote_types(x.numpy, y.numpy)]
     if both.is_float and x.is_integer:
@@ -209,15 +223,17 @@ def promote(x: DType, y: DType) -> DType:
 
 Shape: TypeAlias = tuple[int, ...]
 _INT: Final = frozenset({int})
-MAX_NDIM: Final = 64  # as numpy has it
+MAX_NDIM: Final = 64  # the limit of numpy
 MAX_NBYTES: Final = 1 << 62
-ALIGNMENT: Final = 64  # of a tensor's first byte
+ALIGNMENT: Final = 64  # in bytes, of a tensor's address
 _interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 
 class NamedType(NamedTuple):
-    """A dtype, and a shape with names of sizes: `TensorType("f32", ("batch", 784))` returns one.
+    """Type with a dtype and a shape that contains names of sizes.
+
+    `TensorType("f32", ("batch", 784))` returns one.
 
     >>> type = ml.TensorType("f32", ("batch", 784))
     >>> type, type.at({"batch": 32})
@@ -229,7 +245,7 @@ class NamedType(NamedTuple):
 
     @staticmethod
     def of(dtype: DType, shape: Sequence[int | str]) -> NamedType:
-        """Check the shape, at least one of whose lengths is a name. Raises `ShapeError`."""
+        """Return the type after a check of the shape with its names. Raises `ShapeError`."""
         _as_shape([0 if _is_name(n) else n for n in shape])  # type: ignore[misc]
         return NamedType(dtype, tuple(shape))
 
@@ -239,7 +255,7 @@ class NamedType(NamedTuple):
         return {n for n in self.shape if isinstance(n, str)}
 
     def at(self, sizes: Mapping[str, int]) -> TensorType:
-        """Return the type at these sizes by name."""
+        """Return the type with these sizes in place of the names."""
         return TensorType(self.dtype, [sizes[n] if isinstance(n, str) else n for n in self.shape])
 
     def __repr__(self) -> str:
@@ -248,14 +264,16 @@ class NamedType(NamedTuple):
 
 @final
 class TensorType:
-    """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
+    """Type of a tensor: a dtype and a shape, interned, so `TensorType("f32", (2, 3))` is unique.
 
-    `size` counts elements, `nbytes` the bytes of a packed row-major tensor; `array_shape` is that
-    of numpy's array, whose items are bytes: (2, 2) of i4[2,4].
-    Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
-    for more than 64 dimensions, for more than 2**62 bytes (not counting lengths of 0), and where
-    rows of few bits do not fill their last byte. With names among the lengths, as in
-    `TensorType("f32", ("batch", 784))`, it returns a `NamedType`, which `ml.measure` takes.
+    `size` is the number of elements, `nbytes` the bytes of a packed row-major tensor. `array_shape`
+    is the shape of the numpy array. It differs from `shape` for packed dtypes, whose arrays hold
+    bytes: (2, 2) for i4[2,4]. With names in the shape, as in `TensorType("f32", ("batch", 784))`,
+    the result is a `NamedType`, which `ml.measure` accepts.
+
+    Raises `DTypeError` for an unknown dtype. Raises `ShapeError` for a negative or non-integer
+    length, for more than 64 dimensions, for more than 2**62 bytes (lengths of 0 are ignored), and
+    if rows of a packed dtype do not fill their last byte.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
@@ -285,7 +303,7 @@ class TensorType:
             if isinstance(shape, (tuple, list)) and any(map(_is_name, shape)):
                 return NamedType.of(dtype, shape)  # type: ignore[return-value]
             shape = _as_shape(shape)  # type: ignore[arg-type]
-        # `get` would be a call in Python
+        # not `get`, which is a Python function and slower
         reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
         interned: TensorType | None = None if reference is None else reference()
         if interned is not None:
@@ -315,13 +333,15 @@ class TensorType:
         self.size = size
         self.nbytes = size * dtype.itemsize // per_byte
         self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
-        with _interning:  # else two threads could each make one
+        with _interning:  # two threads must not both create the type
             return cls._interned.setdefault((dtype, shape), self)
 
     @staticmethod
     def opened(dtype: DType, shape: Shape, sizes: Shape) -> TensorType:
-        """Return a new type of a trace, whose shape has open lengths; `sizes` are the present
-        values. Only `nbytes` is that of the present values. Raises `ShapeError`.
+        """Return a new type of a trace, whose shape has dynamic lengths.
+
+        `sizes` are the lengths of the current call; only `nbytes` depends on them. Raises
+        `ShapeError`.
 
         Refuses:
             ml.TensorType.opened(ml.float32, (2,), (-2,))  # ShapeError
@@ -333,19 +353,22 @@ class TensorType:
         return self
 
     def over(self, memory: Array) -> Array:
-        """The first bytes of a contiguous array, as an array of this type."""
+        """Return the first bytes of a contiguous array as an array of this type."""
         data = memory.reshape(-1).view(np.uint8)[: self.nbytes]
         return data.view(self.dtype.numpy).reshape(self.array_shape)
 
     @property
     def is_open(self) -> bool:
-        """True if a length of the shape is open: the type belongs to a trace."""
-        return not _INT.issuperset(map(type, self.shape))  # the size may be 0 for all lengths
+        """True if a length of the shape is dynamic; such a type belongs to a trace."""
+        # not by `size`, which may be 0 regardless of the dynamic lengths
+        return not _INT.issuperset(map(type, self.shape))
 
     @staticmethod
     def of(array: Array) -> TensorType:
-        """The type of a numpy array. Raises `DTypeError` for a dtype mlvm does not have, and
-        `ShapeError` for one item of several elements.
+        """Return the type of a numpy array.
+
+        Raises `DTypeError` for a dtype that mlvm does not have, and `ShapeError` for a packed dtype
+        whose array has no dimensions.
 
         Refuses:
             ml.TensorType.of(np.asarray(["text"]))  # DTypeError
@@ -358,7 +381,7 @@ class TensorType:
 
     @staticmethod
     def parse(text: str) -> TensorType:
-        """Read what `str` writes: `f32[2,3]`. Raises `ShapeError` or `DTypeError`.
+        """Parse the text of a type, such as `f32[2,3]`. Raises `ShapeError` or `DTypeError`.
 
         Refuses:
             ml.TensorType.parse("f99[2]")  # DTypeError
@@ -370,7 +393,7 @@ class TensorType:
         name, lengths = match.groups()
         try:
             shape = [int(n) for n in lengths.split(",") if n.strip()]
-        except ValueError:  # Python reads no integer of thousands of digits
+        except ValueError:  # Python raises for thousands of digits
             raise ShapeError(f"a length of {name}[...] has too many digits") from None
         return TensorType(DType.named(name), shape)
 
@@ -378,7 +401,7 @@ class TensorType:
         raise TypeError("x.type is a value, and converts nothing; write x.astype(dtype)")
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
-        """The type of that shape and this dtype. Raises `ShapeError`.
+        """Return the type with that shape and this dtype. Raises `ShapeError`.
 
         Refuses:
             v.type.with_shape((-2,))  # ShapeError
@@ -386,7 +409,7 @@ class TensorType:
         return TensorType(self.dtype, shape)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        """The type of that dtype and this shape."""
+        """Return the type with that dtype and this shape."""
         return TensorType(dtype, self.shape)
 
     def __repr__(self) -> str:
@@ -412,7 +435,7 @@ def _as_shape(lengths: Sequence[int]) -> Shape:
 
 
 def check_array(array: Array, type: TensorType, where: str) -> None:
-    """Raise `DTypeError` or `ShapeError`, with `where` in front, unless it has that type."""
+    """Raise `DTypeError` or `ShapeError`, prefixed with `where`, unless the array has that type."""
     if not isinstance(array, (np.ndarray, np.generic)):
         raise DTypeError(f"{where}: expected an array, got a {array.__class__.__name__}")
     if array.dtype != type.dtype.numpy:
@@ -422,8 +445,10 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
 
 
 def check_out(out: Array, type: TensorType) -> None:
-    """Raise `DTypeError`, `ShapeError` or `ArgumentError` unless a tensor of that type can be
-    read into the caller's array."""
+    """Raise an error unless a tensor of that type can be read into the caller's array.
+
+    Raises `DTypeError`, `ShapeError` or `ArgumentError`.
+    """
     where = f"read of {type} with out="
     if isinstance(out, np.generic):
         raise DTypeError(f"{where}: expected an array, got a {out.__class__.__name__}")
@@ -433,26 +458,26 @@ def check_out(out: Array, type: TensorType) -> None:
 
 
 def aligned_zeros(nbytes: int) -> Array:
-    """A u8 array of zeros whose first byte lies on a 64-byte boundary."""
+    """Return a u8 array of zeros that starts at a multiple of 64 bytes."""
     raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    skip = -raw.__array_interface__["data"][0] % ALIGNMENT  # sooner than `ctypes`
+    skip = -raw.__array_interface__["data"][0] % ALIGNMENT  # faster than `ctypes`
     return raw[skip : skip + nbytes]
 
 
 def aligned_array(type: TensorType) -> Array:
-    """An array of zeros of that type on a 64-byte boundary."""
+    """Return an array of zeros of that type that starts at a multiple of 64 bytes."""
     return aligned_zeros(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
 
 
 def aligned_copy(array: Array) -> Array:
-    """A copy of an array of any layout, on a 64-byte boundary."""
+    """Return a packed copy of an array of any layout that starts at a multiple of 64 bytes."""
     copy = aligned_array(TensorType.of(array))
     np.copyto(copy, array)
     return copy
 
 
 def root(array: Array) -> Array:
-    """The array that has the memory which this one views."""
+    """Return the array that owns the memory of this view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -1,4 +1,4 @@
-"""A VM in this process: a free store, a function table, and a machine behind one lock."""
+"""VM in this process: a free store, a function table and a machine, protected by one lock."""
 
 from __future__ import annotations
 
@@ -50,24 +50,27 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array, check_out
 
 _MOST_LAUNCHES: Final = 50
-# Instructions remembered for each program: linked, over all tuples of types; bound, of operands.
+# Limit of cached instructions per program: of linked code over all argument types, and of bound
+# code.
 _MOST_LINKED: Final = 1 << 13
 _MOST_BOUND: Final = 1 << 18
-_FEW: Final = 16  # tuples of either, for which the largest program is remembered
+_FEW: Final = 16  # argument types or handles that are cached for even the largest program
 _numbers = itertools.count()
 _vms: Final = weakref.WeakSet["VM"]()
 
 
 class VM(Identity):
-    """One machine, serving one processor.
+    """Virtual machine that runs programs on one device of this process.
 
-    `checked=False` is the raw machine: programs are not verified, arrays written are not
-    compared with the tensor's type, and a mistake does whatever numpy makes of it.
+    name: name for messages; by default a new one.
+    checked: False skips checks. Programs are not verified, arrays are not compared with the
+        tensor's type when they are written, and the effect of a mistake is undefined.
+    kernels: kernels by op name that replace the reference kernels.
+    run: interpreter loop with the signature of `mlvm.core.machine.run.run`, which it replaces.
+    scheduler: runs ops asynchronously on workers; None runs them in the program's order.
+    memory: memory that holds the tensors, such as the memory of a GPU.
 
-    Other machines come in by two doors. `kernels` take the place of the reference kernels, by op
-    name. `run` takes the place of the reference loop, `mlvm.core.machine.run.run`, and has its
-    signature. Besides, a `scheduler` may run ops beside the program, and tensors may lie in the
-    `memory` of a device. Raises `UnknownFunction` for a kernel of no op.
+    Raises `UnknownFunction` if `kernels` names an unknown op.
 
         >>> from mlvm.core.vm import VM
         >>> vm = VM("reference")
@@ -97,8 +100,8 @@ class VM(Identity):
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
-        self.depth = 0  # of launches within launches, by host functions
-        self.shared = False  # whether `share` lets others write to its tensors
+        self.depth = 0  # of launches by host functions inside a launch
+        self.shared = False  # True once `share` has given tensors to another VM
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         _vms.add(self)
@@ -108,12 +111,12 @@ class VM(Identity):
 
     @property
     def on_host(self) -> bool:
-        """True if tensors are in this process's memory, so that they can be lent and borrowed."""
+        """True if the tensors are in this process's memory, where they can be lent and borrowed."""
         return self.memory is HOST
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The lock of the VM: its holder's calls are not interleaved with other threads'."""
+        """Return the lock of the VM; other threads' calls wait until its holder releases it."""
         return self._lock
 
     # --- tensors ---
@@ -124,7 +127,7 @@ class VM(Identity):
             return self._store.alloc_tensor(type)
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
-        """End the handle, and its storage unless it is a view. Raises `HandleError`.
+        """Free the handle, and its storage unless the tensor is a view. Raises `HandleError`.
 
         Refuses:
             vm.dealloc_tensor(99)  # HandleError
@@ -133,7 +136,7 @@ class VM(Identity):
             self._store.dealloc_tensor(handle)
 
     def type_of(self, handle: TensorHandle) -> TensorType:
-        """The type of the tensor. Raises `HandleError`.
+        """Return the type of the tensor. Raises `HandleError`.
 
         Refuses:
             vm.type_of(99)  # HandleError
@@ -141,10 +144,10 @@ class VM(Identity):
         return self._store.entry(handle).type
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
-        """Copy the tensor into `out`, a writable array of its type, or a new array; return that.
+        """Copy the tensor into `out`, or into a new array, and return that array.
 
-        Raises `HandleError`, or `DTypeError`, `ShapeError` and `ArgumentError` for an `out` of
-        another type or one that is read-only.
+        `out` must be a writable array of the tensor's type. Raises `HandleError`; for another
+        `out`, `DTypeError`, `ShapeError` or `ArgumentError`.
 
         Refuses:
             vm.read(vm.alloc_tensor(v.type), np.broadcast_to(array[:1], (2,)))  # ArgumentError
@@ -161,7 +164,7 @@ class VM(Identity):
             return out
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Copy an array of the tensor's own dtype and shape into it.
+        """Copy an array of the tensor's own dtype and shape into the tensor.
 
         Raises `HandleError`, or `DTypeError` and `ShapeError` for an array of another type.
 
@@ -179,9 +182,9 @@ class VM(Identity):
             self.memory.write(entry.array, array)
 
     def borrow(self, handle: TensorHandle) -> Array:
-        """The tensor's own memory as an array, without a copy, valid until the next launch.
+        """Return the tensor's own memory as an array, without a copy; valid until the next launch.
 
-        Only a VM of this process can lend it. Raises `HandleError`.
+        Only a VM in this process can lend memory. Raises `HandleError`.
 
         Refuses:
             vm.borrow(99)  # HandleError
@@ -189,38 +192,38 @@ class VM(Identity):
         return self.array_of(handle).view()
 
     def array_of(self, handle: TensorHandle) -> Array:
-        """The tensor's array in the VM's own memory, once the workers have written it."""
+        """Return the tensor's array in the VM's memory, after pending writes of the workers."""
         array = self._store.entry(handle).array
         if self._scheduler is not None:
             self._scheduler.wait([array])
         return array
 
     def synchronize(self) -> None:
-        """Wait until the workers have done all they were given, if there are any.
+        """Wait until the workers have finished all pending work.
 
-        Raises the first error that no reader has met yet.
+        Raises the first error of the workers that was not raised before.
         """
         if self._scheduler is not None:
             self._scheduler.synchronize()
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
-        """Exchange what two handles of one type name, without a copy."""
+        """Exchange the tensors of two handles of the same type, without a copy."""
         with self._lock:
             self._store.swap(h1, h2)
 
     # --- storages ---
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
-        """A new storage of `nbytes` zeros, aligned to 64 bytes."""
+        """Allocate a storage of `nbytes` zeros, aligned to 64 bytes."""
         with self._lock:
             return self._store.alloc_storage(nbytes)
 
     def storage_over(self, memory: Array) -> StorageHandle:
-        """Make a storage over the caller's u8 array, which the caller may write to.
+        """Create a storage over the caller's u8 array, which the caller may write to.
 
-        Before each write the caller calls `make_writable`. The storage keeps the array. Raises
-        `ShapeError` or `DTypeError` for any other array, `HandleError` for memory that is a storage
-        of this VM already.
+        The caller calls `make_writable` before each write. The storage keeps the array alive.
+        Raises `ShapeError` or `DTypeError` for any other array, `HandleError` if the memory already
+        belongs to a storage of this VM.
 
         Refuses:
             vm.storage_over(array)  # DTypeError
@@ -232,7 +235,8 @@ class VM(Identity):
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
         """Wait until no worker uses the tensors, whose memory the caller is about to overwrite.
-        A running launch is not waited for. With workers it raises `HandleError`.
+
+        It does not wait for a running launch. A VM with workers raises `HandleError`.
 
         Refuses:
             ml.VM(workers=1).make_writable([99])  # HandleError
@@ -242,7 +246,7 @@ class VM(Identity):
                 self._scheduler.overwrite(self._store.entry(handle).array)
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
-        """End the storage and every tensor in it. Raises `HandleError`.
+        """Free the storage and every tensor in it. Raises `HandleError`.
 
         Refuses:
             vm.dealloc_storage(99)  # HandleError
@@ -253,45 +257,51 @@ class VM(Identity):
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
-        """A tensor that views the storage from byte `offset` on; nothing is copied.
+        """Create a tensor that views the storage from byte `offset`; nothing is copied.
 
-        Raises `HandleError`, or `ShapeError` if it leaves the storage or is not aligned.
+        Raises `HandleError`, or `ShapeError` if the tensor exceeds the storage or is not aligned.
 
         Refuses:
             vm.tensor_from_storage(99, v.type, 0)  # HandleError
             vm.tensor_from_storage(vm.alloc_storage(4), v.type, 0)  # ShapeError
         """
         if not isinstance(type, TensorType) or not isinstance(offset, int):
-            raise ShapeError(f"a view is of a TensorType at an int, not of {type!r} at {offset!r}")
+            raise ShapeError(
+                f"expected a TensorType and an int offset, got {type!r} and {offset!r}"
+            )
         with self._lock:
             return self._store.tensor_from_storage(storage, type, offset)
 
     def consumed_size_in_mib(self) -> float:
-        """The bytes of all storages, exactly, in units of 2**20."""
+        """Return the exact size of all storages, in units of 2**20 bytes."""
         return self._store.consumed / 2**20
 
     def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
-        """A handle on another VM of this process for the same memory, without a copy.
+        """Create a handle for the tensor on another VM of this process, without a copy.
 
-        Both VMs count the whole storage it lies in, and see each other's writes: whoever shares
-        takes care of the order. Raises `HandleError`.
+        Both VMs count the whole storage, and each sees the writes of the other; the caller must
+        order these writes. Raises `HandleError`.
 
         Refuses:
             vm.share(99, dry)  # HandleError
         """
         if not isinstance(other, VM):
-            raise HandleError(f"a tensor is shared with a VM of this process, not with {other!r}")
+            raise HandleError(f"share: expected a VM of this process, got {other!r}")
         if other.memory.device != self.memory.device:
             here, there = self.memory.device, other.memory.device
-            raise HandleError(f"a tensor on {here} is not shared with {other.name} on {there}")
+            raise HandleError(
+                f"share: the VMs are on {here} and {there} ({other.name}); copy the tensor"
+            )
         self.array_of(handle)
         with other._lock:
             self.shared = other.shared = True
             return other._store.adopt(self._store.entry(handle))
 
     def keep(self, nbytes: int) -> None:
-        """Account for bytes that a host function keeps beside tensors, or frees (< 0), in a launch
-        of a VM that has limits."""
+        """Account for bytes that a host function allocates outside of tensors, or frees (< 0).
+
+        Only a launch of a VM with limits counts them.
+        """
 
     # --- functions ---
 
@@ -304,14 +314,17 @@ class VM(Identity):
         nresults: int | None = None,
         result: ResultRule | None = None,
     ) -> None:
-        """Make `fn` the host function of that name, in place of any host function that had it.
+        """Register `fn` as the host function of that name, replacing an earlier host function.
 
-        It is called with a `Frame`. Where `nparams` or `nresults` are given, the verifier and
-        the machine hold every call to them. Programs see the change with their next call.
+        name: name that programs call; names of mlvm's ops are not allowed.
+        fn: function of a `Frame`.
+        nparams: number of parameters, None for any; the verifier and the machine check each call.
+        nresults: number of results, None for any; also checked for each call.
+        result: type rule, a function of the operands' types, with the attributes as keyword
+            arguments, that returns the type of the result or a tuple of types. `ml.call` needs it
+            in captured functions and transformations. Each call checks the results against it.
 
-        `result` is its type rule: a function from the types of its operands, and its attributes as
-        keywords, to the type of its result or a tuple of types. With it `ml.call` works in captured
-        functions and transformations. Each call checks the results against it.
+        Programs use the new function from their next call on.
         """
         if not isinstance(name, str):
             raise MachineError(f"register: expected a name as str, got {brief(name)}")
@@ -339,8 +352,9 @@ class VM(Identity):
     def result_types(
         self, name: str, operands: Sequence[TensorType], attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
-        """Return the types of a host function's results by its type rule; None if it has none.
-        Raises `UnknownFunction`, `MachineError` if the rule fails.
+        """Return the types of a host function's results by its type rule; None without a rule.
+
+        Raises `UnknownFunction`, or `MachineError` if the rule fails.
 
         Refuses:
             vm.result_types("nothing", (), {})  # UnknownFunction
@@ -351,14 +365,14 @@ class VM(Identity):
         return callee.result_types(operands, attributes)
 
     def register_callees(self, callees: Mapping[str, Callee]) -> None:
-        """Register functions of any kind under their names, as `register` does for Python's."""
+        """Register functions of any kind by name, as `register` does for Python functions."""
         with self._lock:
             for name, callee in callees.items():
                 self.functions.register(name, callee)
             self._forget_links()
 
     def remove(self, name: str) -> None:
-        """Take the function of that name out of the table. Raises `UnknownFunction`.
+        """Remove the function of that name from the table. Raises `UnknownFunction`.
 
         Refuses:
             vm.remove("nothing")  # UnknownFunction
@@ -369,15 +383,16 @@ class VM(Identity):
 
     @contextmanager
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
-        """Inside the block the instrument is called before and after each function, and may give
-        results in its place. Raises `MachineError` inside another such block.
+        """Call the instrument before and after each function inside the block.
+
+        The instrument may replace results. Raises `MachineError` inside another such block.
 
         Refuses:
             within(vm.instrumented(v), lambda: within(vm.instrumented(v), v.item))  # MachineError
         """
         with self._lock:
             if self.functions.instrument is not None:
-                raise MachineError(f"{self.name} has an instrument already")
+                raise MachineError(f"{self.name} already has an instrument; leave its block first")
             self._watch(instrument)
         try:
             yield
@@ -390,12 +405,16 @@ class VM(Identity):
         self.functions.watch(instrument)
 
     def close(self) -> None:
-        """End the workers after their work, all tensors and storages, and what is attached. Later
-        uses raise an error that names the VM; to free does nothing. Idempotent."""
+        """Finish the workers' pending work, then free all tensors, storages and attached objects.
+
+        Later uses raise an error that names the VM; freeing a handle does nothing. Idempotent.
+        """
         fast_path = getattr(self, "fast_path", None)  # of a native VM
         with self._lock:
             if self.depth or (fast_path is not None and fast_path.is_running()):
-                raise MachineError(f"{self.name} cannot be closed in a launch; close it after")
+                raise MachineError(
+                    f"{self.name} cannot be closed during a launch; close it afterwards"
+                )
         if self._scheduler is not None:
             self._scheduler.close()
         with self._lock:
@@ -412,7 +431,7 @@ class VM(Identity):
         self._store.require_open()
 
     def quiesce(self) -> None:
-        """Wait until the workers have done all they were given, and raise none of their errors."""
+        """Wait until the workers have finished all pending work, without raising their errors."""
         if self._scheduler is not None:
             self._scheduler.drain()
 
@@ -423,10 +442,11 @@ class VM(Identity):
     ) -> list[Array]:
         """Run the program on the tensors `args`; return copies of its outputs.
 
-        A launch on a busy VM waits. A program is verified once for each combination of argument
-        types. Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceeded`
-        after `max_steps` instructions. After an error the VM holds as many bytes as before, and
-        completed writes stay.
+        A launch waits while the VM is busy. A program is verified once per combination of argument
+        types. After an error the VM holds as many bytes as before, but completed writes remain.
+
+        Raises `HandleError`, errors of `verify`, ops and host functions, and `LimitExceeded` after
+        `max_steps` instructions.
 
         Refuses:
             vm.launch(returning, [99])  # HandleError
@@ -448,9 +468,9 @@ class VM(Identity):
                         f"launch: expected tensor handles, got {brief(args)}"
                     ) from None
                 if max_steps is not None and not isinstance(max_steps, int):
-                    raise MachineError(f"max_steps is an int or None, not {max_steps!r}")
+                    raise MachineError(f"expected max_steps as an int or None, got {max_steps!r}")
                 if depth > _MOST_LAUNCHES:
-                    raise LimitExceeded(f"{_MOST_LAUNCHES} launches lie within each other")
+                    raise LimitExceeded(f"launches are nested more than {_MOST_LAUNCHES} deep")
                 context = self._context if depth == 1 else self._context.copy()
                 outputs = context.run(
                     self._run,
@@ -468,17 +488,19 @@ class VM(Identity):
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """Estimate the cost of a launch on arguments of these types, without running it.
 
-        A loop counts as one round, and both sides of a jump count. A function counts for each call
-        that does not come from within itself. What depends on values counts nothing. Raises what
+        A loop counts as one iteration, and both branches of a jump count. A function counts for
+        each call that is not recursive. Costs that depend on values are not counted. Raises what
         `verify` raises.
         """
         types = tuple(arg_types) if isinstance(arg_types, Sequence) else (arg_types,)
         if not isinstance(program, Program) or not all(isinstance(t, TensorType) for t in types):
-            raise ProgramError(f"an estimate is of a Program and types, not {program!r}, {types!r}")
+            raise ProgramError(
+                f"estimate: expected a Program and types, got {program!r} and {types!r}"
+            )
         return Estimate(*verify(program, self.functions, types, by_type=True).cost)
 
     def _outputs(self, stack: list[Value]) -> list[Array]:
-        """Copies of the Tensors on the stack."""
+        """Return copies of the Tensors on the stack."""
         arrays = list(filter(is_tensor, stack))
         if self._scheduler is not None:
             self._scheduler.wait(arrays)
@@ -487,7 +509,7 @@ class VM(Identity):
     def _bind(
         self, program: Program, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
-        """The program linked for these arguments' types, and their arrays; both remembered."""
+        """Return the linked program for the arguments' types, and their arrays; both are cached."""
         if not args:
             self._store.require_open()
         if isinstance(program, Variant):
@@ -508,11 +530,11 @@ class VM(Identity):
             linked.codes[types] = code
         assert linked is not None
         if not self.checked and linked.nargs > len(args):
-            raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
+            raise ProgramError(f"the program loads {linked.nargs} arguments, got {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
         try:
             bound = next(reversed(linked.bound.values()), None)
-        except RuntimeError:  # the garbage collector ran a finalizer, which has cleared it
+        except RuntimeError:  # a finalizer in the garbage collector has cleared it
             bound = None
         code = bind(code, operands, self._workspace, checked=self.checked, bound=bound)
         if len(linked.bound) >= max(_MOST_BOUND // (linked.size + 1), _FEW):
@@ -524,7 +546,7 @@ class VM(Identity):
     def _bind_variant(
         self, program: Variant, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
-        """As `_bind`, for a program that the loop in C has made ready but for its integers."""
+        """Bind as `_bind` does, for a program that the C loop has prepared except for integers."""
         operands = tuple([each.array for each in map(self._store.entry, args)])
         bind_variant = self._run.bind_variant  # type: ignore[attr-defined]
         code: Code = bind_variant(program, operands, self.functions, self._workspace)
@@ -536,7 +558,7 @@ class VM(Identity):
         return code, operands
 
     def _remember(self, program: Program) -> _Linked:
-        """A new entry for the program, forgotten when the program dies."""
+        """Create a cache entry for the program, which is removed when the program is freed."""
         key, me = id(program), weakref.ref(self)
 
         def forget(_: weakref.ref[Program]) -> None:
@@ -553,8 +575,8 @@ class VM(Identity):
         return linked
 
     def _forget_links(self) -> None:
-        """Names may mean other functions now."""
-        for linked in list(self._linked.values()):  # programs may die meanwhile
+        """Discard linked code, because names may refer to other functions now."""
+        for linked in list(self._linked.values()):  # programs may be freed meanwhile
             if self.depth and self.checked:
                 bound = list(linked.bound.values())  # a finalizer may clear it meanwhile
                 for code in [*linked.codes.values(), *(code for code, _ in bound)]:
@@ -570,7 +592,7 @@ def live_vms() -> list[VM]:
 
 @after_fork
 def _leave_others() -> None:
-    """In a forked process: what other threads ran is over."""
+    """Abandon the launches of other threads, which do not exist in a forked process."""
     for vm in _vms:
         if vm.depth and not is_mine(vm._lock):
             vm.depth, vm._context = 0, vm._context.copy()
@@ -580,9 +602,11 @@ def _leave_others() -> None:
 class _Linked:
     """Cache of a program's launches on a VM.
 
-    `size`: how many instructions it has. `nargs`: how many arguments it uses. A `Variant` has no
-    use for them. `program` refers to it without keeping it. `codes`: the program linked, by
-    argument types. `bound`: code and operands by handles, until one may name another array.
+    size: number of instructions of the program.
+    nargs: number of arguments that it uses; a `Variant` uses neither.
+    program: weak reference to the program.
+    codes: linked code by argument types.
+    bound: code and operands by handles, until a handle may refer to another array.
     """
 
     size: int

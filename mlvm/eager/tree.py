@@ -21,6 +21,8 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
+from itertools import starmap
+from operator import is_
 from types import (
     CellType,
     FunctionType,
@@ -55,6 +57,7 @@ from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import hinted
+from mlvm.machines.native.extension import EXTENSION
 
 __all__ = ["leaves", "map"]
 
@@ -808,7 +811,68 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
 
 def named_leaves(tree: Tree, path: str = "", *, buffers: bool = False) -> list[tuple[str, Tensor]]:
     """Return each tensor of the tree with its path, in order; with `buffers`, include buffers."""
+    pairs: Leaves = []
+    if _lists_leaves(pairs, tree, path, 0):
+        return pairs
     return flatten(tree, path, buffers=buffers)[0]
+
+
+_PLAIN_DEPTH: Final = 8
+
+
+def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
+    """List the leaves of a tree of dicts, such as the gradients of a Module; return False for any
+    other tree, and for one that is deep or contains itself."""
+    if type(tree) is not dict or depth == _PLAIN_DEPTH:
+        return False
+    for name, child in tree.items():
+        if type(name) is not str:
+            return False
+        here = f"{path}/{name}" if path else name
+        if child.__class__ is Tensor:
+            pairs.append((here, child))
+        elif child is not None and not _lists_leaves(pairs, child, here, depth + 1):
+            return False
+    return True
+
+
+class Snapshot:
+    """Containers of a tree and their items at one time: while they are the same, so are the leaves
+    and their paths."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._rows: list[tuple[Any, list[Any] | None, list[Any]]] = []
+        self._add(tree, set())
+
+    def _add(self, value: Any, seen: set[int]) -> None:
+        if not isinstance(value, _CONTAINERS) or id(value) in seen:
+            return
+        seen.add(id(value))
+        keys, items = _contents(value)
+        self._rows.append((value, keys, items))
+        for item in items:
+            self._add(item, seen)
+
+    def holds(self) -> bool:
+        """Return whether the containers have the same items; False if a recorder notes reads."""
+        if _flattened.get() is not None:
+            return False
+        for value, keys, items in self._rows:
+            keys_now, now = _contents(value)
+            if keys_now != keys or len(now) != len(items):
+                return False
+            if not all(starmap(is_, zip(now, items, strict=True))):
+                return False
+        return True
+
+
+def _contents(value: Any) -> tuple[list[Any] | None, list[Any]]:
+    """Return the keys of a container, None for a list, and its items."""
+    if isinstance(value, Node):
+        value = vars(value)
+    if isinstance(value, dict):
+        return [*dict.keys(value)], [*dict.values(value)]
+    return None, [*members_of(value)]
 
 
 def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
@@ -847,6 +911,8 @@ def require_types(
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
     path whose dtype or shape is wrong. `what` describes each value: "gradient", "parameter".
     """
+    if actual == expected:
+        return
     texts = differences(expected, actual, what)
     if texts:
         raise PathError(f"{'; '.join(texts)}; got {', '.join(actual) or 'none'}")
@@ -935,6 +1001,9 @@ def exactly(array: Array, dtype: DType) -> Array:
 
 def require_live(tensors: Iterable[Tensor]) -> None:
     """Raise `StaleTensor` for the first tensor whose memory was freed."""
+    tensors = [*tensors]
+    if EXTENSION is not None and EXTENSION.are_alive(tensors):
+        return
     for x in tensors:
         if x.handle == STALE:
             raise x.stale()

@@ -64,8 +64,10 @@ class Schedule(NamedTuple):
     drop_last: bool
 
     def at(self, epoch: int, start: int) -> Batch | None:
-        """Return the batch at position `start` of the epoch, or else the first batch of the next
-        epoch. None after the last epoch."""
+        """Return the batch at position `start` of the epoch, or the first of the next epoch.
+
+        Return None after the last epoch.
+        """
         remaining = self.length - start
         if remaining < (self.batch_size if self.drop_last else 1):
             epoch, start, remaining = epoch + 1, 0, self.length
@@ -118,7 +120,7 @@ class Recipe:
         self.seed = seed
         self.dtype = dtype
         self.length = length_of(self.dataset)
-        self._order: tuple[int, Indices] | None = None  # of the epoch asked for last
+        self._order: tuple[int, Indices] | None = None  # epoch and order of the last request
 
     def with_seed(self, seed: int) -> Recipe:
         """Return the same recipe with other random numbers."""
@@ -151,7 +153,7 @@ class Recipe:
                 texts = "; texts are numbered by np.unique(texts, return_inverse=True)[1]"
                 hint = texts if x.dtype.kind in "OSTU" else ""
                 raise PipelineError(
-                    f"no tensor has the dtype of samples in column {name!r}: {error}{hint}"
+                    f"no dtype of mlvm matches the samples in column {name!r}: {error}{hint}"
                 ) from None
         return with_parts(arrays, types)
 
@@ -181,8 +183,11 @@ class Recipe:
         return promote(self.dtype, c64) if own.is_inexact else own
 
     def fill(self, batch: Batch, slot: Sequence[Array]) -> list[Shape]:
-        """Make the batch in the arrays of `slot`; a shorter padded batch uses the beginning of
-        their memory. Return its shapes. A note on an error names the sample."""
+        """Build the batch in the arrays of `slot`; return its shapes.
+
+        A batch with shorter padding uses the start of their memory. A note on an error names the
+        sample.
+        """
         indices = self.indices(batch)
         try:
             arrays = self._build(batch.epoch, indices)
@@ -216,7 +221,7 @@ class Recipe:
             arrays = self.dataset[indices]
         except IndexError as error:
             raise PipelineError(
-                f"the dataset says it has {self.length} samples, and has no {brief(indices)}: "
+                f"the dataset reports {self.length} samples, but has no sample {brief(indices)}: "
                 f"{error}"
             ) from error
         arrays = parts_of(arrays)
@@ -234,8 +239,10 @@ class Recipe:
         return arrays
 
     def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
-        """Return text that names the first sample to raise such an error alone, or all if none
-        does."""
+        """Return text that names the first sample that raises the error separately.
+
+        If none does, name all samples.
+        """
         for position, index in enumerate(indices, batch.start):
             try:
                 self._build(batch.epoch, np.array([index]))
@@ -248,8 +255,10 @@ class Recipe:
 
 
 def _beginning(place: Array, shape: Shape) -> Array:
-    """Return the beginning of a slot's array in the shape of a batch that is padded to less; the
-    array itself if the shapes differ in another way."""
+    """Return the start of a slot's array in the shape of a batch with shorter padding.
+
+    If the shapes differ in another way, return the array itself.
+    """
     fits = len(shape) == place.ndim > 1 and shape[1] < place.shape[1]
     if not fits or (shape[0], *shape[2:]) != (place.shape[0], *place.shape[2:]):
         return place
@@ -260,12 +269,14 @@ def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:
     """Return the arrays, unchanged. Raises `PipelineError` unless they are a batch of `rows`
     samples."""
     if not arrays:
-        raise PipelineError(f"the {source} gives a tuple of arrays, not {brief(arrays)}")
+        raise PipelineError(f"the {source} must return a tuple of arrays, got {brief(arrays)}")
     for array in arrays:
         if not isinstance(array, np.ndarray):
-            raise PipelineError(f"the {source} gives numpy arrays, not a {type(array).__name__}")
+            raise PipelineError(
+                f"the {source} must return numpy arrays, got a {type(array).__name__}"
+            )
         if array.ndim == 0 or len(array) != rows:
             raise PipelineError(
-                f"the {source} was asked for {rows} samples, and gives an array {array.shape}"
+                f"the {source} must return {rows} samples, got an array of shape {array.shape}"
             )
     return arrays

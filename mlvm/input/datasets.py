@@ -1,5 +1,6 @@
-"""Data sets of a pipeline: arrays, columns, samples by number, and a `Dataset`, which returns the
-arrays of many samples at once. The others are converted to one here.
+"""Datasets of a pipeline: arrays, columns, and samples by number.
+
+All are converted to a `Dataset`, which returns the arrays of many samples in one call.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _IN_MEMORY: Final = ("__array_interface__", "__dlpack__", "to_numpy")
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples by number. With `indices` i64[B] in any order, `dataset[indices]` is a tuple of
-    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once.
+    """Samples by number.
+
+    With `indices` i64[B] in any order, `dataset[indices]` is a tuple of arrays [B, ...]; row b
+    belongs to sample `indices[b]`. Several threads may call it at once.
 
         >>> class Numbers:
         ...     def __len__(self): return 10
@@ -41,8 +44,9 @@ class Dataset(Protocol):
 
 
 def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
-    """Return the data set that a user means. If `ragged`, samples may differ in length: a batch
-    then has lists of arrays in place of arrays.
+    """Return the data set that a user means.
+
+    If `ragged`, samples may differ in length: a batch then has lists of arrays in place of arrays.
 
     1. An array is one column. A tuple is one of columns; so are a dict and a frame, whose batches
        are named tuples.
@@ -74,8 +78,10 @@ def as_dataset(source: Any, *, ragged: bool = False) -> Dataset:
 
 
 def length_of(dataset: Dataset) -> int:
-    """Return the number of samples. Raises `PipelineError` for an empty data set, or an invalid
-    length."""
+    """Return the number of samples.
+
+    Raises `PipelineError` for an empty data set, or an invalid length.
+    """
     try:
         length = operator.index(len(dataset))
     except (TypeError, ValueError) as error:
@@ -103,8 +109,10 @@ def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
 
 @memoized(64)
 def _named(names: tuple[str, ...]) -> Any:
-    """Make a named tuple, which takes names as indices, too; as in pandas' `itertuples`, an invalid
-    name becomes its position."""
+    """Create a named tuple that also accepts names as indices.
+
+    As in pandas' `itertuples`, an invalid name becomes its position.
+    """
 
     def item(batch: tuple[Any, ...], key: Any) -> Any:
         return tuple.__getitem__(batch, names.index(key) if key in names else key)
@@ -141,13 +149,17 @@ def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
     if names == order:
         return row
     if names is None or order is None or {*names} != {*order}:
-        raise PipelineError(f"samples differ: they have parts {brief(order)} and {brief(names)}")
+        raise PipelineError(
+            f"samples differ: some have the parts {brief(order)}, others {brief(names)}"
+        )
     return with_parts(first, [getattr(row, name) for name in order])
 
 
 class _Samples:
-    """Data set of single samples, which are stacked. A sample is an array or a number, or several
-    of them."""
+    """Data set of single samples, which are stacked.
+
+    A sample is an array or a number, or several of them.
+    """
 
     def __init__(self, samples: Any, ragged: bool = False) -> None:
         self._samples = samples
@@ -163,7 +175,7 @@ class _Samples:
     def __getitem__(self, indices: Indices) -> Arrays:
         rows = [parts_of(self._samples[int(i)]) for i in indices]
         if len({len(row) for row in rows}) > 1:
-            raise PipelineError("samples differ: some have more parts than others")
+            raise PipelineError("expected samples with the same number of parts")
         if any(hasattr(row, "_fields") for row in rows):
             rows = [_in_order(row, self._first) for row in rows]
         columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]
@@ -172,7 +184,7 @@ class _Samples:
             shapes = list(dict.fromkeys(x.shape for x in column))
             if len(shapes) > 1 and not self._ragged:
                 raise PipelineError(
-                    f"samples differ: they have shapes {brief(shapes)}; pad=0 pads them"
+                    f"samples differ: they have shapes {brief(shapes)}; pad them with pad=0"
                 )
             stacked.append(np.stack(column) if len(shapes) == 1 else column)
         return with_parts(rows[0], stacked)
@@ -181,7 +193,8 @@ class _Samples:
 def _takes_arrays(dataset: Any, ragged: bool) -> bool:
     """Return whether the data set takes an array of indices, with the same samples as one by one.
     One that fails both ways counts as taking arrays: its use raises the error."""
-    indices = np.arange(min(2, length_of(dataset)))[::-1]  # files often take ascending ones only
+    # descending, as some files support only ascending indices
+    indices = np.arange(min(2, length_of(dataset)))[::-1]
     error: Exception | None = None
     together = one_by_one = None
     try:
@@ -215,7 +228,7 @@ def _column(column: Any, ragged: bool) -> Any:
         return as_dataset(column, ragged=ragged)
     try:
         array = _array(column)
-    except PipelineError:  # rows of many lengths
+    except PipelineError:  # rows of different lengths
         if not ragged or not isinstance(column, list):
             raise
         return Ragged(column)

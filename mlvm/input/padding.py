@@ -25,9 +25,9 @@ _OPEN: Final = ("longest", "powers of two")
 class Padding:
     """Padding of the first axis of samples.
 
-    values: value of every column, or by its name or position
-    lengths: the allowed lengths in ascending order; empty if any length is allowed
-    powers: True if lengths are rounded up to powers of two
+    values: value of every column, or by its name or position.
+    lengths: the allowed lengths in ascending order; empty if any length is allowed.
+    powers: True if lengths are rounded up to powers of two.
     """
 
     def __init__(self, values: Pad, to: PadTo) -> None:
@@ -63,8 +63,9 @@ class Padding:
             if longest <= length:
                 return length
         raise PipelineError(
-            f"a sample has length {longest}, and the largest of pad_to is {self.lengths[-1]}; "
-            f"give a larger one, or cut samples"
+            f"a sample has length {longest}, but the largest length of pad_to is "
+            f"{self.lengths[-1]}; "
+            f"pass a larger length, or truncate the samples"
         )
 
     def value_of(self, position: int, name: str | None) -> float | None:
@@ -82,7 +83,8 @@ class Padding:
         if unknown:
             named = ", ".join(repr(name) for name in names if name is not None)
             raise PipelineError(
-                f"pad has {brief(unknown)}, and the columns are {named or f'0 .. {len(names) - 1}'}"
+                f"pad: unknown column {brief(unknown)}; the columns are "
+                f"{named or f'0 .. {len(names) - 1}'}"
             )
 
     def padded(
@@ -104,7 +106,9 @@ class Padding:
             )
         rests = list(dict.fromkeys(x.shape[1:] for x in column))
         if len(rests) > 1:
-            raise PipelineError(f"samples differ: behind their first axis they are {brief(rests)}")
+            raise PipelineError(
+                f"expected samples with equal shapes after the first axis, got {brief(rests)}"
+            )
         longest = longest_of(column)
         if length is None or longest > length:
             length = self.rounded(longest)

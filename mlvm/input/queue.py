@@ -47,8 +47,10 @@ _LONGEST: Final = 1e8
 
 
 class QueueStats(NamedTuple):
-    """Elements put and got so far; seconds that producers have waited for a free slot, and
-    consumers for an element, summed over threads."""
+    """Statistics of a queue: elements put and got, and seconds of waiting.
+
+    Producers wait for a free slot, consumers for an element; seconds are summed over threads.
+    """
 
     elements_in: int
     elements_out: int
@@ -98,7 +100,10 @@ class QueueTensor:
         shared: bool = False,
     ) -> None:
         if vm.stands_for is not vm:
-            raise ArenaError(f"make queue {name!r} outside of the captured function")
+            raise ArenaError(
+                f"queue {name!r}: expected a queue created outside of the captured function; "
+                "create it before"
+            )
         if isinstance(types, str) or not isinstance(types, Sequence) or not types:
             raise ArenaError(f"queue {name!r}: expected a list of types, got {brief(types)}")
         if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
@@ -111,7 +116,7 @@ class QueueTensor:
         self.maxsize = maxsize
         new_ring: Callable[[], Ring] = SingleThreadedRing if single_threaded else queue.SimpleQueue
         self._free, self._waiting = new_ring(), new_ring()
-        # Reentrant, as a finalizer that the garbage collector runs may close the queue.
+        # Reentrant, because a finalizer in the garbage collector may close the queue.
         self._lock: Any = nullcontext() if single_threaded else threading.RLock()
         self._waits = not single_threaded
         self._end = [Claim(None, weakref.ref(self._waiting))]
@@ -179,15 +184,17 @@ class QueueTensor:
         return Reservation(self, claim, slot)
 
     def close(self) -> None:
-        """Accept no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
-        so does `get` when the queue is drained. Waiting threads wake. Idempotent: after an
-        interrupted `close`, another one completes it.
+        """Accept no more elements.
+
+        From now on `put`, `reserve` and `commit` raise `ShutDown`, and so does `get` when the queue
+        is drained. Waiting threads wake. Idempotent: after an interrupted `close`, another one
+        completes it.
 
         Refuses:
             shut.put([array])  # ShutDown
         """
         for marks in (self._end, self.arena.end):
-            with suppress(IndexError), self._lock:  # it is closed already
+            with suppress(IndexError), self._lock:  # already closed
                 marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
@@ -230,8 +237,10 @@ class QueueTensor:
         return self.get(0, kind)
 
     def next_slot(self, timeout: float | None = None) -> Claim:
-        """Wait for the next element; return the claim to its slot, for `arena.lend`. Raises the
-        errors of `get`."""
+        """Wait for the next element; return the claim to its slot, for `arena.lend`.
+
+        Raises the errors of `get`.
+        """
         try:
             claim = self._take(self._waiting, timeout)
         except queue.Empty:
@@ -239,7 +248,7 @@ class QueueTensor:
         if claim.slot is None or self._error is not None:
             claim.give_back()
             raise self._ended()
-        self._out += 1  # the arena counts it from now on, too
+        self._out += 1  # from now on the arena counts it as well
         return claim
 
     def __iter__(self) -> Iterator[tuple[Allocation, ...]]:
@@ -261,8 +270,10 @@ class QueueTensor:
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Return whether no slot is free: each has an element, is being filled, or is lent as
-        tensors."""
+        """Return whether no slot is free.
+
+        Each slot has an element, is being filled, or is lent as tensors.
+        """
         return not self.arena.free_slots()
 
     @property
@@ -281,9 +292,10 @@ class QueueTensor:
             return QueueStats(self._in, self._out, self._producers_waited, self._consumers_waited)
 
     def emit(self, builder: ProgramBuilder, *, raises: bool = False) -> None:
-        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`; with
-        `raises` ( -- t1 .. tn ), and `ShutDown` at the end. Raises `ArenaError` if the VM's memory
-        is not this process's.
+        """Append the instructions that get an element: ( -- t1 .. tn ok ), see `queue_get`.
+
+        With `raises` the effect is ( -- t1 .. tn ), and `ShutDown` is raised at the end. Raises
+        `ArenaError` if the VM's memory is not this process's.
 
         Refuses:
             far.emit(None)  # ArenaError
@@ -314,8 +326,10 @@ class QueueTensor:
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
     def _take(self, ring: Ring, timeout: float | None) -> Claim:
-        """Wait for the ring's next claim; at its end, for one without a slot. Raises
-        `queue.Empty`."""
+        """Wait for the ring's next claim; at its end, for one without a slot.
+
+        Raises `queue.Empty`.
+        """
         if timeout is not None and not _is_seconds(timeout):
             raise ArenaError(f"expected a timeout of None or seconds >= 0, got {timeout!r}")
         with suppress(queue.Empty):
@@ -328,11 +342,11 @@ class QueueTensor:
                 raise
         if timeout is None and self._is_all_mine():
             if self.arena.local is not None:
-                self.arena.local.quiesce()  # workers may be the last to use a slot
+                self.arena.local.quiesce()  # workers may still use a slot
             if self._is_all_mine():
                 raise queue.Empty
         if ring is self._waiting and self.arena.local is None:
-            self.vm.synchronize()  # what went wrong elsewhere is not to wait for an element
+            self.vm.synchronize()  # remote errors must not wait for an element
         began = time.perf_counter()
         try:
             return ring.get(timeout=None if timeout is None else min(timeout, _LONGEST))
@@ -403,7 +417,7 @@ class Reservation:
     def resize(self, shapes: Sequence[Shape]) -> None:
         """Give the element's tensors these shapes, over the beginning of each part's memory."""
         claim, types = self._claim, self._queue.types
-        assert claim is not None  # it is being filled
+        assert claim is not None  # the slot is being filled
         if any(shape != type.shape for shape, type in zip(shapes, types, strict=True)):
             sized = zip(types, shapes, strict=True)
             claim.types = tuple([type.with_shape(shape) for type, shape in sized])

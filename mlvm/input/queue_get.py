@@ -61,8 +61,10 @@ class Queue(Protocol):
 
 
 class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
-    """The queues of one VM's programs, by their handles. `claims` has elements that were taken
-    before a launch, by thread and queue."""
+    """The queues of one VM's programs, by their handles.
+
+    `claims` has elements that were taken before a launch, by thread and queue.
+    """
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
@@ -78,11 +80,13 @@ def register(vm: LocalVMProtocol, queue: Queue) -> None:
 
 @contextmanager
 def taken_ahead(queue: Queue) -> Iterator[None]:
-    """Take the queue's next element. Inside the block this thread's first program that takes from
-    the queue gets it. Without such a program the element is dropped. Raises the errors of the
-    queue's `get`."""
+    """Take the queue's next element.
+
+    Inside the block this thread's first program that takes from the queue gets it. Without such a
+    program the element is dropped. Raises the errors of the queue's `get`.
+    """
     vm, mine = queue.arena.lender, (get_ident(), queue.handle)
-    assert vm is not None  # or no program takes from it
+    assert vm is not None  # programs read only from queues with a VM
     claims = vm.attached(Queues).claims
     try:
         claims[mine] = queue.next_slot()
@@ -117,8 +121,10 @@ def _get(queues: Queues, frame: Frame) -> None:
 
 
 class _Memory:
-    """Owner of a tensor's memory, for numpy. Every array over that memory keeps it alive, and with
-    it the tensor and its slot."""
+    """Owner of a tensor's memory, for numpy.
+
+    Every array over that memory keeps it alive, and with it the tensor and its slot.
+    """
 
     __slots__ = ("__array_interface__", "tensor")
 

@@ -22,7 +22,7 @@ Words: TypeAlias = NDArray[np.uint64]
 Doubles: TypeAlias = NDArray[np.float64]
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
-_ORDER, _SAMPLE = 1, 2  # purposes, each with unrelated hashes
+_ORDER, _SAMPLE = 1, 2  # purposes with independent hashes
 _MASK: Final = 2**64 - 1
 
 
@@ -93,7 +93,7 @@ class SampleRandom:
             draws.uniform(1.0, 0.0)  # ArgumentError
         """
         if not low <= high:
-            raise ArgumentError(f"low = {low} must not be above high = {high}")
+            raise ArgumentError(f"expected low <= high, got low = {low}, high = {high}")
         unit = (self.bits(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return low + (high - low) * unit
 
@@ -106,7 +106,7 @@ class SampleRandom:
             draws.integers(2, 2)  # ArgumentError
         """
         if not low < high:
-            raise ArgumentError(f"low = {low} must be less than high = {high}")
+            raise ArgumentError(f"expected low < high, got low = {low}, high = {high}")
         return low + np.floor(self.uniform(0, high - low, shape)).astype(np.int64)
 
     def normal(self, shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
@@ -130,9 +130,9 @@ class SampleRandom:
         """
         if not (0 < alpha <= 1 and 0 < beta <= 1):
             raise ArgumentError(
-                f"alpha and beta must be above 0 and at most 1, not {alpha}, {beta}"
+                f"expected alpha and beta above 0 and at most 1, got {alpha} and {beta}"
             )
-        # Each sample takes one number from its own stream, however many draws are rejected.
+        # Each sample uses one number of its own stream, however many draws are rejected.
         stream = SampleRandom(*self._of)
         stream._words = self.bits()
         ratio = np.full(len(self), np.nan)

@@ -27,10 +27,10 @@ class SlotMemory:
     Shared memory may be an argument of a `multiprocessing.Process`, started in any way; it has the
     same bytes there. Other memory is allocated by `zeros`. Raises `OutOfMemory`.
 
-    slots: arrays of each slot
-    data: the whole memory, u8
-    slot_nbytes: bytes of a slot
-    offsets: offset of each tensor in a slot, bytes
+    slots: arrays of each slot.
+    data: the whole memory, u8.
+    slot_nbytes: bytes of a slot.
+    offsets: offset of each tensor in a slot, bytes.
     """
 
     def __init__(
@@ -80,13 +80,14 @@ class SlotMemory:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.context import get_spawning_popen  # late, as few programs need it
+        # imported late, as few programs need it
+        from multiprocessing.context import get_spawning_popen
 
         if self._source is None or get_spawning_popen() is None:
             raise EncodingError(
-                "slots are handed to a process as an argument when it starts"
+                "pass the slots to a process as an argument when it starts"
                 if self.shared
-                else "these slots are of one process; make the queue with shared=True"
+                else "these slots belong to one process; create the queue with shared=True"
             )
         if isinstance(self._source, int):
             from multiprocessing.reduction import DupFd

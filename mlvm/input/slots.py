@@ -38,8 +38,10 @@ _NOBODY: Final = 0
 
 
 class Ring(Protocol):
-    """Claims in the order in which they were put; one without a slot marks the end. `get` raises
-    `queue.Empty` if none comes in time."""
+    """Claims in the order in which they were put; one without a slot marks the end.
+
+    `get` raises `queue.Empty` if none comes in time.
+    """
 
     def put(self, claim: Claim, /) -> object: ...
     def get(self, block: bool = True, timeout: float | None = None) -> Claim: ...
@@ -68,9 +70,9 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element.
 
-    lent_to: thread that got its tensors, 0 after their end
-    loan: the tensors, if they were got inside `with arena:` and end with its reset
-    lent: regions of live tensors, and a list of the claim while the slot is lent
+    lent_to: thread that got its tensors, 0 after their end.
+    loan: the tensors, if they were got inside `with arena:` and end with its reset.
+    lent: regions of live tensors, and a list of the claim while the slot is lent.
 
     `lent` is new for each borrower: a late thread of an earlier borrower changes nothing.
     """
@@ -94,8 +96,10 @@ class Slot:
         self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
-        """Free the slot if all tensors have ended. Of two threads that end them, one takes the
-        claim."""
+        """Free the slot if all tensors have ended.
+
+        Of two threads that end them, one takes the claim.
+        """
         living, claims = self.lent
         if living or not claims:
             return
@@ -121,9 +125,9 @@ class Claim:
 
     A dropped claim returns to its ring while that exists.
 
-    home: ring to which it returns; for a slot's claim the ring of free slots
-    element: tensors over the slot's regions while it is being filled, or waits
-    types: types of an element that is smaller than the slot, else empty
+    home: ring to which it returns; for a slot's claim the ring of free slots.
+    element: tensors over the slot's regions while it is being filled, or waits.
+    types: types of an element that is smaller than the slot, else empty.
     """
 
     __slots__ = ("_finalizers", "element", "home", "slot", "types")
@@ -174,7 +178,7 @@ class _Finalizer(NamedTuple):
         if ring is not None and self.newest[-1] is self.key:
             claim = Claim(self.slot, self.home, self.newest)
             key = claim._finalizers[0].key
-            self.newest[:] = chain(map(ring.put, [claim]), [key])  # by one call in C
+            self.newest[:] = chain(map(ring.put, [claim]), [key])  # one call in C, hence atomic
 
 
 class Loan:
@@ -201,21 +205,23 @@ class _Bin(list[Region]):
         self._slot = slot
 
     def append(self, region: Region) -> None:
-        living, _ = self._slot.lent  # read first: of this borrower, or of an earlier one
-        if region.tensor() is None:  # else a tensor of an interrupted call has ended
+        living, _ = self._slot.lent  # read first; it may belong to an earlier borrower
+        if region.tensor() is None:  # else a tensor of an interrupted call was freed
             living.discard(region)
             self._slot.settle()
 
 
 class SlotArena(Arena):
-    """Arena of a queue tensor's slots. Its tensors are the live ones of consumers, and one for each
-    part of a slot that is being filled or waits.
+    """Arena of a queue tensor's slots.
+
+    Its tensors are the live ones of consumers, and one for each part of a slot that is being filled
+    or waits.
 
     Nothing else is allocated here. The memory returns to the VM when queue and tensors are gone.
 
-    end: mark that `close` puts into the free ring
-    local: the VM if it is of this process, else None
-    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it
+    end: mark that `close` puts into the free ring.
+    local: the VM if it is of this process, else None.
+    lender: the VM if it uses the slots' own memory, else None, and elements are copied to it.
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
@@ -254,9 +260,11 @@ class SlotArena(Arena):
         self._name(claim.element, "full slot")
 
     def complete(self, claim: Claim, slot: Slot) -> None:
-        """Copy a filled element to the VM, if that has separate memory. Raises the errors of
-        `write`, and earlier errors of a remote VM, after which the element may not have been
-        written."""
+        """Copy a filled element to the VM, if that has separate memory.
+
+        Raises the errors of `write`, and earlier errors of a remote VM, after which the element may
+        not have been written.
+        """
         if self.lender is None:
             arrays = self._memory.slots[slot.index]
             for (region, type), array in zip(self._parts(claim, slot), arrays, strict=True):
@@ -268,7 +276,7 @@ class SlotArena(Arena):
     def lend(self, claim: Claim, kind: type[A]) -> tuple[A, ...]:
         """Allocate the slot's tensors for the calling thread and its current arena."""
         slot = claim.slot
-        assert slot is not None  # a claim without one ends the queue
+        assert slot is not None  # a claim without a slot closes the queue
         claim.element = ()
         parts = self._parts(claim, slot)
         tensors = tuple([self.alloc(type, kind, region) for region, type in parts])
@@ -315,5 +323,6 @@ class SlotArena(Arena):
 
     def _find(self, type: TensorType) -> Region:
         raise ArenaError(
-            f"arena {self.name!r} has the slots of a queue tensor and no room for other tensors"
+            f"arena {self.name!r} contains only the slots of a queue tensor; allocate other "
+            "tensors in another arena"
         )

@@ -1,5 +1,7 @@
-"""Bytes that should have been written and were not. Reading them raises the error that is to blame,
-until they are written again."""
+"""Bytes that should have been written and were not.
+
+Reading them raises the error that is to blame, until they are written again.
+"""
 
 from __future__ import annotations
 
@@ -161,6 +163,6 @@ class Careful:
         self._bad.heal(Span.of(array))
 
     def drain(self) -> None:
-        """Do nothing: no task runs beside the program."""
+        """Do nothing: no task runs asynchronously."""
 
     synchronize = close = drain

@@ -1,5 +1,7 @@
-"""Host functions in C: shared libraries of them. `mlvm.h` is what their authors see, and
-`mlvm.machines.native.host` calls them."""
+"""Host functions in C: shared libraries of them.
+
+`mlvm.h` is what their authors see, and `mlvm.machines.native.host` calls them.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,14 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
-        raise LibraryError(f"{file} is not loaded: {error}") from None
+        raise LibraryError(f"{file} cannot be loaded: {error}") from None
     try:
         version = c_int32.in_dll(library, "mlvm_abi_version").value
         address = ctypes.addressof(_Entry.in_dll(library, "mlvm_functions"))
     except ValueError:
-        raise LibraryError(f"{file} lists no functions; MLVM_FUNCTIONS does so") from None
+        raise LibraryError(
+            f"{file} lists no functions; list them with MLVM_FUNCTIONS({...})"
+        ) from None
     if version != MLVM_ABI_VERSION:
         built = f"{file} was built for version {version} of mlvm.h"
         raise LibraryError(f"{built}; this is version {MLVM_ABI_VERSION}")
@@ -69,7 +73,7 @@ def _function(entry: _Entry, library: ctypes.CDLL, file: Path) -> CFunction:
     counts = [None if n == -1 else n for n in (entry.nparams, entry.nresults)]
     if not name or not entry.function or any(n is not None and n < 0 for n in counts):
         raise LibraryError(
-            f"{file} lists an impossible function: name {name!r}, address "
+            f"{file} lists an invalid function: name {name!r}, address "
             f"{entry.function or 0:#x}, {entry.nparams} parameters, {entry.nresults} results"
         )
     return CFunction(name, entry.function, counts[0], counts[1], library)

@@ -36,8 +36,9 @@ class DryVM(LocalVM):
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
-        outputs, as their values are not known.
+        """Verify the program for the arguments' types.
+
+        Raises `HandleError` for one that leaves outputs, as their values are not known.
 
         Refuses:
             dry.launch(returning, [dry.alloc_tensor(v.type)])  # HandleError
@@ -47,7 +48,7 @@ class DryVM(LocalVM):
             self._bind(program, handles)
             types = [self.type_of(handle) for handle in handles]
             if verify(program, self.functions, types).outputs:
-                raise HandleError(f"{self.name} is a dry VM: it has no values to return")
+                raise HandleError(f"{self.name} is a dry VM, which computes no values to return")
             return []
 
     def launch_cache(self) -> None:
@@ -60,7 +61,7 @@ class DryVM(LocalVM):
             dry.borrow(99)  # HandleError
             dry.read(dry.alloc_tensor(v.type))  # HandleError
         """
-        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
+        raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no values to read")
 
     borrow = read
 
@@ -70,7 +71,7 @@ class DryVM(LocalVM):
         Refuses:
             dry.storage_over(bytes_of_vm)  # HandleError
         """
-        raise HandleError(f"{self.name} is a dry VM: it has no use for bytes")
+        raise HandleError(f"{self.name} is a dry VM, which cannot store values")
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Check the array against the tensor's type, and drop it."""

@@ -1,5 +1,8 @@
-"""Output files. Every file is written to a temporary file first, which replaces the target when it
-is complete and on the disk. So a full disk or a killed process never damages an earlier file."""
+"""Output files.
+
+Every file is written to a temporary file first, which replaces the target when it is complete and
+on the disk. So a full disk or a killed process never damages an earlier file.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def write_file(file: Name, content: str | bytes) -> None:
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
     """Replace several files. None is replaced before the contents of all are on the disk."""
     with contextlib.ExitStack() as stack:
-        for path, content in reversed([*contents.items()]):  # a stack ends with its first entry
+        for path, content in reversed([*contents.items()]):  # an ExitStack exits in reverse order
             data = content.encode() if isinstance(content, str) else content
             stream = stack.enter_context(replacing(path))
             stream.write(data)
@@ -76,7 +79,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
     try:
         with _named(file), draft.open("xb") as stream:
-            _is_free(stream.fileno())  # lock it: another process does not remove it
+            _is_free(stream.fileno())  # lock it, so that no other process removes it
             yield stream
             stream.flush()
             if mode is not None:
@@ -102,8 +105,10 @@ def _named(file: Path) -> Iterator[None]:
 
 
 def destination(file: Path) -> tuple[Path, int | None]:
-    """Resolve the path of a file to write, links included, and the mode of a file there. Raises
-    `OSError` if it is not a regular file, such as a folder or a pipe, or is write-protected."""
+    """Resolve the path of a file to write, links included, and the mode of a file there.
+
+    Raises `OSError` if it is not a regular file, such as a folder or a pipe, or is write-protected.
+    """
     try:
         mode = mode_of(file)
     except FileNotFoundError:
@@ -117,7 +122,7 @@ def mode_of(file: Path) -> int:
     """Return the mode of a regular file. Raises `OSError` if it is another kind of file."""
     try:
         mode = file.stat().st_mode
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # an invalid file name
         raise OSError(errno.EINVAL, str(error), str(file)) from None
     if stat.S_ISDIR(mode):
         reason = f"{os.strerror(errno.EISDIR)}, no regular file"
@@ -150,7 +155,7 @@ def require_suffix(file: Name, suffix: str, where: str) -> None:
     if path.suffix.lower() != suffix and not (_is_stream(path) or path.is_dir()):
         name = path.with_suffix(suffix) if path.name else path / f"picture{suffix}"
         raise ArgumentError(
-            f"{where}: expected a name that ends in {suffix}, the only format that is written, got "
+            f"{where}: expected a name that ends in {suffix}, the only supported format, got "
             f"{str(path)!r}: write {str(name)!r}"
             + (" and convert it, for example with rsvg-convert" if suffix == ".svg" else "")
         )

@@ -62,7 +62,7 @@ class Part:
     @property
     def code(self) -> PartCode:
         code = self._make()
-        self._make = lambda: code  # after an interrupt or error it is compiled again
+        self._make = lambda: code  # compile again after an interrupt or error
         return code
 
     @staticmethod
@@ -100,8 +100,10 @@ class Segment(NamedTuple):
     sum: int
 
     def rows(self, count: int) -> tuple[list[int], list[int]]:
-        """Return the bytes of each operand and result for `count` rows. A sum is the first operand
-        and the result."""
+        """Return the bytes of each operand and result for `count` rows.
+
+        A sum is the first operand and the result.
+        """
         if self.sum >= 0:
             return [*self.outs, *[count * nbytes for nbytes in self.ins]], [*self.outs]
         return [count * nbytes for nbytes in self.ins], [count * nbytes for nbytes in self.outs]
@@ -128,8 +130,10 @@ class LaneProgram(Deferred):
 
     @staticmethod
     def of(program: Program) -> LaneProgram:
-        """Return the program for rows that these functions are. Raises `MachineError` for malformed
-        ones."""
+        """Return the program for rows that these functions are.
+
+        Raises `MachineError` for malformed ones.
+        """
         functions: list[Function] = []
         segments: dict[str, Segment] = {}
         for function in program.functions.values():
@@ -165,8 +169,10 @@ _FACTS: Final = Segment._fields[1:]
 
 
 def program_of(attribute: object) -> LaneProgram:
-    """Return the program that an attribute of `lanes.run` is, or the text of. Raises what
-    `Program.from_bytes` and `LaneProgram.of` raise."""
+    """Return the program that an attribute of `lanes.run` is, or the text of.
+
+    Raises what `Program.from_bytes` and `LaneProgram.of` raise.
+    """
     if isinstance(attribute, LaneProgram):
         return attribute
     return LaneProgram.of(Program.from_bytes(str(attribute).encode("latin-1")))
@@ -196,8 +202,11 @@ _NO_TYPE: Final = TensorType("u8")
 
 
 class _Symbol(NamedTuple):
-    """Value on the stack: a `register`, a `shared` argument, a `copy` of a register, a `name`, or
-    the `result` of that number of a step. The last has no register yet."""
+    """Symbolic value on the stack.
+
+    It is a `register`, a `shared` argument, a `copy` of a register, a `name`, or a `result` of a
+    step by number, which has no register yet.
+    """
 
     kind: str
     at: Any
@@ -247,12 +256,13 @@ class Linked:
         self.returned: list[tuple[int, int]] = []
         self._entries: dict[str, int] = {}
         self._results: dict[str, list[int]] = {}
-        self._types: dict[str, list[TensorType]] = {}  # of registers
+        self._types: dict[str, list[TensorType]] = {}  # types of registers by function
         self._calls: list[tuple[Step, str, list[int], list[TensorType]]] = []
-        self._waiting: list[Step] = []  # the heavy ones
-        self._sizes: set[int] = set()  # of rows of locals, zeros at first, and of results
+        self._waiting: list[Step] = []  # the heavy steps
+        # sizes of rows of locals, which start as zeros, and of results
+        self._sizes: set[int] = set()
         todo = [ROW]
-        for name in todo:  # grows in the loop
+        for name in todo:  # the list grows in the loop
             self._function(program.functions[name])
             todo += dict.fromkeys([name for _, name, *_ in self._calls if name not in todo])
         self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]
@@ -321,8 +331,10 @@ class Linked:
         self.width = max(self.width, len(self.types))
 
     def _rows(self, kind: str, *rest: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the registers that a step computes new rows for, and others that it uses, each
-        with the bytes that it takes a row for."""
+        """Return the registers that a step writes, and others that it uses.
+
+        Each has the number of bytes per row.
+        """
         if kind == "run":
             return [*rest[2]], [*rest[1]]
         if kind == "move":

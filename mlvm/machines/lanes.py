@@ -52,13 +52,15 @@ if TYPE_CHECKING:
 RUN: Final = "lanes.run"
 
 _MOST_CODES: Final = 128
-_MOST_BINDINGS: Final = 2  # they keep the tensors alive
+_MOST_BINDINGS: Final = 2  # bindings keep their tensors alive
 _FEW: Final = 64
 
 
 def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> Bound:
-    """Bind the program to these arrays; return its launch, which may be repeated. Raises what
-    `verify` raises."""
+    """Bind the program to these arrays; return its launch, which may be repeated.
+
+    Raises what `verify` raises.
+    """
     types = tuple(map(TensorType.of, operands))
     verdict = verify(program, vm.functions, types) if vm.checked else None
     code = link(program, vm.functions, verdict, deferred=False)
@@ -77,15 +79,17 @@ class _Memory:
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
-        self._areas: dict[Any, tuple[int, Array]] = {}  # a handle, and its memory
+        self._areas: dict[Any, tuple[int, Array]] = {}  # handle and memory by key
         self._retired: list[int] = []
         self._bindings = weakref.WeakKeyDictionary[Part, dict[Any, Bound]]()
         self.users = self.version = 0
         self.last: Lanes | None = None
 
     def area(self, key: Any, nbytes: int) -> Array:
-        """Return memory for an operand or a result of a part. Where it has moved, the former stays
-        until `begin`."""
+        """Return memory for an operand or a result of a part.
+
+        Where it has moved, the former stays until `begin`.
+        """
         handle, area = self._areas.get(key, (None, None))
         if area is None or len(area) < nbytes:
             area = self._new(key, max(nbytes, 0 if area is None else 2 * len(area)))
@@ -159,14 +163,14 @@ class Lanes:
         self.shared_types = self.types.shared[:ngiven]
         self.hoisted = self.types.shared[ngiven:]
         self.shared: list[Array] = []
-        self._places: Any = None  # of the shared operands
-        self._first: Bound | None = None  # computes the hoisted ones
+        self._places: Any = None  # addresses of the shared operands
+        self._first: Bound | None = None  # computes the hoisted operands
         self._code: Any = None
-        self.calls = 0  # how many there were so far
+        self.calls = 0  # number of calls so far
         # By site: the number of the call, and the operands that it adds.
         self.contributions: list[list[tuple[int, list[Array]]]] = []
         self._verdict = None
-        if vm.checked and not memory.users:  # others are the same at other lengths
+        if vm.checked and not memory.users:  # the other programs differ only in lengths
             types = [*self.types.args, *self.types.shared]
             self._verdict = verify(self.program, vm.functions, types)
         self._native = None if getattr(vm, "_pool", None) is None else self._in_steps(program)
@@ -189,7 +193,7 @@ class Lanes:
         for role, at, type in part.code.arguments:
             there = {"input": ins, "output": outs}.get(role, [])[at : at + 1]
             if any(type.nbytes > nbytes for nbytes in there):
-                raise MachineError(f"{name}.x{count} takes more bytes than its segment has")
+                raise MachineError(f"{name}.x{count} needs more bytes than its segment has")
         return part
 
     def _shared_of(self, segment: Segment) -> list[Array]:
@@ -201,7 +205,7 @@ class Lanes:
         args, shared_types, nsums = self.types.args, self.shared_types, self.types.sums
         nresults = len(arrays) - nsums - 1 - len(args) - len(shared_types)
         if nresults < 0:
-            raise OperandValueError(f"lanes: the program takes more than {len(arrays)} operands")
+            raise OperandValueError(f"lanes: the program needs more than {len(arrays)} operands")
         results, sums = arrays[:nresults], arrays[nresults : nresults + nsums]
         number, *xs = arrays[nresults + nsums :]
         count, xs, ws = int(number), xs[: len(args)], xs[len(args) :]
@@ -215,7 +219,7 @@ class Lanes:
         memory.begin()
         places = [x.__array_interface__ for x in ws]
         if self._places != (memory.version, places):
-            self._places = None  # until all has moved
+            self._places = None  # until all memory has moved
             types = enumerate(self.hoisted)
             hoisted = [memory.area(("first", i), each.nbytes) for i, each in types]
             self.shared = [*ws, *hoisted]
@@ -252,14 +256,16 @@ class Lanes:
             self._code = link(self.program, vm.functions, self._verdict, deferred=False)
         self.calls, self.contributions = 0, [[] for _ in self.sites]
         shared = [*map(TensorType.over, self.types.shared, self.shared)]
-        vm.depth += 1  # as of a launch: a row has residuals of its own
+        vm.depth += 1  # like a launch, a row has its own residuals
         try:
             for i in range(count):
                 rows = [t.over(x[i : i + 1]) for x, t in zip(xs, self.types.args, strict=True)]
                 outputs = vm._run(self._code, (*rows, *shared), vm._store, vm.functions)
                 for y, row in zip(results, filter(is_tensor, outputs), strict=True):
                     if y[i : i + 1].nbytes != row.nbytes:
-                        raise MachineError("results have other bytes than the program leaves")
+                        raise MachineError(
+                            "results have a different size than the program's results"
+                        )
                     TensorType.of(row).over(y[i : i + 1])[...] = row
         finally:
             vm.depth -= 1
@@ -271,8 +277,10 @@ class Lanes:
     def _add_up(
         self, total: Array, name: str, site: Segment, entries: Sequence[tuple[int, list[Array]]]
     ) -> None:
-        """Add the contributions of a site to a sum: row by row, within a row in the order in which
-        its calls begin, by the largest parts."""
+        """Add the contributions of a site to a sum, by the largest parts.
+
+        They are added row by row, and within a row in the order in which its calls begin.
+        """
         first = 0
         for count in sorted(site.parts, reverse=True):
             operands, [after] = self._operands(site, count)
@@ -311,8 +319,10 @@ def register(vm: VM) -> None:
     version = 0
 
     def lanes_of(attribute: object) -> Lanes:
-        """Return the program of an attribute, ready to run. Inside another one, as in a signal
-        handler, it shares no memory."""
+        """Return the program of an attribute, ready to run.
+
+        Inside another one, as in a signal handler, it shares no memory.
+        """
         nonlocal version
         if running:
             return Lanes(_Memory(machine), program_of(attribute))

@@ -1,4 +1,4 @@
-"""The VM of this process, assembled from its options."""
+"""VM of this process, configured by options."""
 
 from __future__ import annotations
 
@@ -32,26 +32,29 @@ _DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 
 
 class LocalVM(Closing, VM):
-    """One machine, serving one processor. The eager language calls it `ml.VM`.
+    """Virtual machine that runs programs on one device. The eager language calls it `ml.VM`.
 
-    `workers` is a number of threads that run ops beside the program, which waits only where it
-    needs a value. `checked=False` is the raw machine: programs are not verified, arrays written
-    are not compared with the tensor's type, and a mistake does whatever numpy makes of it.
+    name: name for messages; by default a new one.
+    workers: number of threads that run ops asynchronously; the program waits only where it needs a
+        value.
+    checked: False skips checks. Programs are not verified, arrays are not compared with the
+        tensor's type when they are written, and the effect of a mistake is undefined.
+    native: True for the kernels and the loop in C, False for the reference ones in Python and
+        numpy. None, the default, is True if mlvm was installed with C (see
+        `mlvm.machines.native.extension`).
+    threads: number of threads that share the work of a native kernel; it does not affect the bits
+        of results.
+    pinned: bind each thread to a processor.
+    kernels: kernels by op name that replace all others.
+    memory: limit of all storages of the VM together, as a size such as "1 GiB" or a number of
+        bytes. It includes weights, arenas, and the scratch memory of captured functions.
+    device: device such as "opencl:0"; it supports only the options `checked`, `kernels` and
+        `memory`. See `mlvm.machines.gpu`.
 
-    `native` chooses kernels and loop in C, which were compiled when mlvm was installed, or the
-    reference ones in Python and numpy. None is C if it was compiled (see
-    `mlvm.machines.native.extension`). `threads` share the work of a native kernel; no bit of a
-    result depends on their number. With `pinned` each has a processor. `kernels`, by op name,
-    replace all others. `memory`, a size such as "1 GiB" or a number of bytes, limits all storages
-    of the VM together: weights, arenas, and the scratch memory of captured functions.
-
-    On a `device` such as "opencl:0" all of these but `checked`, `kernels` and `memory` are refused;
-    see `mlvm.machines.gpu`.
-
-    Raises `MissingExtra` for a native machine that was not built. Raises `MachineError` for
-    impossible numbers of workers and threads, several threads without a native machine, an unknown
-    device, and a device in place of the name. Raises `UnknownFunction` for a kernel of no op, and
-    `ArgumentError` for a `memory` that is no size. An allocation beyond it raises `OutOfMemory`.
+    Raises `MissingExtra` for a native machine that was not built. Raises `MachineError` for invalid
+    numbers of workers and threads, several threads without a native machine, an unknown device, and
+    a device instead of the name. Raises `UnknownFunction` if `kernels` names an unknown op, and
+    `ArgumentError` for an invalid `memory`. An allocation beyond it raises `OutOfMemory`.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
@@ -79,7 +82,9 @@ class LocalVM(Closing, VM):
         allowed = {"name", *(unwrap(LocalVM.__init__).__kwdefaults__ or ())}
         if cls is LocalVM and (unknown := options.keys() - allowed):
             names = ", ".join(f"{name}=" for name in sorted(unknown))
-            raise ArgumentError(f"VM(): no {names}; there are {', '.join(sorted(allowed))}")
+            raise ArgumentError(
+                f"VM(): unknown option {names}; expected one of {', '.join(sorted(allowed))}"
+            )
         if cls is LocalVM and not (isinstance(device, str) and device == "cpu"):
             return super().__new__(cls.on_device)
         return super().__new__(cls)
@@ -103,7 +108,9 @@ class LocalVM(Closing, VM):
             )
         if name is not None and _DEVICE.fullmatch(name):
             device = name if ":" in name else "opencl:0"
-            raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{device}")')
+            raise MachineError(
+                f'{name!r} is a device, not a name of a VM: write VM(device="{device}")'
+            )
         if device != "cpu":
             raise MachineError(
                 f"{self.__class__.__name__}(): expected device='cpu', got {device!r}"

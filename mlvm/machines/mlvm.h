@@ -36,7 +36,7 @@
 extern "C" {
 #endif
 
-/* Changes with every change of a struct, a code or a meaning below. */
+/* Incremented for every change of a struct, a code or a meaning below. */
 #define MLVM_ABI_VERSION 3
 
 /* What `dtype` holds: X(name, code) for each dtype. A bool is one byte, 0 or 1. C64 is two floats, the
@@ -62,10 +62,10 @@ typedef struct mlvm_tensor {
     int32_t ndim;         /* 0 to 64 */
 } mlvm_tensor;
 
-/* What `kind` holds: which of a value's other members is set. */
+/* Codes of `kind`: which other member of a value is set. */
 enum mlvm_kind { MLVM_TENSOR = 0, MLVM_INT = 1, MLVM_STR = 2 };
 
-/* A value of the machine's stack. */
+/* A value on the machine's stack. */
 typedef struct mlvm_value {
     mlvm_tensor tensor;
     int64_t integer;
@@ -73,8 +73,8 @@ typedef struct mlvm_value {
     int32_t kind;       /* an mlvm_kind */
 } mlvm_value;
 
-/* What a function sees of the machine. A callback that fails makes the call fail, with the
- * first failure's message, whatever the function returns after. */
+/* Interface of a function to the machine. If a callback fails, the call fails with the first failure's
+ * message, whatever the function returns. */
 typedef struct mlvm_frame mlvm_frame;
 struct mlvm_frame {
     int64_t nparams;
@@ -83,16 +83,16 @@ struct mlvm_frame {
     /* The call's attributes as a JSON object, "{}" if there are none. */
     const char *attributes;
 
-    /* Set *value to the attribute of that name, a number or bool; leave it as it is when there
-     * is none. Returns 0, or 1 when the attribute is something else. */
+    /* Set *value to the attribute of that name, a number or bool; leave it unchanged if there is none.
+     * Returns 0, or 1 if the attribute is something else. */
     int (*number)(mlvm_frame *frame, const char *name, double *value);
 
-    /* A tensor of zeros, on a 64-byte boundary; a result once it is pushed, else freed when the
-     * function returns. NULL when there is no such type, or no memory. */
+    /* Create a tensor of zeros, aligned to 64 bytes. It becomes a result when it is pushed; otherwise it
+     * is freed when the function returns. NULL for an invalid type, or without memory. */
     mlvm_tensor *(*new_tensor)(mlvm_frame *frame, int32_t dtype, int32_t ndim, const int64_t *shape);
 
-    /* Leave a result: a new tensor, or the tensor of a parameter. Returns 0, or 1 for any other
-     * pointer. Do not write to a tensor after it is pushed. */
+    /* Push a result: a new tensor, or the tensor of a parameter. Returns 0, or 1 for any other pointer.
+     * Do not write to a tensor after it is pushed. */
     int (*push)(mlvm_frame *frame, const mlvm_tensor *tensor);
     int (*push_int)(mlvm_frame *frame, int64_t value);
     int (*push_str)(mlvm_frame *frame, const char *value); /* UTF-8, copied */
@@ -103,8 +103,8 @@ struct mlvm_frame {
 
 typedef int (*mlvm_function)(mlvm_frame *frame);
 
-/* A function of a library: its name in the function table, and how many parameters and results
- * it has, MLVM_ANY for any number. The VM holds every call to them. */
+/* A function of a library: its name in the function table, and its numbers of parameters and results,
+ * MLVM_ANY for any number. The VM checks every call. */
 #define MLVM_ANY (-1)
 typedef struct mlvm_entry {
     const char *name;
@@ -121,7 +121,7 @@ typedef struct mlvm_entry {
 #define MLVM_EXPORT
 #endif
 
-/* The two symbols that the VM looks for. The table ends with an entry without a name. */
+/* The two symbols that the VM loads. The table ends with an entry without a name. */
 extern MLVM_EXPORT const int32_t mlvm_abi_version;
 extern MLVM_EXPORT const mlvm_entry mlvm_functions[];
 

@@ -54,21 +54,23 @@ _ON_RECORDS: Final = (
 """Names of functions, the numbers of their parameters, and those that they read."""
 
 _CHUNK: Final = 1 << 16
-_PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
+_PER_RECORD: Final = 224  # bytes of Python objects, plus the same number per array
 _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
 class Stack:
-    """Stack of records of arrays. `more(nbytes)` allocates its memory; `keep(nbytes)` reports the
-    overhead in bytes beside that."""
+    """Stack of records of arrays.
+
+    `more(nbytes)` allocates its memory; `keep(nbytes)` reports the overhead in bytes beside that.
+    """
 
     def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:
         self.nbytes = 0
         self._more, self._keep = more, keep
         self._chunks: list[Array] = []
-        self._top = 0, 0  # the chunk, and how much of it is used
+        self._top = 0, 0  # index of the chunk, and its used bytes
         self._records: list[list[Array]] = []
-        self._first = 0  # how many are of programs around this one
+        self._first = 0  # number of records of enclosing programs
 
     def begin(self) -> Any:
         """Begin the records of a program. Return the mark that `end` takes."""
@@ -117,11 +119,13 @@ class Residuals:
     def __init__(self, vm: VM, stack: Stack | Records) -> None:
         self._vm = vm
         self._stack: Any = stack
-        self._programs: list[tuple[int, Any]] = []  # depth, and where its records begin
+        self._programs: list[tuple[int, Any]] = []  # depth, and start of its records
 
     def begin(self, frame: Frame) -> None:
-        """Begin the stack of the program that runs now. Drop stacks of failed programs at its depth
-        of nested launches."""
+        """Begin the stack of the program that runs now.
+
+        Drop stacks of failed programs at its depth of nested launches.
+        """
         while self._programs and self._programs[-1][0] >= self._vm.depth:
             self.end(frame)
         self._programs.append((self._vm.depth, self._stack.begin()))
@@ -138,8 +142,10 @@ class Residuals:
         number[...] = self._stack.push(arrays)
 
     def read(self, frame: Frame) -> None:
-        """Copy the first arrays of a record into the parameters. Raises `HostFunctionError` if no
-        record has that number and these types."""
+        """Copy the first arrays of a record into the parameters.
+
+        Raises `HostFunctionError` if no record has that number and these types.
+        """
         *outs, place = _arrays(READ, frame)
         for out, x in zip(outs, self._record_like(READ, int(place), outs), strict=False):
             np.copyto(out, x)
@@ -157,8 +163,10 @@ class Residuals:
                 out[rows] = x[rows]
 
     def _record_like(self, name: str, number: int, outs: Sequence[Array]) -> list[Array]:
-        """Return the arrays of a record. Raises `HostFunctionError` unless the first have the types
-        of `outs`."""
+        """Return the arrays of a record.
+
+        Raises `HostFunctionError` unless the first have the types of `outs`.
+        """
         record = (self._stack.record(number) if number else list(map(np.zeros_like, outs))) or []
         if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
             out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
@@ -168,20 +176,22 @@ class Residuals:
         return record
 
     def add(self, frame: Frame) -> None:
-        """Add pairs of records, and recursively the records that they name; write the numbers of
-        the sums into the first parameter."""
+        """Add pairs of records, and recursively the records that they refer to.
+
+        The numbers of the sums are written into the first parameter.
+        """
         total, p, q = filter(is_tensor, map(frame.param, range(3)))
         pairs = [*zip(p.ravel().tolist(), q.ravel().tolist(), strict=True)]
         npairs = len(pairs)
-        # by pair: where the pairs that it names begin, and count
+        # by pair: start and count of the pairs that it refers to
         named: list[list[tuple[int, int]]] = []
-        for pair in pairs:  # which grows meanwhile
+        for pair in pairs:  # the list grows in the loop
             named.append([])
             if all(pair):
                 for x, y in zip(*map(self._record, pair), strict=True):
                     if x.dtype == np.int64:
                         if (x >= pair[0]).any() or (y >= pair[1]).any():
-                            raise HostFunctionError(f"{ADD}: a record names one behind it")
+                            raise HostFunctionError(f"{ADD}: a record refers to a later record")
                         named[-1].append((len(pairs), x.size))
                         pairs += zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
         sums = [p or q for p, q in pairs]
@@ -205,12 +215,12 @@ class Residuals:
     def _record(self, number: int) -> list[Array]:
         record: list[Array] | None = self._stack.record(number)
         if record is None:
-            raise HostFunctionError(f"{ADD}: no record {number} is there")
+            raise HostFunctionError(f"{ADD}: record {number} does not exist")
         return record
 
 
 def _overhead(record: Sequence[Array]) -> int:
-    """Return the bytes of a record beside its elements."""
+    """Return the bytes of a record in addition to its elements."""
     return _PER_RECORD * (1 + len(record))
 
 
@@ -249,8 +259,10 @@ def stack_bytes(vm: VMProtocol) -> int:
 
 
 def _arrays(name: str, frame: Frame) -> list[Array]:
-    """Return the parameters. Raises `HostFunctionError` unless all are tensors, and the record's
-    number an i64[]."""
+    """Return the parameters.
+
+    Raises `HostFunctionError` unless all are tensors, and the record's number an i64[].
+    """
     params = [frame.param(i) for i in range(frame.nparams)]
     arrays = list(filter(is_tensor, params))
     number = arrays[0 if name == PUSH else -1] if arrays else None
@@ -260,5 +272,5 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or TensorType.of(number).dtype is not i64
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
-        raise HostFunctionError(f"{name}: takes tensors, and an i64[] for the record's number")
+        raise HostFunctionError(f"{name}: expected tensors, and an i64[] as the record's number")
     return arrays

@@ -13,8 +13,10 @@ from mlvm.machines.native.extension import EXTENSION, is_native
 
 
 def versions() -> str:
-    """Return mlvm's version, the kernels that VMs use by default, numpy's version, and a digest of
-    the op table."""
+    """Return the versions of everything that determines the bits of results.
+
+    These are mlvm's version, the default kernels, numpy's version, and a digest of the op table.
+    """
     kernels = EXTENSION.simd() if EXTENSION is not None and is_native(None) else "numpy"
     mine = f"mlvm {sys.modules['mlvm'].__version__}, {kernels} kernels"
     return f"{mine}, numpy {np.__version__}, ops {_digest_of_ops()}"
@@ -31,8 +33,7 @@ def _digest_of_ops() -> str:
 
 
 def difference(theirs: object, they: str, we: str) -> str | None:
-    """Describe how another process differs from this one in what may change results, or return
-    None."""
+    """Describe differences to another process that may change results; None if there are none."""
     if theirs == versions():
         return None
     shown = theirs if isinstance(theirs, str) and theirs else "versions that it does not tell"

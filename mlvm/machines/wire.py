@@ -51,11 +51,11 @@ class Field(NamedTuple):
 
 def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
     if not isinstance(handle, (int, np.integer)):  # callers may have no type checker
-        raise HandleError(f"handle {brief(handle)} is no handle, which is an integer")
+        raise HandleError(f"handle {brief(handle)} is not a handle, which is an integer")
     try:
         writer.integer(handle)
-    except EncodingError:  # longer than an integer may be
-        raise HandleError(f"handle {brief(handle)} names nothing: never issued") from None
+    except EncodingError:  # exceeds the limit of integers
+        raise HandleError(f"handle {brief(handle)} does not exist: it was never created") from None
 
 
 def _write_type(writer: Writer, type: TensorType) -> None:
@@ -66,7 +66,9 @@ def _write_type(writer: Writer, type: TensorType) -> None:
 
 def _write_nbytes(writer: Writer, nbytes: int) -> None:
     if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-        raise errors.ShapeError(f"a storage: expected 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}")
+        raise errors.ShapeError(
+            f"alloc_storage: expected a size of 0 to {MAX_NBYTES} bytes, got {brief(nbytes)}"
+        )
     writer.integer(nbytes)
 
 
@@ -161,8 +163,11 @@ wait."""
 
 
 def write_call(writer: Writer, name: str, args: Sequence[Any]) -> None:
-    """Write a call. Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an
-    argument that has no encoding."""
+    """Write a call.
+
+    Raises `EncodingError`, `HandleError`, `DTypeError` or `ShapeError` for an argument that has no
+    encoding.
+    """
     writer.text(name)
     for field, value in zip(CALLS[name].parameters.values(), args, strict=True):
         field.write(writer, value)
@@ -172,7 +177,7 @@ def read_name(reader: Reader) -> str:
     """Read the name of a call, before its arguments."""
     name = reader.text()
     if name not in CALLS:
-        raise EncodingError(f"no call {brief(name)}; there are {', '.join(CALLS)}")
+        raise EncodingError(f"unknown call {brief(name)}; expected one of {', '.join(CALLS)}")
     return name
 
 
@@ -220,10 +225,12 @@ def decode_answer(name: str, message: bytes) -> Any:
 
 
 def read_answer(kind: Kind, reader: Reader, name: str) -> Any:
-    """Read the result of the call of that name from a message of that kind. Raises the error if
-    the message is one."""
+    """Read the result of the call of that name from a message of that kind.
+
+    Raises the error if the message is one.
+    """
     if kind is Kind.error:
-        raise read_error(reader)  # a variable would make a cycle with the traceback
+        raise read_error(reader)  # a variable would create a cycle with the traceback
     result = CALLS[name].result.read(reader)
     reader.end()
     return result
@@ -269,8 +276,10 @@ def _encode_error(error: Exception) -> bytes:
 
 
 def _may_be_part(kind: type[Exception], name: str) -> bool:
-    """Return True if an error of that class may have an attribute of that name: no method, and
-    nothing of Python's, such as `__notes__`."""
+    """Return True if an error of that class may have an attribute of that name.
+
+    Methods and attributes of Python, such as `__notes__`, are excluded.
+    """
     return not name.startswith("__") and not callable(getattr(kind, name, None))
 
 
@@ -295,7 +304,7 @@ def read_error(reader: Reader) -> Exception:
     """Read the error of a message of kind error. Raises `EncodingError` for an impossible one."""
     name = reader.text()
     if name not in _ERRORS:
-        raise reader.error(f"no error {brief(name)}")
+        raise reader.error(f"unknown error {brief(name)}")
     args, parts = reader.sequence(Reader.value), reader.mapping(Reader.value)
     notes = reader.sequence(Reader.text)
     reader.end()
@@ -306,9 +315,9 @@ def read_error(reader: Reader) -> Exception:
     try:
         error = kind(*args)
         vars(error).update(parts)
-        vars(error).pop("__notes__", None)  # of where it is read
+        vars(error).pop("__notes__", None)  # added while reading
         str(error)
-    except Exception as refused:  # each class has arguments and parts of its own
+    except Exception as refused:  # constructors of errors differ
         raise reader.error(f"{name} is not made of {brief((*args, parts))}: {refused}") from None
     for note in notes:
         error.add_note(note)
@@ -345,10 +354,10 @@ class WireServer:
         outputs = True
         try:
             outputs = verify(program, self.vm.functions).outputs
-        except LimitExceeded:  # it takes too long
+        except LimitExceeded:  # the time limit was exceeded
             raise
         except MlvmError:
-            pass  # a launch may say more, and later find a function that is missing now
+            pass  # the launch raises a better error, or finds a function that is missing now
         except Exception as error:
             raise ProgramError(f"the program cannot be verified: {brief(error)}") from None
         self._programs[number] = program
@@ -369,7 +378,7 @@ class WireServer:
         try:
             return self._programs[number]
         except KeyError:
-            raise HandleError(f"no program is loaded under number {number}") from None
+            raise HandleError(f"no program with the number {number} is loaded") from None
 
 
 class Loaded(NamedTuple):
@@ -408,7 +417,7 @@ class WireVM(Identity):
 
     def _begin(self) -> None:
         Identity.__init__(self)
-        self._loaded: dict[int, Loaded] = {}  # by the id of a program
+        self._loaded: dict[int, Loaded] = {}  # by id of the program
         self._by_digest: dict[bytes, Loaded] = {}
         self._dead: deque[tuple[int, Loaded]] = deque()
         self._numbers = itertools.count(1)
@@ -424,7 +433,8 @@ class WireVM(Identity):
         """True if the remote VM is native, so that steps are fused by the native policy."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
-        except (errors.UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
+        # a reference VM; a dry VM, which has no values
+        except (errors.UnknownFunction, HandleError):
             return False
         return bool(answer)
 
@@ -524,7 +534,7 @@ class WireVM(Identity):
 
             def forget(_: weakref.ref[Program]) -> None:
                 vm = me()
-                if vm is not None:  # in the middle of anything, maybe
+                if vm is not None:  # may be called at any point
                     vm._dead.append((key, vm._loaded.pop(key)))
 
             loaded.alive[key] = weakref.ref(program, forget)
@@ -547,5 +557,5 @@ class WireVM(Identity):
 for _call in (
     *("alloc_storage", "alloc_tensor", "consumed_size_in_mib", "dealloc_storage"),
     *("dealloc_tensor", "estimate", "launch", "read", "swap", "tensor_from_storage", "write"),
-):  # VM has their docstrings
+):  # their docstrings are in VM
     vars(WireVM)[_call].__doc__ = vars(VM)[_call].__doc__

@@ -1,14 +1,14 @@
-"""Ops that run beside the program: the scheduler of `ml.VM(workers=n)`.
+"""Scheduler of `ml.VM(workers=n)`, which runs ops asynchronously.
 
-The machine does not wait for an op. It makes a task of the kernel and the array for the result,
-and goes on. Such an array is a future. A jump, an output, a host function or `read` that needs its
+The machine does not wait for an op. It makes a task of the kernel and the array for the result, and
+continues. Such an array is a future. A jump, an output, a host function or `read` that needs its
 values waits for the task that writes them.
 
-Tasks are ordered only by the bytes they touch. A read waits for the writes before it, a write for
+Tasks are ordered only by the bytes they access. A read waits for the writes before it, a write for
 the reads and writes before it (the hazards RAW, WAR and WAW of Hennessy & Patterson, Computer
-Architecture). So results have the same bits for any number of workers. A task that fails leaves
-its bytes bad: what reads them fails with the same error, until they are written again. The machine
-waits when too many tasks, or bytes, are under way.
+Architecture). So results have the same bits for any number of workers. A task that fails marks its
+bytes as bad: reads of them raise the same error, until they are written again. The machine waits
+when too many tasks, or bytes, are pending.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlvm.core.types import Array, TensorType, aligned_array, root
 from mlvm.machines.bad_bytes import BadBytes, Span, again
 
 _MOST_TASKS: Final = 64
-_MOST_BYTES: Final = 1 << 28  # of results under way
+_MOST_BYTES: Final = 1 << 28  # maximum bytes of pending results
 
 
 class _Task:
@@ -64,8 +64,8 @@ class Workers:
             workers, thread_name_prefix=name, initializer=np.seterr, initargs=("ignore",)
         )
         self._change = threading.Condition()
-        self._open: list[_Task] = []  # not done yet, in the order they came
-        self._nbytes = 0  # of what these write
+        self._open: list[_Task] = []  # pending tasks, in order
+        self._nbytes = 0  # bytes that these write
         self._bad = BadBytes()
         self._closed = False
 
@@ -76,8 +76,11 @@ class Workers:
         attributes: Attributes,
         blame: Callable[[Exception], object],
     ) -> Sequence[Value]:
-        """Call a function of the table. An op is not waited for. Any other function runs here,
-        after the tasks that touch its parameters. `blame` is called with an error of a task."""
+        """Call a function of the table.
+
+        An op is not waited for. Any other function runs here, after the tasks that touch its
+        parameters. `blame` is called with an error of a task.
+        """
         callee = binding.callee
         arrays = [x for x in params if isinstance(x, np.ndarray)]
         if isinstance(callee, OpInto):
@@ -86,7 +89,7 @@ class Workers:
             return ()
         if isinstance(callee, OpFresh) and not callee.op.dynamic and binding.instrument is None:
             type = callee.op.infer([TensorType.of(x) for x in arrays], attributes)
-            assert type is not None  # not dynamic
+            assert type is not None  # static shape
             out = aligned_array(type)
             kernel = half.suited(callee.op, callee.fill, (out, *arrays))
             self._submit(kernel, [out, *arrays], attributes, blame)
@@ -125,8 +128,10 @@ class Workers:
             task.done.wait()
 
     def synchronize(self) -> None:
-        """Wait until all tasks so far are done. Raises the first error whose bytes are still bad,
-        and forgets all such errors."""
+        """Wait until all tasks so far are done.
+
+        Raises the first error whose bytes are still bad, and forgets all such errors.
+        """
         self.drain()
         with self._change:
             error, self._bad = self._bad.first_error(), BadBytes()
@@ -160,7 +165,7 @@ class Workers:
             ):
                 self._change.wait()
             if self._closed:
-                raise MachineError(f"{self._name} is closed: its workers have ended")
+                raise MachineError(f"{self._name} is closed: its workers have stopped")
             for other in self._open:
                 if other.touches(task.write, True) or any(
                     other.touches(span, False) for span in task.reads
@@ -179,12 +184,12 @@ class Workers:
         try:
             if error is None:
                 task.run()
-        except BaseException as raised:  # a worker has no caller to raise to
-            error = raised.with_traceback(None)  # whose frames hold arrays
+        except BaseException as raised:  # a worker has no caller that could handle it
+            error = raised.with_traceback(None)  # frames keep arrays alive
             if isinstance(raised, Exception):
                 task.blame(raised)
         finally:
-            task.run = task.blame = _nothing  # they hold arrays
+            task.run = task.blame = _nothing  # these keep arrays alive
             with self._change:
                 self._finish(task, error)
             task.done.set()

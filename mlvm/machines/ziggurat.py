@@ -31,12 +31,15 @@ class Ziggurat(NamedTuple):
 
 @cache
 def ziggurat(dtype: DType = f32) -> Ziggurat | None:
-    """Compute the tables of f32 or f64. Numpy computed those of f64 step by step in doubles, with
-    an exp that rounded one value up. None where the system's functions round differently."""
+    """Compute the tables of f32 or f64.
+
+    Numpy computed those of f64 step by step in doubles, with an exp that rounded one value up. None
+    where the system's functions round differently.
+    """
     single = dtype is f32
     bits, area = (23, 0.004928673233974655) if single else (52, 0.004928673233974652)
     x, density = [0.0] * _LAYERS, [1.0] * _LAYERS
-    x[-1] = 3.6541528853610088  # where the tail begins
+    x[-1] = 3.6541528853610088  # start of the tail
     density[-1] = math.exp(-0.5 * x[-1] ** 2)
     for i in range(_LAYERS - 2, 0, -1):
         density[i] = area / x[i + 1] + density[i + 1]

@@ -40,9 +40,11 @@ STORED: Final = {
 
 
 def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
-    """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It
-    has infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan
-    in place of -0, "all" has neither."""
+    """Return the values of all floats of a format (https://onnx.ai/onnx/technical/float8.html).
+
+    It has infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz"
+    nan in place of -0, "all" has neither.
+    """
     bits = 1 + exponent + mantissa
     codes = np.arange(1 << bits)
     fraction = codes & (1 << mantissa) - 1
@@ -69,10 +71,10 @@ FLOATS: Final = {
     23: _floats(2, 1, 1, finite="all"),
     24: np.concatenate([2.0 ** np.arange(-127.0, 128.0), [np.nan]]).astype(np.float32),
 }
-"""The values of floats of few bits, by their codes."""
+"""Values of low-bit floats by their codes."""
 
 INTEGERS: Final = {21: (4, np.uint8), 22: (4, np.int8), 25: (2, np.uint8), 26: (2, np.int8)}
-"""Bits of the integers of few bits, and what holds them."""
+"""Bits of low-bit integers, and the dtypes that hold them."""
 
 
 def dtype_of(number: int, what: str) -> DType:
@@ -92,8 +94,11 @@ _OFTEN: Final = 1 << 22  # bytes
 
 
 class Files:
-    """External data of a model: files in its folder, mapped into memory. If the file of the model
-    is a link, they may be in the folder of the file that it leads to, or be links into it."""
+    """External data of a model: files in its folder, mapped into memory.
+
+    If the file of the model is a link, they may be in the folder of the file that it leads to, or
+    be links into it.
+    """
 
     def __init__(self, model: Path | None) -> None:
         self.model = model
@@ -182,7 +187,7 @@ def array_of(tensor: Message, files: Files) -> Array:
         flat = flat.view(np.uint8) != 0
     try:
         return flat.reshape(shape)
-    except ValueError as error:  # no elements, and lengths beyond those of any array
+    except ValueError as error:  # no elements, but lengths beyond the limit of arrays
         raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
 
 

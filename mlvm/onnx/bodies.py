@@ -134,7 +134,7 @@ class Body:
 
     def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
         """Add a node with `count` results; return their names."""
-        first = int(op == "Where")  # the others are of its dtype, or of their own
+        first = int(op == "Where")  # the other operands have its dtype, or their own
         dtype = self._dtypes[inputs[first]] if inputs else bool_
         if dtype in _LACKS.get(op, ()) and attributes.get("reduction") != "none":
             if dtype is u64 and op in _ORDERS:
@@ -259,8 +259,10 @@ class Body:
         start: Sequence[int],
         step: Sequence[int],
     ) -> str:
-        """Write x, of the shape `within`, into zeros of `shape`, at the places that a slice by
-        `start` and `step` reads."""
+        """Write x, of the shape `within`, into zeros of `shape`.
+
+        It is written to the elements that a slice with `start` and `step` reads.
+        """
         turned = [i for i, s in enumerate(step) if s < 0]
         if turned:
             x = self.turned(x, within, turned)
@@ -357,8 +359,10 @@ CASTS: Final = "astype", "unpack"
 
 @body("astype")
 def _astype(b: Body) -> str:
-    """Convert; a float that an integer dtype cannot hold becomes the nearest that it has, which
-    ONNX leaves open."""
+    """Convert to another dtype; a float out of range becomes the nearest limit.
+
+    ONNX leaves that case undefined.
+    """
     dtype = b.types[0].dtype
     if not (dtype.kind == "float" and b.out.dtype.is_integer):
         return b.cast("x0", b.out.dtype)
@@ -366,7 +370,7 @@ def _astype(b: Body) -> str:
     wide = f32 if bits < 32 and dtype is not f64 else f64
     limits = np.iinfo(str(b.out.dtype.numpy))
     low, high = limits.min, limits.max
-    if bits < 64:  # bounds that floats have
+    if bits < 64:  # bounds that floats represent
         return b.cast(
             b("Clip", b.operand(0, wide), b.number(low, wide), b.number(high, wide)), b.out.dtype
         )
@@ -413,6 +417,7 @@ BODIES.update(
         ),
         "index_add": lambda b: _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add"),
         "cumulative_sum": lambda b: b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0)),
+        "cumulative_prod": lambda b: _running_product(b),
         "layer_norm": lambda b: b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps)),
         "layer_norm_normalize": lambda b: _normalized(b, "x0")[0],
         "conv2d": lambda b: _images(b, "Conv", _filters(b), group=b.groups),
@@ -493,7 +498,7 @@ def _hypot(b: Body) -> str:
     divisor = b("Where", b("Equal", most, b.number(0.0)), b.number(1.0), most)
     ratio = b("Div", b("Min", *sides), divisor)
     result = b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
-    return b("Where", infinite, b.number(math.inf), result)  # beside nan, too
+    return b("Where", infinite, b.number(math.inf), result)  # also if the other operand is nan
 
 
 @body("copysign")
@@ -654,8 +659,10 @@ def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
 def _scattered(
     b: Body, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
 ) -> str:
-    """Replace rows of `data`, which has n axes, along `axis`, or combine them with the updates, at
-    the positions of operand `indices`."""
+    """Replace rows of `data` along `axis`, or combine them with the updates.
+
+    The rows are at the indices in operand `indices`; `data` has n axes.
+    """
     places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), n or b.out.ndim
     count = b.types[indices].ndim
     rows = _rows_first(b, data, axis, 1, n)
@@ -678,7 +685,7 @@ def _index_reduce(b: Body) -> str:
 @body("flat_indices")
 def _flat_indices(b: Body) -> str:
     zero, one, flat = b.array(0), b.array(1), ""
-    for i, length in enumerate(b.lengths):  # gathered, which refuses an index out of range
+    for i, length in enumerate(b.lengths):  # Gather rejects an index out of range
         numbers, n = b("Range", zero, b.array(length), one), b.array(length)
         place = b("Gather", numbers, b.positions(i), axis=0)
         flat = b("Add", b("Mul", flat, n), place) if flat else place
@@ -755,6 +762,20 @@ def _extreme(b: Body, op: str) -> str:
 def _sorted(b: Body, which: int) -> str:
     n = b.array([b.out.shape[b.axis]])
     return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
+
+
+def _running_product(b: Body) -> str:
+    """Multiply elements by the ones 1, 2, 4, ... before them: log2(n) products."""
+    x, shape = b.operand(0, b.out.dtype), b.out.shape
+    [axis], step = axes_of(b.axis or 0, len(shape)), 1
+    if is_open(shape[axis]):
+        raise ModelError("along an axis of dynamic size")
+    while step < shape[axis]:
+        widths = [(step * (i == axis), 0) for i in range(len(shape))]
+        longer = b.padded(x, widths, 1.0)
+        x = b("Mul", x, b.sliced(longer, [0] * len(shape), shape, [1] * len(shape)))
+        step = 2 * step
+    return x
 
 
 @body("searchsorted")
@@ -856,7 +877,7 @@ def _filters(b: Body) -> str:
 
 @body("conv_transpose2d")
 def _conv_transpose2d(b: Body) -> str:
-    rest = [  # rows that no window has reached
+    rest = [  # rows that no window covers
         n + sum(side) - (count - 1) * step - (k - 1) * dilation - 1
         for n, side, count, step, k, dilation in zip(
             b.shape[1:-1], b.padding, b.types[0].shape[1:-1], b.stride, b.types[1].shape,
@@ -903,8 +924,7 @@ def _window_places(
 
 
 def _added_up(b: Body, parts: Iterable[tuple[_WindowElement, str]]) -> str:
-    """Sum the contributions of all elements of the windows to the images, and cut off the
-    padding."""
+    """Add all elements of the windows to the images, and remove the padding."""
     shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
     placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
     (top, _), (left, _) = b.padding
@@ -918,7 +938,7 @@ def _max_pool2d_vjp(b: Body) -> str:
     places = _window_places(b, b.out.shape, b.types[0].shape[1:3], b.window)
     parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
     most = b("Max", *parts)
-    framed = b.padded("x1", [(0, 0), *b.padding, (0, 0)], math.nan)  # equal to nothing
+    framed = b.padded("x1", [(0, 0), *b.padding, (0, 0)], math.nan)  # nan is not equal to anything
     parts = [b.sliced(framed, at.start, at.length, at.step) for at in places]
     chosen = [b.cast(b("Equal", part, most), b.out.dtype) for part in parts]
     share = b("Div", "x0", b("Sum", *chosen))
@@ -971,7 +991,8 @@ def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequ
 
 @body("dequantize_rows")
 def _dequantize_rows(b: Body) -> str:
-    table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"  # few gather four bits
+    # few runtimes gather 4-bit elements
+    table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"
     rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in (table, "x2"))
     scales = (*b.types[0].shape, *b.types[2].shape[1:])
     return _dequantized(b, rows, scale, b.out.shape, scales)

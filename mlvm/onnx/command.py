@@ -85,7 +85,7 @@ def _zeros(model: Model, count: int) -> list[Array]:
         try:
             type = TensorType.parse(text)
         except OpError:
-            raise ModelError(f"the input {name!r} is {text}: give it by --input") from None
+            raise ModelError(f"the input {name!r} is {text}: pass it with --input") from None
         zeros.append(np.zeros(type.shape, type.dtype.numpy))
     return zeros
 

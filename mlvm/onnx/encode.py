@@ -18,8 +18,10 @@ _NUMBERS: Final = {
 
 
 def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
-    """Encode a message of that kind as a list of parts: large arrays are not copied. Messages
-    inside it are mappings, too."""
+    """Encode a message of that kind as a list of parts: large arrays are not copied.
+
+    Messages inside it are mappings, too.
+    """
     parts: Parts = []
     for name, value in fields.items():
         number, field = _NUMBERS[kind][name]

@@ -1,5 +1,7 @@
-"""Graphs of fewer nodes: sums and products after a convolution become part of its weights, and a
-layer norm is one node."""
+"""Optimization of graphs to fewer nodes.
+
+Sums and products after a convolution become part of its weights, and a layer norm becomes one node.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,11 @@ from mlvm.onnx.table import TABLE
 
 
 def folded(graph: Graph) -> None:
-    """Merge products of quantised factors, fold scales and shifts into the convolutions before
-    them, and fuse layer norms, in the graph and its subgraphs."""
+    """Optimize the graph and its subgraphs.
+
+    Products of quantized factors are merged, scales and shifts are folded into the preceding
+    convolutions, and layer norms are fused.
+    """
     for each in graph.all():
         _take_quantized(each)
         _fold_convolutions(each)
@@ -34,8 +39,10 @@ def _uses(graph: Graph) -> Counter[str]:
 
 
 def _take_quantized(graph: Graph) -> None:
-    """Compute a product of dequantised factors in integers: the second factor is a weight, the
-    first has one scale and zero."""
+    """Compute a product of dequantized factors in integers.
+
+    The second factor is a weight; the first has one scale and zero point.
+    """
     made_by = {name: node for node in graph.nodes for name in node.outputs}
     for node in graph.nodes:
         if node.type not in ("Conv", "MatMul", "Gemm"):
@@ -124,7 +131,7 @@ def _fold_convolutions(graph: Graph) -> None:
             grouped = node.type == "ConvTranspose" and node.attributes.get("group", 1) != 1
             if (
                 node.inputs[1].dtype.kind == "f"
-                and node.inputs[1].ndim > 2  # else it is no kernel
+                and node.inputs[1].ndim > 2  # otherwise it is not a kernel
                 and not grouped
                 and all(is_array(bias) or bias == "" for bias in node.inputs[2:3])
             ):
@@ -134,8 +141,10 @@ def _fold_convolutions(graph: Graph) -> None:
 
 
 def _line(node: Node, position: int, conv: Node) -> tuple[Array, Array] | None:
-    """Return the scale and shift of each channel that the node applies to a convolution's result;
-    None for any other node."""
+    """Return the scale and shift per channel that the node applies to a convolution's result.
+
+    Return None for any other node.
+    """
     weight = conv.inputs[1]
     channels = weight.shape[0 if conv.type == "Conv" else 1]
     one, none = np.ones(channels, np.float64), np.zeros(channels, np.float64)
@@ -165,8 +174,7 @@ def _line(node: Node, position: int, conv: Node) -> tuple[Array, Array] | None:
 
 
 def _fuse_layer_norms(graph: Graph) -> None:
-    """Make one node of the mean, the differences, their squares, and so on, as exporters write a
-    layer norm before opset 17."""
+    """Fuse the nodes of a layer norm, as exported before opset 17, into one node."""
     uses = _uses(graph)
     made_by = {name: node for node in graph.nodes for name in node.outputs}
 

@@ -19,9 +19,9 @@ from mlvm.onnx.values import Value, Weight, are_known, bounded
 from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
-_NEWEST: Final = 1000  # an opset beyond is no number of one
+_NEWEST: Final = 1000  # larger numbers are not valid opsets
 _PLAIN: Final = {1: "f", 2: "i", 13: "tp"}  # fields of attributes by their kind
-_MOST_NODES: Final = 100_000  # that functions in functions may amount to
+_MOST_NODES: Final = 100_000  # limit of nodes, including nested functions
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),
@@ -37,11 +37,11 @@ _DRAWS: Final = (
 class Node:
     """Call of an op.
 
-    opset: version of the op's domain
-    inputs: names of operands, `Weight`s, or arrays
-    outputs: names of the results
-    numbers: `TensorProto.DataType` of each operand that a wider dtype holds, else 0
-    last: names whose last use is this node
+    opset: version of the op's domain.
+    inputs: names of operands, `Weight`s, or arrays.
+    outputs: names of the results.
+    numbers: `TensorProto.DataType` of each operand that a wider dtype holds, else 0.
+    last: names whose last use is this node.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Node:
 class Kind(NamedTuple):
     """Declared type of a value.
 
-    container: "", "sequence" or "optional"
-    number: `TensorProto.DataType` of its elements, 0 if undeclared
-    shape: lengths; a name or None for an open one
+    container: "", "sequence" or "optional".
+    number: `TensorProto.DataType` of its elements, 0 if undeclared.
+    shape: lengths; a name or None for an open one.
     """
 
     container: str
@@ -139,8 +139,10 @@ class Graph:
             used_later |= names
 
     def run(self, operands: Mapping[str, Value], frame: Frame) -> list[Value]:
-        """Run the nodes on operands, which include the values of the free names; return the
-        outputs."""
+        """Run the nodes on operands; return the outputs.
+
+        The operands include the values of the free names.
+        """
         scope: dict[str, Value] = {**self.constants, **operands}
         inner = Frame(frame.weights, scope)
         for node in self.nodes:
@@ -156,7 +158,7 @@ class Graph:
             scope.update(zip(node.outputs, results, strict=False))
             for name in node.outputs[len(results) :]:
                 if name and name not in node.last:
-                    raise ModelError(f"{node} has {len(results)} results, and {name!r} is read")
+                    raise ModelError(f"{node} has {len(results)} results, but {name!r} is used")
             for name in node.last:
                 scope.pop(name, None)
         return [scope[name] for name in self.outputs]
@@ -194,9 +196,9 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
 class Scope(NamedTuple):
     """Context of the nodes of a graph: that of the model, or that of a call of a function.
 
-    opsets: versions of the domains
-    attributes: those of the function's call, which attributes of its nodes may refer to
-    depth: number of functions around
+    opsets: versions of the domains.
+    attributes: those of the function's call, which attributes of its nodes may refer to.
+    depth: number of functions around.
     """
 
     opsets: Mapping[str, int]
@@ -237,7 +239,7 @@ class Builder:
         own: dict[str, Array] = {}
         for each in message.initializer:
             if each.name in own:
-                raise ModelError(f"two initializers are called {each.name!r}")
+                raise ModelError(f"two initializers have the name {each.name!r}")
             own[each.name] = array_of(each, self.files)
             self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
@@ -297,7 +299,7 @@ class Builder:
                     raise ModelError(f"{what} reads {name!r}, which no earlier node computes")
             for name in message.output:
                 if name and name in defined:
-                    raise ModelError(f"{what} computes {name!r}, which exists already")
+                    raise ModelError(f"{what} computes {name!r}, which is already defined")
                 defined.add(name)
             own = own_op(message)
             if own is not None:
@@ -359,8 +361,10 @@ class Builder:
         return self._packed[name, dtype]
 
     def _number(self, node: Node, message: Message) -> int:
-        """Return the `TensorProto.DataType` of a node's results, or 0 if no attribute or operand
-        has it."""
+        """Return the `TensorProto.DataType` of a node's results.
+
+        Return 0 if no attribute or operand determines it.
+        """
         if node.type == "Constant":
             return max((a.t.data_type for a in message.attribute if a.t is not None), default=0)
         own = node.attributes.get("to") or node.attributes.get("output_dtype")
@@ -419,9 +423,11 @@ class Builder:
 
 
 def _computed(node: Node) -> tuple[Array, ...] | None:
-    """Fold a node whose operands are constants. Return None if a call must compute it. Such a node
-    reads a value of the call, draws random numbers, has no numpy form, or exceeds the limit of
-    memory."""
+    """Fold a node whose operands are constants.
+
+    Return None if a call must compute it. Such a node reads a value of the call, draws random
+    numbers, has no numpy form, or exceeds the limit of memory.
+    """
     is_open = any(not is_array(x) and x for x in node.inputs)
     if is_open or node.graphs or node.type in _DRAWS or node.op.kind == "tensors":
         return None
@@ -440,8 +446,11 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
 
 
 def _resolved(node: Message, outer: Mapping[str, Message]) -> dict[str, Message]:
-    """Return the attributes of a node by name. One that refers to an attribute of the function
-    around it is that, and absent if the call of the function does not have it."""
+    """Return the attributes of a node by name.
+
+    One that refers to an attribute of the function around it is that, and absent if the call of the
+    function does not have it.
+    """
     own = {x.name: outer.get(x.ref_attr_name) if x.ref_attr_name else x for x in node.attribute}
     return {name: attribute for name, attribute in own.items() if attribute is not None}
 

@@ -21,7 +21,7 @@ from mlvm.eager.tensor.number import Numbers, is_open
 from mlvm.onnx.arrays import NAMES
 
 _NAMED: Final = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
-_LARGE: Final = 1000  # decisions by a length, as by x[:100], are compared up to there
+_LARGE: Final = 1000  # limit of lengths for comparing decisions such as x[:100]
 _OPERATORS: Final[Mapping[Callable[..., Any], str]] = {
     operator.add: "Add",
     operator.sub: "Sub",
@@ -54,8 +54,10 @@ OpenAxes = dict[str, dict[int, OpenAxis]]
 def open_axes(
     dynamic_axes: Mapping[str, Mapping[int, str]], inputs: Mapping[str, TensorType]
 ) -> OpenAxes:
-    """Parse the argument `dynamic_axes` of `save`. Raises `ArgumentError` if it names no axis of an
-    input."""
+    """Parse the argument `dynamic_axes` of `save`.
+
+    Raises `ArgumentError` if it names no axis of an input.
+    """
 
     def refuse(reason: str) -> ArgumentError:
         return ArgumentError(f"dynamic_axes: {reason}").at("save", ())
@@ -65,14 +67,14 @@ def open_axes(
         dynamic_axes.items() if isinstance(dynamic_axes, Mapping) else [("", dynamic_axes)]
     ):
         if not isinstance(axes, Mapping):
-            raise refuse("it is a dict such as {'x': {0: 'batch'}}")
+            raise refuse("expected a dict such as {'x': {0: 'batch'}}")
         if name not in inputs:
-            raise refuse(f"there is no input {name!r} among {', '.join(inputs)}")
+            raise refuse(f"unknown input {name!r}; the inputs are {', '.join(inputs)}")
         shape = inputs[name].shape
         for axis, text in axes.items():
             match = _NAMED.fullmatch(text) if isinstance(text, str) else None
             if match is None or int(match[1] or 1) < 1:
-                raise refuse(f"{text!r} is no name of a length, such as 'batch' or '8*width'")
+                raise refuse(f"{text!r} is not a name of a length, such as 'batch' or '8*width'")
             if type(axis) is not int or not -len(shape) <= axis < len(shape):
                 raise refuse(f"{name} is {inputs[name]}, it has no axis {axis!r}")
             axis %= len(shape)
@@ -93,8 +95,10 @@ def sources_of(axes: OpenAxes) -> dict[str, tuple[str, int, int]]:
 
 
 def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
-    """Choose the sizes at which a function is traced, and others at which its decisions must be the
-    same. No two lengths are equal, so that the trace does not broadcast one to another."""
+    """Choose the sizes for tracing a function, and others for which its decisions must agree.
+
+    No two lengths are equal, so that the trace does not broadcast one to another.
+    """
     used = {n for x in inputs.values() for n in x.shape}
     first: dict[str, int] = {}
     for name, (input, axis, times) in sources_of(axes).items():
@@ -178,8 +182,10 @@ class Lengths:
         self._located = len(numbers.guarded)
 
     def decided(self, samples: Iterable[Sizes]) -> int | None:
-        """Return the place of a value that the trace needed and that differs at some of these
-        sizes; None if there is none."""
+        """Return the index of a value that the trace used and that differs at some of these sizes.
+
+        Return None if there is none.
+        """
         numbers = self._numbers
         for sizes in samples:
             values = numbers.computed([*sizes.values()])
@@ -227,7 +233,7 @@ class Lengths:
         if fn is operator.floordiv and dtype is i64:
             return self._add("Div", self._add("Sub", names[0], self._add("Mod", *names)), names[1])
         if fn not in _OPERATORS or (fn is operator.mod and dtype is f64):
-            raise ModelError(f"{fn.__name__} of a length has no form in ONNX")
+            raise ModelError(f"{fn.__name__} of a length cannot be expressed in ONNX")
         return self._add(_OPERATORS[fn], *names)
 
     def _step(self, place: int) -> tuple[Callable[..., Any], tuple[int, ...]] | None:

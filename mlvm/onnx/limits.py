@@ -14,8 +14,10 @@ from mlvm.eager.tensor.context import bound, current_arena
 
 
 class Limit:
-    """Bound on the bytes that a graph allocates, while it is folded or in a call: at least `least`,
-    and `times` the bytes of its inputs if that is more."""
+    """Limit of the bytes that a graph allocates, while it is folded or in a call.
+
+    It is `least`, or `times` the bytes of its inputs if that is more.
+    """
 
     def __init__(self, what: str, least: int, times: int) -> None:
         self.what, self.times = what, times
@@ -42,8 +44,8 @@ class Limit:
         arena = scope.get() or current_arena()
 
         def grow(proceed: Callable[[int], Any], nbytes: int) -> Any:
-            if limit.get() is self:  # no other thread's
-                self.check(nbytes - arena.capacity // 4)  # by which any arena grows
+            if limit.get() is self:  # not the limit of another thread
+                self.check(nbytes - arena.capacity // 4)  # every arena grows by this fraction
                 self.remaining -= nbytes
             return proceed(nbytes)
 

@@ -38,9 +38,9 @@ from mlvm.onnx.table import Pack
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
-_FEW: Final = 64  # elements of what may be a shape
-_LEAST: Final = 1 << 28, 1 << 32  # bytes that folding may allocate, and a call
-_TIMES: Final = 16, 1 << 10  # or so many times those of the files, and of weights and inputs
+_FEW: Final = 64  # maximum elements of a potential shape
+_LEAST: Final = 1 << 28, 1 << 32  # minimum limits of bytes for folding and for a call
+_TIMES: Final = 16, 1 << 10  # or this factor of the bytes of the files, or of weights and inputs
 
 
 class Model(ml.nn.Module):
@@ -71,8 +71,10 @@ class Model(ml.nn.Module):
 
     @property
     def asked(self) -> frozenset[str]:
-        """The inputs that a shape, a length or a branch may depend on: give them as numbers to a
-        captured function."""
+        """The inputs that a shape, a length or a branch may depend on.
+
+        Pass them as numbers to a captured function.
+        """
         return self.graph.static_names & {*self.graph.inputs}
 
     @property
@@ -109,8 +111,10 @@ class Model(ml.nn.Module):
         return results[0] if len(results) == 1 else results
 
     def _narrowed(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs with f64 arrays in the float dtype of the tensors, as for a captured
-        function."""
+        """Return the inputs with f64 arrays converted to the float dtype of the tensors.
+
+        A captured function converts its inputs in the same way.
+        """
         kinds = self.graph.kinds
         wide = {
             name: x
@@ -131,13 +135,15 @@ class Model(ml.nn.Module):
                 value = ml.asarray(value)
         dtype = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not dtype:
-            message = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
+            message = f"expected the input {name!r} as {_described(kind)}, got {_type(value)}"
             raise DTypeError(f"{message}; write ml.astype(x, ml.{dtype.long_name})")
         declared = value.shape if kind.shape is None else kind.shape
         pairs = zip(declared, value.shape, strict=False)
         fits = [n if isinstance(n, int) and n else m for n, m in pairs] == [*value.shape]
         if len(declared) != value.ndim or not fits:
-            raise ShapeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
+            raise ShapeError(
+                f"expected the input {name!r} as {_described(kind)}, got {_type(value)}"
+            )
         return value
 
     def _array(self, name: str, value: Any, kind: Kind) -> Any:
@@ -171,26 +177,26 @@ def _result(value: Value) -> Tree:
 
 
 def load(file: str | os.PathLike[str] | bytes) -> Model:
-    """Load an ONNX file, or its bytes, as a Module: called eagerly or captured, and trained on, on
-    any VM. Its weights are copied into the current arena.
+    """Load an ONNX file, or its bytes, as a Module that can be called and trained on any VM.
 
-    The file is mapped into memory. What its graph knows is computed now: constants, and what comes
-    of them. Batch norms and scales are folded into the convolutions before them. Opsets from 7 on
-    are run, and what exporters and quantisers write of the domain `com.microsoft`. Tensors in other
-    files are read beside the file. Floats of 8 and 4 bits are f32, integers of 4 and 2 bits i8 and
-    u8. A call takes its inputs in their order or by their names; what is given as numbers is known
-    when the call is captured, as lengths and shapes must be. A file with dropout that drops, which
-    was written before `model.eval()`, is loaded with a warning.
+    It may be called eagerly or captured. Its weights are copied into the current arena.
+
+    The file is mapped into memory. Constant parts of the graph are computed when it is loaded.
+    Batch norms and scales are folded into the preceding convolutions. Supported are opsets from 7
+    on, and the ops of the domain `com.microsoft` that exporters and quantizers write. Tensors in
+    external files are read from the folder of the file. Floats of 8 and 4 bits become f32, integers
+    of 4 and 2 bits i8 and u8. A call accepts its inputs in order or by name. Inputs that are passed
+    as numbers are constants of a captured function, which lengths and shapes must be. A file with
+    active dropout, which was saved before `model.eval()`, is loaded with a warning.
 
         model = ml.onnx.load("resnet50.onnx")
         predict = ml.capture(model)
         logits = predict(images)
 
-    Raises `OSError` for a file that cannot be read; `ModelError`, which names the node, for one
-    that is no ONNX file or is damaged, and for ops that mlvm does not run, such as those of
-    strings; `ArgumentError` for what is neither a name nor bytes. A call refuses other inputs
-    than the file declares.
-    https://onnx.ai/onnx/repo-docs/IR.html
+    Raises `OSError` for a file that cannot be read; `ModelError`, which names the node, for a file
+    that is not an ONNX file or is damaged, and for ops that mlvm does not support, such as ops on
+    strings; `ArgumentError` for an argument that is neither a name nor bytes. A call raises an
+    error for inputs that the file does not declare. https://onnx.ai/onnx/repo-docs/IR.html
 
         >>> relu = "3a2b0a0c0a0178120179220452656c755a100a0178120b0a09080112050a0312016e62090a0179"
         >>> model = ml.onnx.load(bytes.fromhex(relu + "12040a02080142021015"))
@@ -218,7 +224,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             most.enter(len(data))
             with most.holding():
                 graph = Builder(message, files).graph(message.graph, {}, frozenset())
-            del message  # ten thousand parts, which a collection would look through
+            del message  # ten thousand objects, which a garbage collection would traverse
             folded(graph)
             for each in graph.all():
                 each.settle()
@@ -226,7 +232,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             _warn_of_training(graph, what)
             return Model(graph, _placed(graph), files)
     except EncodingError as error:
-        raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
+        raise ModelError(escaped(f"{what}: not an ONNX file, or damaged: {error}")) from None
     except MlvmError as error:
         refusal = ModelError(escaped(f"{what}: {error}"))
         for note in getattr(error, "__notes__", ()):
@@ -276,9 +282,11 @@ def _as_packed(x: Array, pack: Pack | None, node: Node) -> Array:
 
 
 def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
-    """Move large arrays of the nodes to the Module. Return a function for each that makes the
-    array, by the name that the nodes read from now on. Numbers, and arrays that may decide a shape,
-    stay in the nodes."""
+    """Move large arrays of the nodes to the Module.
+
+    Return a function for each that makes the array, by the name that the nodes read from now on.
+    Numbers, and arrays that may decide a shape, stay in the nodes.
+    """
     arrays: dict[str, Callable[[], Array]] = {}
     names: dict[tuple[int, str], Weight] = {}
     for inner in graph.all():

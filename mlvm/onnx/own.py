@@ -22,8 +22,10 @@ DOMAIN: Final = "mlvm"
 
 
 def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -> str:
-    """Encode an op as text: its name, its attributes, and its operands' dtypes if one has few
-    bits."""
+    """Encode an op as text: its name, its attributes, and low-bit dtypes of operands.
+
+    The dtypes of all operands are included if one has a low-bit dtype.
+    """
     fields: dict[str, Any] = {"op": op.name, "attributes": dict(attributes)}
     if any(type.dtype.is_storage for type in types):
         fields["dtypes"] = [type.dtype.name for type in types]
@@ -31,9 +33,11 @@ def encode_op(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -
 
 
 def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
-    """Decode the op of mlvm that `save` noted in a node, with its operands and their dtypes of few
-    bits. Further inputs of the node are lengths for other runtimes. Return None for a node of
-    another tool or version."""
+    """Decode the op of mlvm that `save` stored in a node, with its operands and low-bit dtypes.
+
+    Further inputs of the node are lengths for other runtimes. Return None for a node of another
+    tool or version.
+    """
     for each in node.metadata_props:
         if each.key == DOMAIN:
             try:
@@ -42,7 +46,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
                 if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
-                one_op(name, **attributes)  # which refuses those that it does not have
+                one_op(name, **attributes)  # raises for unknown attributes
                 op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0, None, {})
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in fields.get("dtypes", [""] * len(inputs))]

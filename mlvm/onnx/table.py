@@ -25,15 +25,15 @@ Pack: TypeAlias = Callable[[Any, Any, Any], Any]
 class Op(NamedTuple):
     """Row of the table.
 
-    run: function of a `Call` and the operands
+    run: function of a `Call` and the operands.
     kind: form of the operands. "plain": axes in order, arrays if all are on the host. "tensors":
         always tensors. "elementwise": one permutation of axes for all. "raw": unchanged.
-    host: positions of operands that are read to the host
+    host: positions of operands that are read to the host.
     packed: by position, the function of numpy or `mlvm.eager`, a node and a weight that lays out
-        the weight: when a model is loaded, or in each call that computes the weight
-    least: smallest number of operands
-    most: largest number of operands; None if there is none
-    only: attributes that have a single supported value
+        the weight: when a model is loaded, or in each call that computes the weight.
+    least: smallest number of operands.
+    most: largest number of operands; None if there is none.
+    only: attributes that have a single supported value.
     """
 
     run: Function
@@ -78,8 +78,10 @@ def enter_all(kind: Kind, functions: Mapping[str, Function]) -> None:
 
 
 class Call:
-    """Context of an op's call: its attributes, its node, and `xp`, which is numpy if all operands
-    are on the host, else `mlvm.eager`."""
+    """Context of an op's call: its attributes, its node, and `xp`.
+
+    `xp` is numpy if all operands are on the host, else `mlvm.eager`.
+    """
 
     __slots__ = ("node", "scope", "xp")
 
@@ -149,15 +151,17 @@ def call(node: Any, operands: list[Value], scope: Any) -> Value:
 
 
 def _is_large(op: Op, operands: list[Value]) -> bool:
-    """Return whether a result of host arrays may exceed the limit. A VM, which counts its
-    allocations, then computes it."""
+    """Return whether a result of host arrays may exceed the limit.
+
+    A VM, which counts its allocations, then computes it.
+    """
     most = limit.get()
     arrays = [x for i, x in enumerate(operands) if is_array(x) and i not in op.host]
     if most is None or len(arrays) < 2:
         return False
     size = math.prod(x.size for x in arrays if x.size)
     if op.kind == "elementwise":
-        with suppress(ValueError):  # these do not go together
+        with suppress(ValueError):  # incompatible
             size = math.prod(np.broadcast_shapes(*(x.shape for x in arrays)))
     return bool(size * max(x.itemsize for x in arrays) > most.remaining)
 
@@ -176,8 +180,10 @@ def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
 
 
 def _operand(x: Value, dtypes: Collection[DType]) -> Value:
-    """Convert an operand for an op on tensors of these dtypes: a host scalar of one of them to a
-    number, any other array to a tensor."""
+    """Convert an operand for an op on tensors of these dtypes.
+
+    A host scalar of one of these dtypes becomes a number, any other array a tensor.
+    """
     if not isinstance(x, np.ndarray):
         return x
     is_number = x.ndim == 0 and x.dtype.kind != "V" and DType.of(x.dtype) in dtypes

@@ -1,5 +1,7 @@
-"""Values on a graph's edges: host arrays, tensors, tensors whose axes have another order in memory
-than in the graph, and lists of these.
+"""Values on a graph's edges.
+
+These are host arrays, tensors, tensors whose axes have another order in memory than in the graph,
+and lists of these.
 
 numpy computes on host arrays, `mlvm.eager` on all others. So an op that both have is written once,
 as the Array API standard has it.
@@ -21,7 +23,7 @@ from mlvm.eager import Tensor
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.limits import limit
 
-_WIDEST: Final = 8  # bytes of an element that the host makes
+_WIDEST: Final = 8  # maximum bytes of an element computed on the host
 
 
 class Weight(str):
@@ -32,8 +34,10 @@ class Weight(str):
 
 @dataclass(frozen=True, slots=True)
 class PermutedTensor:
-    """Transposed tensor that is not yet copied: its axis `i` is axis `axes[i]` of x. Images with
-    channels last have the axes 0, 3, 1, 2."""
+    """Transposed tensor that is not yet copied: its axis `i` is axis `axes[i]` of x.
+
+    Images with channels last have the axes 0, 3, 1, 2.
+    """
 
     x: Tensor
     axes: tuple[int, ...]
@@ -51,7 +55,7 @@ class PermutedTensor:
         return self.x.ndim
 
 
-Value: TypeAlias = Any  # an array of numpy, a Tensor, a PermutedTensor, a list of these, or None
+Value: TypeAlias = Any  # numpy array, Tensor, PermutedTensor, list of these, or None
 
 
 def permuted(x: Tensor, axes: Sequence[int]) -> Value:
@@ -85,8 +89,10 @@ def tensor(value: Value) -> Tensor:
 
 
 def in_memory(value: Value) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a value's tensor with the axes in their order in memory, and that order: axis i of the
-    value is axis `order[i]` of the tensor."""
+    """Return a value's tensor with the axes in memory order, and that order.
+
+    Axis i of the value is axis `order[i]` of the tensor.
+    """
     if type(value) is PermutedTensor:
         return value.x, value.axes
     x = tensor(value)
@@ -116,8 +122,10 @@ def are_known(values: Sequence[Value]) -> bool:
 
 
 def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
-    """Check the shape of a new array on the host, or of a tensor, and return it. Raises
-    `OutOfMemory` for more bytes than the limit, and `ModelError` for negative lengths."""
+    """Check the shape of a new array on the host, or of a tensor, and return it.
+
+    Raises `OutOfMemory` for more bytes than the limit, and `ModelError` for negative lengths.
+    """
     shape, most = tuple(int(n) for n in shape), limit.get()
     if any(n < 0 for n in shape):
         raise ModelError(f"expected lengths >= 0, got the shape {list(shape)}")
@@ -127,8 +135,10 @@ def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
 
 
 def alike(values: Sequence[Value]) -> tuple[list[Any], tuple[int, ...] | None]:
-    """Give elementwise operands one order of axes, that of the largest permuted operand. Return
-    them and that order, or None if all have their axes in order."""
+    """Give elementwise operands one order of axes, that of the largest permuted operand.
+
+    Return them and that order, or None if all have their axes in order.
+    """
     others = [each for each in values if type(each) is PermutedTensor]
     if not others:
         return list(values), None

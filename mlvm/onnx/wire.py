@@ -46,10 +46,11 @@ Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node
 """Number, name and kind of each field of a message. `*` marks a repeated field. An absent field is
 None if its kind is a message or ends with `?`, else 0 or empty."""
 
-_DEEPEST: Final = 100  # messages in messages, as protobuf's own readers have it
+_DEEPEST: Final = 100  # limit of nesting, the same as protobuf's
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
 _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
-WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
+# wire types of single numbers; everything else has the wire type 2
+WIRES: Final = {"int": 0, "double": 1, "float": 5}
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
 _FEW: Final = 1 << 12  # bytes
 _SHORT: Final = 64
@@ -59,10 +60,10 @@ Bytes: TypeAlias = memoryview | bytes
 class Field(NamedTuple):
     """Field of a message.
 
-    name: its name
-    kind: kind of its values
-    many: whether the field is repeated
-    default: value of an absent field
+    name: its name.
+    kind: kind of its values.
+    many: whether the field is repeated.
+    default: value of an absent field.
     """
 
     name: str
@@ -89,8 +90,11 @@ FIELDS: Final = {
 
 
 def _readers(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
-    """Return the readers of fields by number and wire type: name, kind, whether the field is
-    repeated, and whether its values are numbers, which may be packed."""
+    """Return the readers of fields by number and wire type.
+
+    A reader has the field's name, its kind, whether the field is repeated, and whether its values
+    are numbers, which may be packed.
+    """
     readers = {}
     for number, (name, kind, many, _) in fields.items():
         for wire in {WIRES.get(kind, 2), *([2] if many else [])}:
@@ -102,8 +106,11 @@ _READERS: Final = {kind: _readers(fields) for kind, fields in FIELDS.items()}
 
 
 class Message:
-    """Message of that kind: its fields are its attributes. Repeated numbers are an array of i64,
-    f32 or f64; other repeated fields are a list. Bytes are a view of the file."""
+    """Message of that kind: its fields are its attributes.
+
+    Repeated numbers are an array of i64, f32 or f64; other repeated fields are a list. Bytes are a
+    view of the file.
+    """
 
     kind: str
 
@@ -129,13 +136,13 @@ _CLASSES: Final[dict[str, Any]] = {
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     """Decode a message of that kind. Raises `EncodingError` for malformed bytes."""
     if depth > _DEEPEST:
-        raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
+        raise EncodingError(f"messages are nested more than {_DEEPEST} deep")
     message = object.__new__(_CLASSES[kind])
     values, readers = message.__dict__, _READERS[kind]
     numbers: dict[str, list[Any]] = {}
     place, end = 0, len(data)
     if end < _FEW:
-        data = bytes(data)  # of which the parts are made sooner
+        data = bytes(data)  # slices of bytes are faster
     while place < end:
         key = data[place]
         place += 1
@@ -145,7 +152,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         value: Any
         if wire == 2:
             size = data[place] if place < end else 128
-            if size < 128:  # mostly, and a call would take longer than all else here
+            if size < 128:  # the common case, without a call, which would dominate the time
                 place += 1
             else:
                 size, place = _varint(data, place)
@@ -173,7 +180,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
                 raise EncodingError(f"{kind}.{name} has the wire type {wire}")
             continue
         name, inner, many, is_number = reader
-        if is_number:  # or many that are packed
+        if is_number:  # or packed numbers
             if wire == 2:
                 value = _packed(value, inner)
             else:
@@ -187,7 +194,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
             try:
                 value = str(value, "utf-8")
             except UnicodeDecodeError:
-                raise EncodingError(f"{kind}.{name} is no UTF-8") from None
+                raise EncodingError(f"{kind}.{name} is not valid UTF-8") from None
         elif inner == "Attribute" and size < _SHORT:
             value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
@@ -232,7 +239,7 @@ def _varint(data: Bytes, place: int) -> tuple[int, int]:
             if shift > 63:
                 raise EncodingError("a number has more than 10 bytes")
     except IndexError:
-        raise EncodingError("it ends within a number") from None
+        raise EncodingError("the data ends within a number") from None
 
 
 def _signed(value: int) -> int:
@@ -247,7 +254,7 @@ def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
         return _varints(np.frombuffer(value, np.uint8))
     dtype = _FIXED[kind]
     if len(value) % dtype.itemsize:
-        raise EncodingError(f"{len(value)} bytes are no whole numbers of {dtype.itemsize} bytes")
+        raise EncodingError(f"{len(value)} bytes are not a multiple of {dtype.itemsize} bytes")
     return np.frombuffer(value, dtype)
 
 
@@ -255,7 +262,7 @@ def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Decode packed integers, all at once, by the offset of each one's last byte."""
     ends = np.flatnonzero(data < 128)
     if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
-        raise EncodingError("it ends within a number")
+        raise EncodingError("the data ends within a number")
     starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1] + 1])[: len(ends)]
     longest = int((ends - starts).max(initial=-1)) + 1
     if longest > 10:

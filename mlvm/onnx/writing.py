@@ -42,7 +42,7 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.templates import frozen, places
 
-_IR: Final = 10, 13  # of opset 21, and of later ones
+_IR: Final = 10, 13  # IR versions of opset 21 and of later opsets
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
     "input_names": "inputs have the names of the parameters, those of a loaded model its own",
@@ -57,8 +57,8 @@ _KINDS: Final[tuple[tuple[Any, str, int], ...]] = (
     *((np.ndarray, "t", 4), (dict, "g", 5)),
 )
 """Fields of attributes and their numbers, by the types of values; others are sequences of ints."""
-_LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
-_MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
+_LARGE: Final = 1 << 10  # minimum bytes of a weight in an external file
+_MOST: Final = (1 << 31) - (1 << 24)  # maximum bytes of a protobuf message, with some margin
 
 
 def save(
@@ -70,8 +70,9 @@ def save(
     external: bool | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write `fn(*args, **kwargs)` as an ONNX file, which other runtimes run, and `load` reads back
-    to the bit. The function is called once, on abstract tensors, which have types and no values.
+    """Save `fn(*args, **kwargs)` as an ONNX file for other runtimes; `load` restores it exactly.
+
+    The function is called once, on abstract tensors, which have types but no values.
 
     `args` are the function's arguments: trees of tensors, numpy arrays and types (`TensorType`).
     These become the inputs of the graph, in their order, under the names of the parameters; a
@@ -119,20 +120,20 @@ def save(
     except TypeError:
         reason = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
         raise ArgumentError(reason).at("save", ()) from None
-    destination(target)  # now, not after a long recording
+    destination(target)  # fail early, not after a long recording
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
         axes = open_axes(dynamic_axes, model.inputs)
         samples = samples_of(axes, model.inputs)
         model = _Model(fn, list(args), kwargs, axes, samples[0])
         decided = model.lengths.decided(samples)
-        if decided is not None:  # calls that are dead now may have needed it
+        if decided is not None:  # removed calls may have needed it
             for sizes in samples[1:]:
                 other = _Model(fn, list(args), kwargs, axes, sizes)
                 if model.parts(False, "") != other.parts(False, ""):
                     raise model.lengths.refused(decided)
     parts, data = model.parts(external, f"{target.name}.data")
-    with ExitStack() as stack:  # the data replace an earlier file before the model does
+    with ExitStack() as stack:  # the data file is replaced before the model file
         for file, content in ((target, parts), (target.with_name(f"{target.name}.data"), data)):
             if content:
                 stream = stack.enter_context(replacing(file))
@@ -178,11 +179,13 @@ class _Model:
         types = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
         for name, type in types.items():
             if type.dtype.is_storage:
-                raise ModelError(f"the input {name!r} is {type}; only weights have few bits")
+                raise ModelError(
+                    f"the input {name!r} is {type}; only weights can have a low-bit dtype"
+                )
         recorded, signature = _recorded(fn, structure, types, axes, sizes)
         if signature.fields or recorded.outcome.rebound or recorded.record.outside.queues:
             raise ModelError(
-                "a function that rebinds a field, or takes from a queue, is not written"
+                "a function that rebinds a field, or reads from a queue, cannot be saved"
             )
         self.states: list[Any] = [x.root for x in recorded.record.outside.states]
         self.initializers: dict[str, Array | Tensor] = {}
@@ -207,7 +210,7 @@ class _Model:
         """Write the graph of a trace."""
         results = recorded.named_results()
         if not results:
-            raise ModelError("a function that returns no tensor is not written")
+            raise ModelError("expected a function that returns a tensor")
         flow = recorded.flow
         calls = without_dead_calls(Flow(flow.calls, flow.results))
         shown = [_shown(path) or "output" for path, _ in results]
@@ -313,7 +316,7 @@ class _Model:
         }
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
-            raise ModelError(f"a file of {size_of(parts):,} bytes is more than protobuf takes")
+            raise ModelError(f"a file of {size_of(parts):,} bytes exceeds the limit of protobuf")
         return parts, data_parts
 
 
@@ -369,7 +372,7 @@ class _Graph:
             name = self.model.state(home.index)
         elif home.role == "input":
             name = self.model.input_names[home.index]
-        else:  # nothing was written there
+        else:  # nothing was written to it
             zero = self.model.constant(np.zeros((), use.type.dtype.numpy), use.type.with_shape(()))
             name = self.model.name("zeros")
             self.node("Expand", [zero, self.model.lengths.vector(use.type.shape)], {name: use.type})
@@ -380,7 +383,7 @@ class _Graph:
         if here is type:
             return name
         if here.dtype is not type.dtype:
-            raise ModelError(f"a {here} seen as {type} has no form in ONNX")
+            raise ModelError(f"a {here} viewed as {type} cannot be expressed in ONNX")
         ins, reshaped = [name, self.model.lengths.vector(type.shape)], self.model.name("reshape")
         self.node("Reshape", ins, {reshaped: type}, attributes={"allowzero": 1})
         return reshaped
@@ -444,7 +447,7 @@ class _Graph:
             raise _refused(f"{op.name}, {error},", call.line) from None
         attributes, more = frozen(call.attributes), dict[str, Any]()
         text = repr(attributes) if places(attributes) else encode_op(op, attributes, types)
-        if op.name != "unpack" and not places(attributes):  # `load` unpacks by itself
+        if op.name != "unpack" and not places(attributes):  # `load` unpacks implicitly
             more = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
         ins += [self.model.lengths.written(*each) for each in body.sizes.values()]
@@ -566,7 +569,7 @@ def _recorded(
         return [OpenLength(tuple(each), name) for name, each in by_name.items()]
 
     arguments, named = unflatten(structure, operands.values())
-    try:  # a loop has a form in ONNX, with all states
+    try:  # ONNX supports a loop with all states
         with bound(step_by_step, True), closing(arena):
             return trace_once(fn, [*arguments.values()], named, lengths)
     except MlvmError as error:
@@ -586,7 +589,7 @@ def _is_written(dtype: DType) -> bool:
 
 def _number(dtype: DType, name: str) -> int:
     if not _is_written(dtype):
-        raise ModelError(f"{name} is of {dtype.name}, which is not written")
+        raise ModelError(f"{name} is of {dtype.name}, which is not supported")
     return STORED[dtype][0] if dtype in STORED else NAMES[dtype]
 
 
@@ -617,8 +620,7 @@ def _shown(path: str) -> str:
 
 
 def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
-    """Return names for the tensors that a function reads, by their ids, as far as they have a
-    path."""
+    """Return names for the tensors that a function reads, by id, if they have a path."""
     owner = getattr(fn, "__self__", fn)
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
     around = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))
@@ -632,7 +634,7 @@ def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int,
     ]
     for prefix, tree in trees:
         for path, node in named_nodes(tree) if isinstance(tree, Module) else ():
-            if isinstance(node, Model):  # whose tensors keep the names of its file
+            if isinstance(node, Model):  # the tensors of a Model keep the names in its file
                 for name, x in {**node.weights, **node.constants}.items():
                     names.setdefault(id(x.root), "/".join(filter(None, (prefix, path, name))))
         with suppress(DTypeError):

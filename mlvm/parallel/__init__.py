@@ -1,1 +1,1 @@
-"""Groups of VMs, in threads, processes or under MPI, and the collectives between them."""
+"""Groups of VMs in threads, processes, MPI or Ray, and collectives between their members."""

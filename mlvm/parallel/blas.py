@@ -1,4 +1,4 @@
-"""One BLAS thread for each VM while groups run: more would take cores from the other VMs."""
+"""Limit of one BLAS thread for each VM while groups run, so that each VM has one core."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mlvm.core.extras import extra
 
 
 class BlasLimit:
-    """Limits the BLAS libraries of the process to one thread, as long as any group runs.
+    """Limit of the BLAS libraries of this process to one thread while any group runs.
 
-    All groups share the limit, so the last of them to end restores the former number.
+    All groups share the limit. The last group that finishes restores the previous number.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class BlasLimit:
         self._limit: Any = None
 
     def prepare(self) -> None:
-        """Find the libraries that are loaded. Raises `MissingExtra` without threadpoolctl."""
+        """Find the loaded BLAS libraries. Raises `MissingExtra` without threadpoolctl."""
         self._controller = extra("threadpoolctl", "parallel").ThreadpoolController()
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Limit BLAS to the calling thread inside the block."""
+        """Limit BLAS to one thread inside the block."""
         holder = object()
         try:
             with self._lock:
@@ -36,12 +36,12 @@ class BlasLimit:
                 self._holders.add(holder)
             yield
             self._release(holder)
-        except BaseException:  # an interrupt of the release, too
+        except BaseException:  # also an interrupt of the release
             self._release(holder)
             raise
 
     def _release(self, holder: object) -> None:
-        """End the limit if this was its last holder. Idempotent."""
+        """Restore the previous number of threads if this was the last holder. Idempotent."""
         with self._lock:
             self._holders.discard(holder)
             if self._limit is not None and not self._holders:

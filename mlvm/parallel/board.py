@@ -1,18 +1,19 @@
-"""Communication of processes through shared memory, where each writes its calls and data.
+"""Communication of processes through shared memory.
 
-Members go through rounds. In a round each writes to its window, publishes the number of the round,
-and waits until the others have published it, too; then all read. There are two windows, used in
-turn: a member that publishes a round has read all of the one before, so overwritten data has been
-read. The whole group and each pair of members have separate rounds.
+Members communicate in rounds. In a round, each member writes to its window, publishes the number of
+the round, and waits until all members have published this number. Then all members read. Each
+member alternates between two windows. A member publishes a round only after it has read the
+previous round, so no member overwrites unread data. The whole group and each pair of members have
+separate rounds.
 
 A waiting member spins for some microseconds, and then sleeps until another member wakes it. There
-are no locks, so the death of a member leaves the memory usable; the parent process detects it and
-publishes it.
+are no locks, so the memory stays usable when a member dies. The parent process detects the death
+and publishes it.
 
-A collective consists of two exchanges: each member gives something else to every other one, or the
-same to all. Large data is cut into batches that stay in the cache. Of a reduction each member
-combines its part, as Rabenseifner's algorithm does (Thakur, Rabenseifner, Gropp, Int. J. of High
-Performance Computing Applications 19, 2005): every element travels twice, whatever the number of
+A collective consists of two kinds of exchange: each member sends different data to each member, or
+the same data to all members. Large data is split into batches that fit the cache. In a reduction,
+each member combines one part, as in Rabenseifner's algorithm (Thakur, Rabenseifner, Gropp, Int. J.
+of High Performance Computing Applications 19, 2005). Each element is sent twice, for any number of
 members.
 """
 
@@ -50,25 +51,30 @@ from mlvm.parallel.passing import (
     unpacked,
 )
 
-_SPIN: Final = 200e-6  # seconds to look for the others before sleep, if each has a core
-_LOOK: Final = 0.05  # seconds of sleep until the next look at who has ended, and who waits
-_TEXT: Final = 1 << 15  # bytes of a description, or of a reason
+_SPIN: Final = 200e-6  # seconds of spinning before a sleep, if each member has a core
+_LOOK: Final = 0.05  # seconds between checks of which members have finished, and which wait
+_TEXT: Final = 1 << 15  # bytes of a description or an error message
 _DIGEST: Final = 16
 _PAGE: Final = 4096
 _BATCH_NBYTES: Final = 1 << 21
-"""Bytes that a member sends to all others at once: large, so that they rarely wait, and small
-enough for a third-level cache."""
+"""Number of bytes that a member sends to all members in one round: large, so that members rarely
+wait, and small enough for a third-level cache."""
 
 
 class Board:
     """Shared memory of a group of processes. The parent creates it and passes it to the members.
 
-    `counts[r, c]` is the last round that member r has published on channel c: r stands for the
-    whole group, another number for the pair with that member. `waits[r]` are channel and round that
-    r waits for, if the round is not 0. `ended[r]` is set when r will call nothing more in this run,
-    `broken[r]` when it has aborted the run (2: a member was late); the last entry is the parent's.
-    `calls[r]` describes the call of r. `asleep[r]` asks for a byte in the pipe of r. `spins` is
-    True if waiting members spin first. Raises `OutOfMemory` if the memory cannot be allocated.
+    - `counts[r, c]` is the last round that member r has published on channel c. Channel r is for
+      the whole group; any other channel is for the pair of r and the member with that rank.
+    - `waits[r]` are the channel and the round that r waits for, if the round is not 0.
+    - `ended[r]` is set when r has finished its part of this run.
+    - `broken[r]` is set when r has aborted the run (2: a member was late). The last entry belongs
+      to the parent.
+    - `calls[r]` describes the call of r.
+    - `asleep[r]` is set when r sleeps, and needs a byte in its pipe to wake.
+    - `spins` is True if waiting members spin first.
+
+    Raises `OutOfMemory` if the memory cannot be allocated.
     """
 
     def __init__(self, size: int, spins: bool, _source: Any = None) -> None:
@@ -92,7 +98,9 @@ class Board:
         try:
             source: Any = new_source(nbytes) if _source is None else _source
         except (MemoryError, OSError) as error:
-            raise OutOfMemory(f"{nbytes:,} bytes that {size} processes share: {error}") from None
+            raise OutOfMemory(
+                f"cannot allocate {nbytes:,} bytes of shared memory for {size} processes: {error}"
+            ) from None
         self._source: int = source
         weakref.finalize(self, os.close, self._source)
         memory = mmap(self._source, nbytes)
@@ -110,8 +118,10 @@ class Board:
             part[:] = 0
 
     def end_run(self, i: int, error: GroupError) -> None:
-        """End the run on behalf of member i, or of the parent. Members that wait now or arrive
-        later raise."""
+        """Abort the run on behalf of member i, or of the parent.
+
+        Members that wait now or arrive later raise the error.
+        """
         write_text(self._reasons[i], str(error).encode(errors="replace"))
         fence()
         self.broken[i] = 2 if isinstance(error, GroupTimeout) else 1
@@ -132,14 +142,14 @@ class Board:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
-            raise GroupError("a group's shared memory is handed to its processes as they start")
+            raise GroupError("a group's shared memory can only be passed to a process that starts")
         from multiprocessing.reduction import DupFd
 
         return _attached, (self.size, self.spins, DupFd(self._source))
 
 
 def _most_at_once(size: int) -> int:
-    """Return the largest number of bytes that a member sends to each other one at once."""
+    """Return the largest number of bytes that a member sends to each other member in one round."""
     return max(_BATCH_NBYTES // size, 1 << 14)
 
 
@@ -148,21 +158,23 @@ def _attached(size: int, spins: bool, source: Any) -> Board:
     return Board(size, spins, source.detach())
 
 
-def write_text(place: Array, text: bytes) -> None:
-    """Write the text, if need be cut short, where `text_of` finds it."""
-    text = text[: len(place) - 8]
-    place[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
-    place[:8].view(np.int64)[0] = len(text)
+def write_text(field: Array, text: bytes) -> None:
+    """Write the text to a field, which `text_of` reads. Truncate a long text."""
+    text = text[: len(field) - 8]
+    field[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
+    field[:8].view(np.int64)[0] = len(text)
 
 
-def text_of(place: Array) -> bytes:
+def text_of(field: Array) -> bytes:
     """Return the text in a field."""
-    return place[8 : 8 + int(place[:8].view(np.int64)[0])].tobytes()
+    return field[8 : 8 + int(field[:8].view(np.int64)[0])].tobytes()
 
 
 def fence() -> None:
-    """Order memory writes before the call and after it for other processes, on any processor, by
-    releasing and acquiring a lock."""
+    """Order the memory accesses before this call and after it, on any processor.
+
+    The function releases and acquires a lock, which is a memory barrier.
+    """
     lock = threading.Lock()
     lock.acquire()
     lock.release()
@@ -180,11 +192,11 @@ class Bells:
 
     def ring(self, rank: int) -> None:
         """Wake a member."""
-        with suppress(OSError):  # full, so that it wakes anyway; or dead, which others will tell
+        with suppress(OSError):  # a full pipe, so the member wakes anyway; or a dead member
             os.write(self._writers[rank].fileno(), b"\0")
 
     def wait(self, rank: int, seconds: float) -> bool:
-        """Sleep until this member is woken, at most `seconds`. Return whether it was."""
+        """Sleep until another member wakes this one, at most `seconds`. Return whether one did."""
         bell = self.readers[rank].fileno()
         poll = select.poll()
         poll.register(bell, select.POLLIN)
@@ -199,8 +211,10 @@ class Bells:
 
 
 class BoardCommunicator(Passing):
-    """One run of a group of processes, as the member of that rank sees it. What it receives is
-    valid until the exchange after the next."""
+    """Communicator of one member of a group of processes, for one run.
+
+    Received data is valid until the second exchange after the exchange that received it.
+    """
 
     def __init__(
         self,
@@ -256,11 +270,11 @@ class BoardCommunicator(Passing):
         self._arrive(call)
         if call.nbytes:
             _WORK[call.name](self, call)
-        if call.is_pair:  # the next pair has the same windows
+        if call.is_pair:  # because the next pair uses the same windows
             self._round(call)
 
     def _arrive(self, call: Collective) -> None:
-        """Wait until all members of the call are here, with calls that fit. Raises `GroupError`."""
+        """Wait for all members of the call. Raises `GroupError` if their calls do not match."""
         self.require_unbroken(call)
         if len(call.ranks) == 1:
             return
@@ -281,8 +295,10 @@ class BoardCommunicator(Passing):
     def exchange(
         self, call: Collective, parts: Sequence[Sequence[Array]], nbytes: int
     ) -> list[Array]:
-        """Give `parts[i]` to the member `call.ranks[i]`, and get `nbytes` bytes from each, as u8
-        arrays in that order. The member's own is empty."""
+        """Send `parts[i]` to the member `call.ranks[i]`, and receive `nbytes` bytes from each.
+
+        Return u8 arrays in the order of the ranks. The array of this member is empty.
+        """
         if len(call.ranks) == 1:
             return [NOTHING]
         window, most = self._window(call, self.rank), self.most
@@ -296,8 +312,11 @@ class BoardCommunicator(Passing):
     def share(
         self, call: Collective, arrays: Sequence[Array], lengths: Sequence[int]
     ) -> list[Array]:
-        """Give the same arrays to all members of the call. Get `lengths[i]` bytes from the member
-        `call.ranks[i]`, as u8 arrays in that order. The member's own is empty."""
+        """Send the same arrays to all members of the call, and receive theirs.
+
+        Member `call.ranks[i]` sends `lengths[i]` bytes. Return u8 arrays in the order of the ranks.
+        The array of this member is empty.
+        """
         if len(call.ranks) == 1:
             return [NOTHING]
         pack(arrays, self._window(call, self.rank))
@@ -305,14 +324,14 @@ class BoardCommunicator(Passing):
         return self._received(call, [(0, nbytes) for nbytes in lengths])
 
     def _received(self, call: Collective, where: Sequence[tuple[int, int]]) -> list[Array]:
-        """Return `nbytes` bytes of each member's window, from an offset on."""
+        """Return a slice of each member's window, given its offset and its number of bytes."""
         return [
             NOTHING if other == self.rank else self._window(call, other, 0)[start : start + nbytes]
             for other, (start, nbytes) in zip(call.ranks, where, strict=True)
         ]
 
     def _window(self, call: Collective, rank: int, rounds: int = 1) -> Array:
-        """Return the window of a member in the round that is `rounds` after the last one."""
+        """Return the window of a member for the round that is `rounds` after the last round."""
         windows = self._board.pair_windows if call.is_pair else self._board.windows
         _, count = self._next(call)
         window: Array = windows[rank, (count - 1 + rounds) & 1]
@@ -321,14 +340,14 @@ class BoardCommunicator(Passing):
     # --- rounds ---
 
     def _channel(self, call: Collective, rank: int) -> int:
-        """Return the channel of the call in the numbering of the member of that rank."""
+        """Return the channel that the member with this rank uses for the call."""
         if not call.is_pair:
             return rank
         first, second = call.ranks
         return second if rank == first else first
 
     def _next(self, call: Collective) -> tuple[int, int]:
-        """Return the channel, and the number of its next round."""
+        """Return the channel of this member for the call, and the number of its next round."""
         channel = self._channel(call, self.rank)
         return channel, self._counts[self.rank * self._board.size + channel] + 1
 
@@ -342,7 +361,7 @@ class BoardCommunicator(Passing):
         fence()
         counts[self.rank * size + channel] = count
         fence()
-        if self._all_here(watched, count):  # the last one wakes all: else each would wake each
+        if self._all_here(watched, count):  # only the last member to arrive wakes members
             self._wake(others)
             fence()
             return
@@ -359,7 +378,7 @@ class BoardCommunicator(Passing):
         return all(counts[i] >= count for i in watched)
 
     def _sleep(self, call: Collective, channel: int, count: int, watched: dict[int, int]) -> None:
-        """Wait for the others, without looking all the time."""
+        """Sleep until all other members of the call have published the round."""
         board, rank = self._board, self.rank
         board.waits[rank] = (channel, count)
         until = None if call.timeout is None else self._now() + call.timeout
@@ -403,8 +422,10 @@ class BoardCommunicator(Passing):
         return self._board.reason() if self.is_broken else None
 
     def _require_progress(self) -> None:
-        """End the run if every member waits for another, or has ended. The numbers only grow, so
-        two looks that see the same saw one moment."""
+        """Abort the run if each member waits for another member or has finished.
+
+        The counters only increase. Therefore, two equal snapshots show one consistent state.
+        """
         board = self._board
         snapshot = self._look()
         waiting = [rank for rank in range(board.size) if self._is_stuck(rank)]
@@ -419,7 +440,7 @@ class BoardCommunicator(Passing):
         return b"".join([x.tobytes() for x in (board.counts, board.waits, board.ended)])
 
     def _is_stuck(self, rank: int) -> bool:
-        """Return whether a member waits for one that has not arrived."""
+        """Return whether a member waits for a member that has not arrived."""
         board = self._board
         channel, count = map(int, board.waits[rank])
         if not count or board.ended[rank]:
@@ -436,11 +457,11 @@ class BoardCommunicator(Passing):
         raise error
 
 
-# --- the collectives, by exchanges ----------------------------------------------------
+# --- collectives as exchanges ----------------------------------------------------
 
 
 def _combined(call: Collective, xs: Sequence[Array], out: Array) -> None:
-    """Combine the members' arrays into `out`, which may be one of them."""
+    """Combine the members' arrays into `out`, which may be one of these arrays."""
     if len(xs) <= 2:
         combine(call.attributes["op"], xs, out)
     else:
@@ -449,60 +470,60 @@ def _combined(call: Collective, xs: Sequence[Array], out: Array) -> None:
         np.copyto(out, total)
 
 
-def _all_reduce(place: BoardCommunicator, call: Collective) -> None:
+def _all_reduce(comm: BoardCommunicator, call: Collective) -> None:
     xs = flat(call.arrays)
-    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    me, parts = call.ranks.index(comm.rank), len(call.ranks)
     if is_small(size_of(xs), parts):
-        got = place.share(call, xs, [size_of(xs)] * parts)
+        got = comm.share(call, xs, [size_of(xs)] * parts)
         each = [xs if i == me else unpacked(message, xs) for i, message in enumerate(got)]
         for x, *theirs in zip(xs, *each, strict=True):
             _combined(call, theirs, x)
         return
-    rounds = zip_longest(*[batches(xs, i, parts, place.most) for i in range(parts)], fillvalue=())
+    rounds = zip_longest(*[batches(xs, i, parts, comm.most) for i in range(parts)], fillvalue=())
     for each_batch in rounds:
         outgoing = [pieces_of(xs, batch) for batch in each_batch]
         mine = outgoing[me]
-        got = place.exchange(call, outgoing, size_of(mine))
+        got = comm.exchange(call, outgoing, size_of(mine))
         each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
         for x, *theirs in zip(mine, *each, strict=True):
             _combined(call, theirs, x)
-        for i, message in enumerate(place.share(call, mine, list(map(size_of, outgoing)))):
+        for i, message in enumerate(comm.share(call, mine, list(map(size_of, outgoing)))):
             if i != me:
                 copy_all(unpacked(message, outgoing[i]), outgoing[i])
 
 
-def _reduce_scatter(place: BoardCommunicator, call: Collective) -> None:
+def _reduce_scatter(comm: BoardCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    me, parts = call.ranks.index(comm.rank), len(call.ranks)
     pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
-    for batch in batches([out], 0, 1, place.most):
+    for batch in batches([out], 0, 1, comm.most):
         outgoing = [pieces_of([piece], batch) for piece in pieces]
         mine = outgoing[me]
-        got = place.exchange(call, outgoing, size_of(mine))
+        got = comm.exchange(call, outgoing, size_of(mine))
         each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
         for y, *theirs in zip(pieces_of([out], batch), *each, strict=True):
             combine(call.attributes["op"], theirs, y)
 
 
-def _all_gather(place: BoardCommunicator, call: Collective) -> None:
+def _all_gather(comm: BoardCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me, parts = call.ranks.index(place.rank), len(call.ranks)
+    me, parts = call.ranks.index(comm.rank), len(call.ranks)
     outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
-    for batch in batches([x], 0, 1, place.most):
+    for batch in batches([x], 0, 1, comm.most):
         outgoing = pieces_of([x], batch)
-        for i, message in enumerate(place.share(call, outgoing, [size_of(outgoing)] * parts)):
+        for i, message in enumerate(comm.share(call, outgoing, [size_of(outgoing)] * parts)):
             theirs = outgoing if i == me else unpacked(message, outgoing)
             copy_all(theirs, pieces_of([outs[i]], batch))
 
 
-def _from_one(place: BoardCommunicator, call: Collective) -> None:
-    """Return the arrays of the root become everybody's; a sender is the first of two."""
+def _from_one(comm: BoardCommunicator, call: Collective) -> None:
+    """Copy the arrays of the root to all members. In a `send`, the root is the first of two."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
-    is_root = call.ranks[root] == place.rank
-    for batch in batches(xs, 0, 1, place.most):
+    is_root = call.ranks[root] == comm.rank
+    for batch in batches(xs, 0, 1, comm.most):
         pieces = pieces_of(xs, batch)
         lengths = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
-        got = place.share(call, pieces if is_root else (), lengths)
+        got = comm.share(call, pieces if is_root else (), lengths)
         if not is_root:
             copy_all(unpacked(got[root], pieces), pieces)
 

@@ -1,21 +1,22 @@
 """Collectives of a group, as functions in each VM's table.
 
-Names and meanings are MPI's (MPI: A Message-Passing Interface Standard, version 4.1, 2023).
-Collectives are declared as ops are. `all_reduce` and `broadcast` ( x1..xn -- ) change any number of
-tensors in place, with one barrier. A collective with a result has the two forms of an op:
+The names and meanings are those of MPI (MPI: A Message-Passing Interface Standard, version 4.1,
+2023). Collectives are declared like ops. `all_reduce` and `broadcast` ( x1..xn -- ) update any
+number of tensors in place, with one barrier. A collective with a result has the two forms of an op:
 `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
 
-`all_reduce.start` ( x1..xn -- ) and `all_reduce.wait` ( x1..xn -- ), with the same tensors, are the
-two halves of `all_reduce`. So are `all_gather.start` and `all_gather.wait` ( y x -- ) those of
-`all_gather.out`, and likewise of `reduce_scatter`. In between the program continues, and must not
-touch the tensors; a thread of the member communicates. Collectives are matched in the order of the
-calls, started ones, too, so started and blocking calls of different members match.
+`all_reduce.start` ( x1..xn -- ) starts an asynchronous `all_reduce`, and `all_reduce.wait` of the
+same tensors waits for it. `all_gather.start` and `all_gather.wait` ( y x -- ) do the same for
+`all_gather.out`, and `reduce_scatter.start` and `.wait` for `reduce_scatter.out`. In between, a
+thread of the member communicates; the program continues and must not use the tensors. Collectives
+are matched in the order of the calls. A blocking call of one member matches a started call of
+another member.
 
-Each takes `timeout`, the longest time in seconds that a member waits for another at a stretch. None
-is the group's timeout.
+Each collective accepts `timeout`, the longest time in seconds without progress that a member waits
+for another member. None means the timeout of the group.
 
-Communication is between hosts: tensors of a device are read before, and written after. The group's
-communicator does it; see `mlvm.parallel.communicator`.
+The group's communicator sends host arrays (`mlvm.parallel.communicator`). Tensors of a device are
+read before the communication, and written after it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ _Key: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Member:
-    """A VM's place in its group: `rank` of `size`. Its tensors are in `memory`. `ops` are the
-    collectives of that place by name. `kept` is what the member keeps between runs (see
-    `AnyGroup.keep`).
+    """VM as a member of a group, with the rank `rank` of `size`.
+
+    The VM's tensors are stored in `memory`. `ops` are the member's collectives by name.
+    `kept_functions` are the functions that the member keeps between runs (see `AnyGroup.keep`).
     """
 
     def __init__(
@@ -53,10 +55,10 @@ class Member:
         self.size = size
         self.kept_functions: dict[int, Any] = {}
         self._communicator: Communicator | None = None  # of the current run
-        self._thread = 0  # the program's
+        self._thread = 0  # thread of the program
         self._memory = memory
         self._timeout = timeout
-        self._executor: ThreadPoolExecutor | None = None  # one thread for what was started
+        self._executor: ThreadPoolExecutor | None = None  # one thread, for asynchronous collectives
         self._started: list[tuple[str, _Key, Future[None]]] = []
         self.ops = {
             "all_reduce": Op(self.all_reduce, self._reduced),
@@ -84,27 +86,29 @@ class Member:
         self._thread = threading.get_ident()
 
     def finish(self) -> None:
-        """Wait for what was started and not waited for. Raises its error."""
+        """Wait for all asynchronous collectives. Raises the first error of one."""
         started, self._started = self._started, []
         for *_, each in started:
             each.result()
 
     def leave(self) -> None:
-        """End the run and its started collectives."""
+        """Leave the run, after its asynchronous collectives have finished."""
         self._communicator = None
         started, self._started = self._started, []
         for *_, each in started:
             each.exception()
 
     def close(self) -> None:
-        """Leave the group, drop kept functions, and end the thread."""
+        """Drop the kept functions, and stop the member's thread."""
         self.kept_functions.clear()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     def functions(self) -> dict[str, Callee]:
-        """Return the functions to register: two forms of a collective with a result, one of any
-        other."""
+        """Return the functions to register in the VM.
+
+        There are two for a collective with a result, and one for any other collective.
+        """
         callees: dict[str, Callee] = {}
         for name, op in self.ops.items():
             if op.dynamic:
@@ -125,20 +129,25 @@ class Member:
     def all_reduce_start(
         self, *xs: Array, op: Reduction = "sum", timeout: float | None = None
     ) -> None:
-        """Begin what `all_reduce` does. `all_reduce.wait` of the same tensors ends it."""
+        """Start an asynchronous `all_reduce`.
+
+        `all_reduce.wait` of the same tensors waits for it.
+        """
         self._require_writable("all_reduce.start", *xs)
         self._start(self._call("all_reduce", xs, xs, timeout, op=op))
 
     def all_reduce_wait(self, *xs: Array) -> None:
-        """End what `all_reduce.start` has begun with these tensors."""
+        """Wait for the `all_reduce` that `all_reduce.start` has started with these tensors."""
         self._wait("all_reduce", xs)
 
     @takes_halves
     def reduce_scatter(
         self, out: Array, x: Array, *, op: Reduction = "sum", timeout: float | None = None
     ) -> None:
-        """Return a shard of the sum, mean, maximum or minimum of all members' x. The result is
-        split along axis 0 into equal shards, and each member gets that of its rank."""
+        """Return this member's shard of the sum, mean, maximum or minimum of all members' x.
+
+        The reduced tensor is split along axis 0 into equal shards, one per rank.
+        """
         self._require_apart("reduce_scatter" + OUT, out, x)
 
         self._meet(self._call("reduce_scatter", [x], (out, x), timeout, op=op))
@@ -147,44 +156,50 @@ class Member:
     def reduce_scatter_start(
         self, y: Array, x: Array, *, op: Reduction = "sum", timeout: float | None = None
     ) -> None:
-        """Begin to write into y what `reduce_scatter` gives of x. `reduce_scatter.wait` of the same
-        tensors ends it."""
+        """Start an asynchronous `reduce_scatter` of x into y.
+
+        `reduce_scatter.wait` of the same tensors waits for it.
+        """
         self._require_apart("reduce_scatter.start", y, x)
         self._start(self._call("reduce_scatter", [x], (y, x), timeout, op=op))
 
     @takes_halves
     def reduce_scatter_wait(self, y: Array, x: Array) -> None:
-        """End what `reduce_scatter.start` has begun with these tensors."""
+        """Wait for the `reduce_scatter` that was started with these tensors."""
         self._wait("reduce_scatter", (y, x))
 
     @takes_halves
     def all_gather(self, out: Array, x: Array, *, timeout: float | None = None) -> None:
-        """Concatenate all members' x along axis 0 in order of rank; a scalar counts as one
-        element."""
+        """Concatenate all members' x along axis 0 in order of rank.
+
+        A scalar is treated as a tensor of shape (1,).
+        """
         self._require_apart("all_gather" + OUT, out, x)
 
         self._meet(self._call("all_gather", [x], (out, x), timeout))
 
     @takes_halves
     def all_gather_start(self, y: Array, x: Array, *, timeout: float | None = None) -> None:
-        """Begin to write into y what `all_gather` gives of x. `all_gather.wait` of the same tensors
-        ends it."""
+        """Start an asynchronous `all_gather` of x into y.
+
+        `all_gather.wait` of the same tensors waits for it.
+        """
         self._require_apart("all_gather.start", y, x)
         self._start(self._call("all_gather", [x], (y, x), timeout))
 
     @takes_halves
     def all_gather_wait(self, y: Array, x: Array) -> None:
-        """End what `all_gather.start` has begun with these tensors."""
+        """Wait for the `all_gather` that was started with these tensors."""
         self._wait("all_gather", (y, x))
 
     def broadcast(self, *xs: Array, root: int = 0, timeout: float | None = None) -> None:
-        """Overwrite each x with that of the member with rank `root`."""
+        """Overwrite each x with the value of the member with rank `root`."""
         self._require_writable("broadcast", *xs)
 
         self._meet(self._call("broadcast", xs, xs, timeout, root=root))
 
     def send(self, x: Array, *, to: int, timeout: float | None = None) -> None:
-        """Give x to the member with rank `to`, when it calls `recv`."""
+        """Send x to the member with rank `to`, which must call `recv`."""
         self._meet(self._call("send", [x], (x,), timeout, ranks=(self.rank, to), to=to))
 
     @takes_halves
@@ -197,13 +212,13 @@ class Member:
         dtype: str,
         timeout: float | None = None,
     ) -> None:
-        """Receive the tensor that the member with rank `source` sends to this one."""
+        """Receive the tensor that the member with rank `source` sends to this member."""
         self._require_writable("recv.out", out)
         pair = (source, self.rank)
         self._meet(self._call("recv", [out], (out,), timeout, ranks=pair, source=source))
 
     def barrier(self, *, timeout: float | None = None) -> None:
-        """Wait until all members have called this."""
+        """Wait until all members have called `barrier`."""
         self._meet(self._call("barrier", [], (), timeout))
 
     def _call(
@@ -229,7 +244,7 @@ class Member:
         )
 
     def _start(self, call: Collective) -> None:
-        """Start the call on another thread of the member."""
+        """Start the call on the member's second thread."""
         key, communicator = _key(call.arrays), self._here(call)
         started = [other for name, other, _ in self._started if name == call.name]
         if any(x.nbytes for x in call.arrays) and key in started:
@@ -246,15 +261,17 @@ class Member:
         call, key = self._call(f"{name}.wait", arrays, arrays, None), _key(arrays)
         self._here(call)
         for i, (*started, future) in enumerate(self._started):
-            if started == [name, key]:  # of tensors without elements it may be one of several
+            if started == [name, key]:  # several empty tensors may have the same key
                 del self._started[i]
                 future.result()
                 return
         raise GroupError(f"{call}: no {name}.start of these tensors is under way")
 
     def _here(self, call: Collective) -> Communicator:
-        """Return the communicator of the current run. Raises `GroupError` outside of a run, and
-        on threads other than the member's."""
+        """Return the communicator of the current run.
+
+        Raises `GroupError` outside a run, and on any thread except the member's.
+        """
         if self._communicator is None:
             raise GroupError(f"{call}: {self.name} is in no run of its group; see Group.run")
         if self._thread != threading.get_ident():
@@ -262,10 +279,10 @@ class Member:
         return self._communicator
 
     def _meet(self, call: Collective) -> None:
-        """Take part in a collective, after those that were started."""
+        """Take part in a collective, after the started collectives have finished."""
         communicator = self._here(call)
         for *_, each in self._started:
-            each.exception()  # waits; whoever waits for it raises
+            each.exception()  # waits; the call of `.wait` raises its error
         self._on_host(communicator, call)
 
     def _on_host(self, communicator: Communicator, call: Collective) -> None:
@@ -279,7 +296,7 @@ class Member:
             self._memory.write(x, array)
 
     def _require_apart(self, name: str, out: Array, x: Array) -> None:
-        """Raise `MachineError` if out overlaps x, or is a constant."""
+        """Raise `MachineError` if out overlaps x or is a constant."""
         self._require_writable(name, out)
         if np.may_share_memory(out, x):
             raise MachineError(f"{name} would write over an operand while it reads it")
@@ -344,8 +361,10 @@ class Member:
 
 
 class InOrder:
-    """A form of an op that a VM never leaves to its workers: members must call collectives in the
-    order of their programs."""
+    """Form of an op that a VM never passes to its workers.
+
+    Members must call collectives in the order of their programs.
+    """
 
     def __init__(self, form: OpInto | OpFresh) -> None:
         self.nresults: int | None = form.nresults
@@ -366,7 +385,7 @@ class InOrder:
 
 
 class Effect:
-    """A collective without a result, as a function of the table."""
+    """Collective without a result, as a function of the VM's table."""
 
     nresults: int | None = 0
     memory = HOST
@@ -389,7 +408,7 @@ class Effect:
 
 
 def _anything(*xs: TensorType) -> None:
-    """Accept any operands, or none; there is no result."""
+    """Accept any number of operands of any type. There is no result."""
 
 
 def _require_time(timeout: float | None = None) -> None:

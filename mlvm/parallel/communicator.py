@@ -1,10 +1,10 @@
 """Collectives as data, and the interface of communicators, which run them.
 
-A collective is described by data: its name, attributes, the types and ranks, and the member's own
-arrays. So it can be sent to a member without shared memory. A communicator synchronises the
-members, detects mismatches and deadlocks, and moves and combines the elements. All communicators
-combine them in the order of ranks, block by block, with the same kernels: the bits depend on the
-number of members alone.
+A collective is described by data: its name, its attributes, the types and ranks, and the member's
+own arrays. Therefore, it can be sent to a member without shared memory. A communicator synchronizes
+the members, detects mismatches and deadlocks, and sends and combines the elements. All
+communicators combine elements in the order of ranks, block by block, with the same kernels. The
+bits of a result depend only on the number of members.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from mlvm.core.types import Array, DType, TensorType
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 
 SMALL: Final = 1 << 18
-"""Largest number of bytes for which one of two members does all the work."""
+"""Largest number of bytes for which one of two members combines everything."""
 
 BLOCK_NBYTES: Final = 1 << 18
-"""Bytes of a block: large, so that threads rarely wait for Python's lock, and small enough for a
-second-level cache."""
+"""Number of bytes of a block: large, so that threads rarely wait for Python's lock, and small
+enough for a second-level cache."""
 
-_MOST_TYPES: Final = 4  # in the text of an error
+_MOST_TYPES: Final = 4  # in an error message
 
-_MOST_LATE: Final = 8  # members, in the text of an error
+_MOST_LATE: Final = 8  # members in an error message
 
-_MOST_DESCRIBED: Final = 200  # types, to another member
+_MOST_DESCRIBED: Final = 200  # types in a message to another member
 
 _UFUNCS: Final = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -43,9 +43,9 @@ class Collective:
     """Collective call of one member.
 
     The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
-    all of them; between two members, `send` and `recv`, there is no key. `arrays` are the member's
-    operands and results. `nbytes` is the amount of work. No member waits for another longer than
-    `timeout` seconds at a stretch; None is no limit.
+    all of them. A call between two members, `send` or `recv`, has no key. `arrays` are the member's
+    operands and results. `nbytes` is the amount of work. No member waits for another member longer
+    than `timeout` seconds without progress; None means no limit.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Collective:
 
     @property
     def is_pair(self) -> bool:
-        """True if the call is between two members."""
+        """True if the call is between two members only."""
         return not self.key
 
     def fits(self, other: Collective) -> bool:
@@ -67,12 +67,12 @@ class Collective:
         return self.key == other.key and self.types == other.types
 
     def described_beside(self, other: Collective) -> str:
-        """Describe the call, from the first tensor on that differs from the other call's."""
+        """Describe the call, starting with the first tensor whose type differs from `other`'s."""
         pairs = enumerate(zip(self.types, other.types, strict=False))
         return self._text(next((i for i, (mine, theirs) in pairs if mine != theirs), 0))
 
     def described(self) -> bytes:
-        """Encode the call without the arrays for another member; at most the first types."""
+        """Encode the call, without its arrays and with at most 200 types, for another member."""
         types = [TensorType(dtype, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
         writer = Writer()
         writer.value((self.name, dict(self.attributes), self.key, types, self.ranks))
@@ -109,26 +109,28 @@ class Communicator(Protocol):
     """Communicator of one run of a group, for one member."""
 
     def execute(self, rank: int, call: Collective) -> None:
-        """Take part in a collective. Return when it is done for this member.
+        """Take part in a collective, and return when this member's part is done.
 
-        Raises `GroupError` if another member calls something else, has ended or failed, or if all
-        wait.
+        Raises `GroupError` if another member calls a different collective, has finished or failed,
+        or if all members wait.
         """
 
     def end(self, rank: int) -> None:
-        """End this member's part of the run: it will call nothing more."""
+        """Finish this member's part of the run. The member calls nothing afterwards."""
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """End this member's part of the run with an error, which ends the others."""
+        """Finish this member's part of the run with an error, which aborts the run."""
 
 
-# --- what every place computes -------------------------------------------------------
+# --- reductions -------------------------------------------------------
 
 
 def combine(op: Reduction, xs: Sequence[Array], total: Array) -> None:
-    """Compute total = x0 + x1 + ... from the left, or another reduction. `total` overlaps no x,
-    or is x0 or x1 if there are at most two."""
-    if is_half(total):  # in f32, rounded once
+    """Reduce the arrays from the left into `total`, for example x0 + x1 + ...
+
+    `total` must not overlap any x. If there are at most two arrays, it may be one of them.
+    """
+    if is_half(total):  # computed in f32, and rounded once
         wide = np.empty(total.shape, np.float32)
         combine(op, [widened(x) for x in xs], wide)
         narrow(total, wide)
@@ -143,30 +145,35 @@ def combine(op: Reduction, xs: Sequence[Array], total: Array) -> None:
 
 
 def add_to(op: Reduction, total: Array, x: Array) -> None:
-    """Compute total = total + x, or another reduction. The total of half precision is f32."""
+    """Add x to the total, or reduce otherwise. The total of half precision arrays is f32."""
     _UFUNCS[op](total, widened(x) if is_half(x) else x, out=total)
 
 
 def end_reduction(op: Reduction, total: Array, n: int) -> None:
-    """Finish the reduction of n arrays."""
+    """Finish the reduction of n arrays: divide the total for a mean."""
     if op == "mean":
         np.divide(total, n, out=total)
 
 
 def is_small(nbytes: int, members: int) -> bool:
-    """Return whether each member combines all data of that size by itself, although the work of
-    all grows with their number."""
+    """Return whether the data is so small that each member combines all of it.
+
+    This needs fewer messages, but the total work grows with the number of members.
+    """
     return nbytes * members <= 2 * SMALL or members == 1
 
 
 def flat(arrays: Sequence[Array]) -> list[Array]:
-    """Flatten the arrays. A VM's tensors are contiguous, so none is copied."""
+    """Flatten the arrays. A VM's tensors are contiguous, so no array is copied."""
     return [x.reshape(-1) for x in arrays]
 
 
 def blocks(xs: Sequence[Array], part: int, parts: int) -> Iterator[tuple[int, slice]]:
-    """Yield the blocks of one of `parts` equal parts of the flat arrays, which count as one
-    array. A block is the index of an array and a slice of it."""
+    """Yield the blocks of part number `part` of `parts` equal parts of the flat arrays.
+
+    The arrays are treated as one concatenated array. A block is the index of an array and a slice
+    of this array.
+    """
     total = sum([x.size for x in xs])
     begin, end = total * part // parts, total * (part + 1) // parts
     for i, x in enumerate(xs):
@@ -179,7 +186,7 @@ def blocks(xs: Sequence[Array], part: int, parts: int) -> Iterator[tuple[int, sl
 
 
 def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
-    """Describe two members, by name, whose calls do not match."""
+    """Describe the mismatched calls of two members, given their names."""
     (name, mine), (their_name, theirs) = one, other
     return (
         f"members call different things: {name} {mine.described_beside(theirs)}, "
@@ -188,7 +195,7 @@ def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
 
 
 def timeout_text(names: Sequence[str], rank: int, call: Collective, late: Sequence[int]) -> str:
-    """Describe members that have not arrived in time."""
+    """Describe the members that were late."""
     who = ", ".join([names[each] for each in late[:_MOST_LATE]])
     if len(late) > _MOST_LATE:
         who += f" and {len(late) - _MOST_LATE} more"
@@ -202,5 +209,5 @@ def brief_error(error: BaseException) -> str:
 
 
 Work: TypeAlias = Callable[[Collective, Sequence[tuple[Array, ...]], int, int], None]
-"""`work(call, arrays, part, parts)` does part number `part` of `parts` equal ones, given the arrays
-of every member in the order of `call.ranks`."""
+"""Function `work(call, arrays, part, parts)` that does part number `part` of `parts` equal parts of
+the work. `arrays` has the arrays of every member in the order of `call.ranks`."""

@@ -1,4 +1,4 @@
-"""A group of VMs: what all groups can do, and the group whose members are threads of this process.
+"""Interface of all groups of VMs, and the group whose members are threads of this process.
 
 The members of other groups are processes; see `mlvm.parallel.processes` and `mlvm.parallel.mpi`.
 """
@@ -30,28 +30,28 @@ R = TypeVar("R")
 G = TypeVar("G", bound="AnyGroup")
 
 Task: TypeAlias = Callable[[int, LocalVM], R]
-"""Function that a member runs, of its rank and its VM."""
+"""Function that a member runs, given its rank and its VM."""
 
 _GRACE: Final = 1.0
-"""Seconds that an interrupt waits for members which are computing and call no collective."""
+"""Seconds that an interrupt waits for members that compute and call no collective."""
 
 _LOOK: Final = 1.0
-"""Seconds of waiting until the next look at whether a member was late."""
+"""Seconds between two checks of whether a member was late."""
 
 _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
 class Seat:
-    """A VM as a member of a group: between this and `close` it has the collectives.
+    """VM as a member of a group. Its function table has the collectives until `close`.
 
-    Raises `GroupError` for a VM that is in a group already, or has functions of such names.
+    Raises `GroupError` if the VM is in a group already, or has a function with such a name.
     """
 
     def __init__(self, vm: LocalVM, rank: int, size: int, timeout: float | None = None) -> None:
         self.vm = vm
         self.member = Member(name_of(rank, vm.name), rank, size, vm.memory, timeout)
         if member_of(vm) is not None:
-            raise GroupError(f"{vm.name} is in a group already; close that one first")
+            raise GroupError(f"{vm.name} is in a group already; close that group first")
         names = self.member.functions()
         conflicts = [name for name in vm.functions if name in names]
         if conflicts:
@@ -61,7 +61,7 @@ class Seat:
         vm.register_callees(names)
 
     def do(self, task: Task[R], communicator: Communicator) -> R:
-        """Do a task, on the member's thread or in its process, and tell the others how it ended."""
+        """Run a task on this thread, and report its end to the other members."""
         self.member.begin(communicator)
         try:
             with self._arena.allocating():
@@ -77,8 +77,10 @@ class Seat:
         return result
 
     def close(self) -> None:
-        """Take the collectives out of the VM. Idempotent: where an interrupt ended a `close`,
-        another one does the rest."""
+        """Remove the collectives from the VM.
+
+        Idempotent. If an interrupt stopped a `close`, the next call does the rest.
+        """
         if member_of(self.vm) is not self.member:
             return
         self.member.close()
@@ -90,16 +92,17 @@ class Seat:
 
 
 def name_of(rank: int, vm: str) -> str:
-    """Return the name of a member in errors, from its rank and its VM's name."""
+    """Return the name of a member in errors, given its rank and its VM's name."""
     return f"member {rank} ({vm})"
 
 
 class AnyGroup(Closing, ABC):
-    """VMs that run together and exchange tensors by collectives, wherever they are.
+    """VMs that run the same task and exchange tensors by collectives.
 
     Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
-    `broadcast`, `send`, `recv` and `barrier`, and of the first three `all_reduce.start` and
-    `all_reduce.wait`. With the same number of members they leave the same bits in every group.
+    `broadcast`, `send`, `recv` and `barrier`. The first three also have asynchronous forms, such as
+    `all_reduce.start` and `all_reduce.wait`. The bits of the results depend only on the number of
+    members, not on the kind of group.
 
         >>> with ml.parallel.group("threads:2") as group:
         ...     isinstance(group, ml.parallel.AnyGroup), group.size
@@ -121,22 +124,25 @@ class AnyGroup(Closing, ABC):
 
     @property
     def size(self) -> int:
-        """Number of members; their ranks are 0 .. size - 1."""
+        """Number of members. Their ranks are 0 .. size - 1."""
         return len(self._names)
 
     @property
     def closed(self) -> bool:
-        """True if the members have ended, by `close` or because one of them died or was late."""
+        """True after `close`, or after a member has died or was late."""
         return self._closed
 
     def run(self, fn: Task[R]) -> list[R]:
-        """Call `fn(rank, vm)` for each member where it lives, and return the results by rank.
+        """Call `fn(rank, vm)` on each member, and return the results in order of rank.
 
-        Eager code in `fn` runs on the member's VM, also outside of any arena. A member must not use
-        the VM of another. The first error of a member is raised here. The other members end at
-        their next collective, and the group can run again. The same holds for Ctrl-C. Raises
-        `GroupError` if `fn` does not take (rank, vm), members call different collectives, one ends
-        while others wait for it, all wait, or the group is closed or running.
+        Eager code in `fn` runs on the member's VM, also outside any arena. A member must not use
+        the VM of another member. The first error of a member is raised here. The other members
+        raise an error at their next collective, and the group can run again. Ctrl-C has the same
+        effect.
+
+        Raises `GroupError` if `fn` does not accept (rank, vm), or the group is closed or running.
+        Also raises it if the members call different collectives, if a member finishes while another
+        member waits for it, or if all members wait.
 
         Refuses:
             members(lambda rank, vm: rank or ml.parallel.barrier())  # GroupError
@@ -146,10 +152,10 @@ class AnyGroup(Closing, ABC):
         return self._each([self.carried(fn)] * self.size)
 
     def keep(self, fn: Task[Callable[..., R]]) -> Kept[R]:
-        """Call `fn(rank, vm)` for each member, and have each keep what that returns: a function
-        which only the member itself can call. It stays until the group is closed.
+        """Call `fn(rank, vm)` on each member, which returns a function that the member keeps.
 
-        Raises what `run` raises.
+        The functions stay with the members until the group is closed. Calling the result of `keep`
+        calls them. Raises what `run` raises.
         """
         _require_task(fn, "keep")
         key = next(self._keys)
@@ -161,38 +167,40 @@ class AnyGroup(Closing, ABC):
         """Run the task of each rank on its member, and return the results by rank."""
 
     def _begin(self, busy: set[int]) -> None:
-        """Mark the members of `busy` as busy, until the run empties that set. Raises `GroupError`
-        if the group is closed, or another run is active."""
+        """Mark these members as busy until the run empties the set.
+
+        Raises `GroupError` if the group is closed, or another run is active.
+        """
         with self._lock:
             if self._closed:
                 kind, text = self._why_closed
                 raise kind(text)
             if self._busy:
                 names = ", ".join(self._names[rank] for rank in sorted(self._busy))
-                raise GroupError(f"a group has one run at a time; at work: {names}")
+                raise GroupError(f"a group can only run one task at a time; still running: {names}")
             self._busy = busy
 
     @abstractmethod
     def close(self) -> None:
-        """End the members, and take the collectives out of their VMs. Idempotent."""
+        """Stop the members, and remove the collectives from their VMs. Idempotent."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.size}>"
 
 
 class Kept(Generic[R]):
-    """Functions that stay with the members of a group, one with each."""
+    """Functions that the members of a group keep, one per member."""
 
     def __init__(self, group: AnyGroup, key: int) -> None:
         self.group = group
         self._key = key
 
     def __call__(self, *args: Sequence[Any], **common: Any) -> list[R]:
-        """Call each member's function, and return the results by rank.
+        """Call each member's function, and return the results in order of rank.
 
         Each of `args` has one item for each member, in order of rank: `kept([a0, a1], x=x)` calls
-        f0(a0, x=x) and f1(a1, x=x). Raises `GroupError` for another number of items, and what
-        `AnyGroup.run` raises.
+        f0(a0, x=x) and f1(a1, x=x). Raises `GroupError` if the number of items is different, and
+        what `AnyGroup.run` raises.
         """
         size = self.group.size
         for each in args:
@@ -211,32 +219,34 @@ def _require_task(fn: object, what: str) -> None:
 
 
 def _keep(key: int, fn: Task[Any], rank: int, vm: LocalVM) -> None:
-    """Run as a task: keep the result of `fn`."""
-    kept = fn(rank, vm)
-    if not callable(kept):
-        raise GroupError(f"keep: expected {brief(fn)} to return a function, got {brief(kept)}")
-    _member(vm).kept_functions[key] = kept
+    """Keep the result of `fn` in this member."""
+    function = fn(rank, vm)
+    if not callable(function):
+        raise GroupError(f"keep: expected {brief(fn)} to return a function, got {brief(function)}")
+    _member(vm).kept_functions[key] = function
 
 
 def _call(key: int, args: tuple[Any, ...], common: dict[str, Any], rank: int, vm: LocalVM) -> Any:
-    """Run as a task: call the kept function."""
-    kept = _member(vm).kept_functions.get(key)
-    if kept is None:
+    """Call the kept function of this member."""
+    function = _member(vm).kept_functions.get(key)
+    if function is None:
         raise GroupError("the members were started again since this was kept; call keep again")
-    return kept(*args, **common)
+    return function(*args, **common)
 
 
 def _member(vm: LocalVM) -> Member:
     member = member_of(vm)
-    assert member is not None  # a task is done by a member
+    assert member is not None  # a task runs on a member
     return member
 
 
 def one_at_a_time(
     each: Callable[[G, Sequence[Task[R]]], list[R]],
 ) -> Callable[[G, Sequence[Task[R]]], list[R]]:
-    """Wrap `_each` of a group whose members are busy while it runs, also if Ctrl-C ends it between
-    any two lines."""
+    """Mark all members of a group as busy while its `_each` runs.
+
+    The members are idle afterwards, even if Ctrl-C stops the method between any two lines.
+    """
 
     @wraps(each)
     def run(self: G, tasks: Sequence[Task[R]]) -> list[R]:
@@ -254,14 +264,19 @@ def one_at_a_time(
 
 
 class Group(AnyGroup):
-    """A group whose members are VMs of this process, with a thread for each.
+    """Group whose members are VMs of this process, with one thread for each.
 
-    `vms` are VMs of this process, or how many to make. A VM is in one group at a time. `cores`
-    has, for each VM, the core on which its thread stays (Linux only). While a group runs, BLAS has
-    one thread for each VM. No member waits for another longer than `timeout` seconds at a stretch;
-    nor does `run`, once the first one has ended.
+    While a group runs, BLAS uses one thread for each VM.
 
-    Raises `GroupError` for impossible VMs or cores, `MissingExtra` without threadpoolctl.
+    Arguments:
+        vms: VMs of this process, or the number of VMs to create. A VM can be in one group at a
+            time.
+        cores: the core for the thread of each VM (Linux only). By default, threads are not pinned.
+        timeout: the longest time in seconds that a member waits for another member without
+            progress, and that `run` waits for the other members after the first has finished. By
+            default, there is no limit.
+
+    Raises `GroupError` if `vms` or `cores` are invalid; `MissingExtra` without threadpoolctl.
 
         >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: float(ml.ones(4).sum()))
         [4.0, 4.0]
@@ -308,13 +323,13 @@ class Group(AnyGroup):
         interrupted = threading.Event()
 
         def take_part(rank: int) -> None:
-            """Do a member's part of the run, on the member's thread; the second time, nothing."""
+            """Run the task of a member on the member's thread. Do nothing the second time."""
             if rank not in busy:
                 return
             try:
-                if not interrupted.is_set():  # else the run was over before the part began
+                if not interrupted.is_set():  # else the run was aborted before this member started
                     results[rank] = self._seats[rank].do(tasks[rank], rendezvous)
-            except BaseException:  # which the rendezvous has; it is raised on the caller's thread
+            except BaseException:  # the rendezvous stores it, and the caller's thread raises it
                 pass
             finally:
                 busy.discard(rank)
@@ -331,7 +346,7 @@ class Group(AnyGroup):
             if self._busy is busy:
                 interrupted.set()
                 rendezvous.abort(error)
-                for rank in busy.copy():  # an interrupt may have come before some were sent
+                for rank in busy.copy():  # the interrupt may have come before all tasks were sent
                     self._mailboxes[rank].put(partial(take_part, rank))
                 _drain(ended, busy)
             raise
@@ -344,8 +359,10 @@ class Group(AnyGroup):
         return [results[rank] for rank in range(self.size)]
 
     def _await(self, ended: SimpleQueue[int], there: int, rendezvous: Rendezvous) -> None:
-        """Wait for one more member to end. Raises `GroupTimeout` for those that do not: a thread
-        cannot be ended by another one."""
+        """Wait until one more member has finished.
+
+        Raises `GroupTimeout` if no member does. A thread cannot stop another thread.
+        """
         while True:
             is_late = isinstance(rendezvous.error, GroupTimeout)
             limit = _GRACE if is_late else self.timeout if there else None
@@ -357,16 +374,14 @@ class Group(AnyGroup):
                     raise GroupTimeout(str(rendezvous.error)) from None
                 if limit is not None:
                     late = ", ".join(self._names[rank] for rank in sorted(self._busy))
-                    raise GroupTimeout(
-                        f"{limit:g} s have been waited for the end of {late}"
-                    ) from None
+                    raise GroupTimeout(f"{late} did not finish within {limit:g} s") from None
 
     def close(self) -> None:
-        """End the threads, and take the collectives out of the VMs. Idempotent: where an interrupt
-        ended a `close`, another one does the rest.
+        """Stop the threads, and remove the collectives from the VMs.
 
-        A member that is still computing after an interrupt keeps them. Its thread ends when it is
-        done.
+        Idempotent. If an interrupt stopped a `close`, the next call does the rest. A member that
+        still computes after an interrupt keeps its collectives. Its thread stops when the task
+        returns.
         """
         with self._lock:
             self._closed = True
@@ -381,9 +396,9 @@ class Group(AnyGroup):
 
 
 def _serve(mailbox: _Mailbox, core: int | None) -> None:
-    """Run the tasks of a member's mailbox on its thread, until None comes."""
+    """Run the tasks of a member's mailbox on this thread, until the mailbox receives None."""
     if core is not None:
-        os.sched_setaffinity(0, {core})  # 0 is the calling thread
+        os.sched_setaffinity(0, {core})  # 0 means the calling thread
     while (task := mailbox.get()) is not None:
         task()
         del task  # else it would keep the group alive
@@ -395,7 +410,7 @@ def _dismiss(mailboxes: Sequence[_Mailbox]) -> None:
 
 
 def _drain(ended: SimpleQueue[int], busy: set[int]) -> None:
-    """Give members that are computing a moment to end."""
+    """Wait a moment for members that are computing."""
     while busy:
         try:
             ended.get(timeout=_GRACE)
@@ -409,14 +424,14 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
             raise GroupError(f"a group has 1 or more VMs, not {vms}")
         return tuple([LocalVM(f"vm{rank}") for rank in range(vms)])
     if not isinstance(vms, Sequence) or not vms or not all(isinstance(vm, LocalVM) for vm in vms):
-        raise GroupError(f"a group is of VMs of this process, or of a number, not of {vms!r}")
+        raise GroupError(f"expected VMs of this process or the number of VMs, got {vms!r}")
     if len(set(map(id, vms))) < len(vms):
-        raise GroupError(f"a VM occurs twice in the group {[vm.name for vm in vms]}")
+        raise GroupError(f"a VM occurs twice in the list {[vm.name for vm in vms]}")
     return tuple(vms)
 
 
 def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
-    """Check a timeout in seconds; None is no limit. Raises `GroupError` if it is invalid."""
+    """Return a timeout in seconds; None means no limit. Raises `GroupError` if it is invalid."""
     is_number = is_real(timeout) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
         raise GroupError(f"a group's {name} is a number of seconds > 0, not {brief(timeout)}")
@@ -431,15 +446,16 @@ def cores_here() -> int:
 
 
 def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:
-    """Return a core for each member, or None. Raises `GroupError` if a core does not exist."""
+    """Return a core or None for each member. Raises `GroupError` if a core does not exist."""
     if cores is None:
         return [None] * members
     if not hasattr(os, "sched_setaffinity"):
-        raise GroupError("this operating system does not let a thread choose its core")
+        raise GroupError("cores=: this operating system cannot pin a thread to a core")
     available = sorted(os.sched_getaffinity(0))
     is_list = isinstance(cores, Sequence) and len(cores) == members
     if not is_list or not all(core in available for core in cores):
         raise GroupError(
-            f"cores are one for each of {members} members, of {available}, not {brief(cores)}"
+            f"cores=: expected one core of {available} for each of {members} members, got "
+            f"{brief(cores)}"
         )
     return cores

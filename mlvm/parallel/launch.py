@@ -1,5 +1,7 @@
-"""`python -m mlvm launch`: the processes of a group, started again when one of them fails; and
-`python -m mlvm mpirun`: processes for an `MpiGroup`."""
+"""Commands that start the processes of a group: `python -m mlvm launch` and `mpirun`.
+
+`launch` restarts all processes when one of them fails. `mpirun` starts processes for an `MpiGroup`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ from mlvm.machines.remote.secret import VARIABLE
 from mlvm.parallel.tcp import SECRET, Link, meet, secret_of, tell
 
 _GRACE: Final = 3.0
-"""Seconds that members have to end by themselves when one has failed."""
+"""Seconds after the failure of a member in which the other members may exit by themselves."""
 _START: Final = 300.0
-"""Seconds that hosts wait for each other."""
+"""Seconds that the hosts wait for each other."""
 _LOOK: Final = 0.05
 
 
@@ -40,29 +42,38 @@ def launch(
     node: int = 0,
     address: str | None = None,
 ) -> int:
-    """Run `processes` processes of this Python with these arguments, as members of one group, which
-    `ml.parallel.group("auto")` creates. Return the exit status: 0 if all have succeeded.
+    """Run processes of this Python as the members of one group, and return the exit status.
 
-    If one fails or is killed, all are ended and restarted, up to `restarts` times; a script resumes
-    from its last checkpoint. With several `nodes`, each host runs this command with its number
-    `node`. Then `address` is a HOST:PORT of the first host that all reach, where members meet; the
-    commands meet at the port after it. The secret is in MLVM_SECRET or MLVM_SECRET_FILE. If a
-    member fails on one host, the members of all hosts are restarted; also if a host is lost, once
-    its command runs again.
+    The status is 0 if all members have succeeded. Each member creates the group by
+    `ml.parallel.group("auto")`. If a member fails or is killed, all members are stopped and
+    restarted. A script resumes from its last checkpoint.
 
-    Raises `GroupError` if a number is invalid, or an address or a secret is missing.
+    With several `nodes`, each host runs this command with its number `node`. If a member fails on
+    one host, the members of all hosts are restarted. If a host is lost, they are restarted when the
+    command runs on that host again. The secret is in MLVM_SECRET or MLVM_SECRET_FILE.
+
+    Arguments:
+        members: the number of processes on this host.
+        command: the arguments of each process: a script or `-m` and a module, and its arguments.
+        restarts: the largest number of restarts.
+        nodes: the number of hosts.
+        node: the number of this host, 0 .. nodes - 1.
+        address: HOST:PORT of the first host, where the members meet. The commands meet at the next
+            port.
+
+    Raises `GroupError` if a number is invalid, or the address or the secret is missing.
     """
     if members < 1 or nodes < 1 or not 0 <= node < nodes:
         raise GroupError(
-            f"a launch is of 1 or more members, on node 0 .. nodes - 1, not of {members} on node "
-            f"{node} of {nodes}"
+            f"launch: expected members >= 1 and a node of 0 .. nodes - 1, got {members} members "
+            f"and node {node} of {nodes}"
         )
     variables = dict(os.environ)
     if nodes > 1 and address is None:
-        raise GroupError("members on several hosts meet at the first one: give --address HOST:PORT")
+        raise GroupError("launch on several hosts needs --address HOST:PORT of the first host")
     if not variables.get(SECRET) and not variables.get(VARIABLE):
         if nodes > 1:
-            raise GroupError(f"hosts share a secret: set {SECRET} or {VARIABLE} on each")
+            raise GroupError(f"launch on several hosts needs a secret: set {SECRET} or {VARIABLE}")
         variables[SECRET] = secrets.token_urlsafe(32)
     others = _Launchers(node, nodes, parse_address(address or ":0")) if nodes > 1 else None
     try:
@@ -81,14 +92,14 @@ def _launch_all(
     variables: dict[str, str],
     others: _Launchers | None,
 ) -> int:
-    """Run the members, and again if some fail. Return the exit status."""
+    """Run the members until all succeed or no restart is left. Return the exit status."""
     (nodes, node), attempt = where, 0
     while True:
         if others is not None:
             attempt = others.meet(attempt)
         place = _free_place() if address is None else parse_address(address)
         if not isinstance(place, TcpAddress):
-            raise GroupError(f"members meet at HOST:PORT, not at {address}")
+            raise GroupError(f"launch: expected the address HOST:PORT, got {address}")
         variables |= {
             "WORLD_SIZE": str(members * nodes),
             "MASTER_ADDR": place.host,
@@ -109,11 +120,11 @@ def _free_place() -> TcpAddress:
 
 
 class _Launchers:
-    """Connections to the same command on the other hosts: what fails on one restarts all."""
+    """Connections to the same command on the other hosts, which report failures to each other."""
 
     def __init__(self, node: int, nodes: int, address: Address) -> None:
         if not isinstance(address, TcpAddress):
-            raise GroupError(f"hosts meet at HOST:PORT, not at {address}")
+            raise GroupError(f"launch: expected the address HOST:PORT, got {address}")
         self._node = node
         self._nodes = nodes
         self._address = TcpAddress(address.host, address.port + 1)
@@ -123,7 +134,9 @@ class _Launchers:
 
     def meet(self, attempt: int) -> int:
         """Connect to all hosts. Return the number of earlier starts, which the first host counts.
-        Raises what `TcpGroup` raises."""
+
+        Raises what `TcpGroup` raises.
+        """
         self.close()
         until = time.monotonic() + _START
         self._links = meet(self._node, self._nodes, self._address, self._secret, until)
@@ -138,7 +151,7 @@ class _Launchers:
             time.sleep(_LOOK)
 
     def _news(self, node: int) -> list[tuple[str, Any]]:
-        """Return what a host has told. Raises `ConnectionLost` if nothing more can come."""
+        """Return the messages of a host. Raises `ConnectionLost` if no message can arrive."""
         link, lost = self._links[node], None
         try:
             link.flush()
@@ -152,7 +165,7 @@ class _Launchers:
         return news
 
     def failure(self) -> str | None:
-        """Return why the members of another host have failed, or None."""
+        """Return why the members of another host have failed, or None if they have not."""
         for node in self._links:
             try:
                 for what, content in self._news(node):
@@ -168,7 +181,7 @@ class _Launchers:
         return len(self._done) == len(self._links)
 
     def tell_end(self, failure: str) -> None:
-        """Tell the others that the members of this host have failed, or have all succeeded."""
+        """Tell the other hosts that the members of this host have failed, or have all succeeded."""
         self._tell(("failed", failure) if failure else ("done", None))
 
     def _tell(self, what: tuple[str, Any]) -> None:
@@ -191,7 +204,7 @@ def _run(
     variables: Mapping[str, str],
     others: _Launchers | None = None,
 ) -> tuple[int, str]:
-    """Run the members until all have ended, or one has failed: its exit status, and what was."""
+    """Run the members until all have exited or one has failed. Return its status and a text."""
     processes: dict[int, subprocess.Popen[bytes]] = {}
     running: dict[int, subprocess.Popen[bytes]] = {}
     before = _heed_signals()
@@ -229,8 +242,10 @@ def _run(
 
 
 def _heed_signals() -> dict[signal.Signals, Any]:
-    """Raise `SystemExit` on signals that end this process, so that no member is left. Return the
-    previous handlers, if this is the main thread."""
+    """Raise `SystemExit` on SIGTERM and SIGHUP, so that all members are stopped.
+
+    Return the previous handlers. There are none if this is not the main thread.
+    """
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -241,19 +256,21 @@ def _heed_signals() -> dict[signal.Signals, Any]:
     return {
         number: signal.signal(number, end)
         for number in filter(None, heard)
-        if signal.getsignal(number) is signal.SIG_DFL  # as nohup ignores SIGHUP
+        if signal.getsignal(number) is signal.SIG_DFL  # for example, nohup ignores SIGHUP
     }
 
 
 def _how(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"has ended with status {code}"
+    return f"has exited with status {code}"
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask those that run to end, after a moment in which they may say why they fail, and kill them
-    where they do not."""
+    """Terminate the processes that still run, and kill those that do not exit.
+
+    They first have a moment in which they can print their own errors.
+    """
     for seconds, end in ((1.0, subprocess.Popen.terminate), (_GRACE, subprocess.Popen.kill)):
         until = time.monotonic() + seconds
         while time.monotonic() < until and any(each.poll() is None for each in processes):
@@ -266,11 +283,11 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def mpirun(processes: int, command: Sequence[str]) -> NoReturn:
-    """Replace this process by an `mpiexec` that runs `processes` processes of this Python with
-    these arguments.
+    """Replace this process by an `mpiexec` that runs this Python with these arguments.
 
-    It is the one in this Python's folder, from the package mpich, or else the system's. Raises
-    `GroupError` if `processes` is below 1, `MissingExtra` without mpi4py or any mpiexec.
+    It runs `processes` processes. The `mpiexec` in this Python's folder, from the package mpich, is
+    preferred to the system's. Raises `GroupError` if `processes` is below 1; `MissingExtra` without
+    mpi4py or any mpiexec.
     """
     if processes < 1:
         raise GroupError(f"mpirun: expected 1 or more processes, got {processes}")

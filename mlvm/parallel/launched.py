@@ -1,9 +1,8 @@
 """Environment of processes that a scheduler has started: rank, size and address.
 
-torchrun, and `python -m mlvm launch`, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; Slurm's
-srun, Open MPI's mpirun and Indexed Jobs of Kubernetes have variables of their own. If these name no
-address, it is the first
-host of the job, and a port derived from its number.
+torchrun and `python -m mlvm launch` set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Slurm's
+srun, Open MPI's mpirun and Indexed Jobs of Kubernetes set their own variables. If these contain no
+address, the members meet at the first host of the job, at a port derived from the job's number.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from mlvm.core.errors import GroupError, brief
 from mlvm.machines.remote.address import TcpAddress
 
 _PORTS: Final = range(61440, 65535)
-"""First port for jobs without one, chosen as in JAX: above the ephemeral ports."""
+"""Ports for jobs without MASTER_PORT. As in JAX, they are above the ephemeral ports."""
 
 
 class Launched(NamedTuple):
-    """This process is number `rank` of `size`, which meet at `address`."""
+    """Rank of this process, number of processes, and address where they meet."""
 
     rank: int
     size: int
@@ -29,8 +28,10 @@ class Launched(NamedTuple):
 
 
 def launched(variables: Mapping[str, str]) -> Launched:
-    """Parse the variables of the environment. Raises `GroupError` if they are missing or
-    incomplete."""
+    """Parse the variables of the environment.
+
+    Raises `GroupError` if they are missing or incomplete.
+    """
     for parse in (_by_torchrun, _by_kubernetes, _by_open_mpi, _by_slurm):
         job = parse(variables)
         if job is not None:
@@ -39,7 +40,7 @@ def launched(variables: Mapping[str, str]) -> Launched:
         if one in variables:
             missing = " and ".join([each for each in rest if each not in variables])
             remedy = "; start the program by srun, not by sbatch alone" if "SLURM" in one else ""
-            raise GroupError(f"{one} is set, and {missing} must be, too{remedy}")
+            raise GroupError(f"{one} is set, so {missing} must also be set{remedy}")
     raise GroupError(
         "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, "
         "srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
@@ -55,22 +56,24 @@ _NEEDED: Final = {
     "RANK": _PLACE,
     "WORLD_SIZE": ("RANK", "MASTER_ADDR", "MASTER_PORT"),
 }
-"""The variables that each of these takes with it."""
+"""Variables that must also be set if the key is set."""
 
 
 def _by_torchrun(variables: Mapping[str, str]) -> Launched | None:
     if not {"RANK", "WORLD_SIZE"} <= variables.keys():
         return None
     if "MASTER_ADDR" not in variables or "MASTER_PORT" not in variables:
-        raise GroupError("RANK and WORLD_SIZE are set; so must MASTER_ADDR and MASTER_PORT be")
+        raise GroupError(
+            "RANK and WORLD_SIZE are set; MASTER_ADDR and MASTER_PORT must also be set"
+        )
     port = _number(variables, "MASTER_PORT")
     if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # torchrun itself listens on the other
+        port += 1  # torchrun itself listens on MASTER_PORT
     return _at(variables, "RANK", "WORLD_SIZE", _host(variables["MASTER_ADDR"]), port)
 
 
 def _by_kubernetes(variables: Mapping[str, str]) -> Launched | None:
-    """Parse the variables of a pod of an Indexed Job, and those that its manifest sets."""
+    """Parse the variables that Kubernetes and the manifest set in a pod of an Indexed Job."""
     index = variables.get("JOB_COMPLETION_INDEX")
     if index is None or "WORLD_SIZE" not in variables:
         return None
@@ -86,14 +89,14 @@ def _by_open_mpi(variables: Mapping[str, str]) -> Launched | None:
     host = _host(variables.get("MASTER_ADDR") or ("127.0.0.1" if here else None))
     if host is None:
         raise GroupError(
-            "mpirun says on no host where the first member is: set MASTER_ADDR (-x MASTER_ADDR=...)"
+            "mpirun does not set the host of the first member: set MASTER_ADDR (-x MASTER_ADDR=...)"
         )
     return _at(variables, rank, size, host, _port(variables, zlib.crc32(job.encode())))
 
 
 def _by_slurm(variables: Mapping[str, str]) -> Launched | None:
     rank, size, nodes = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
-    if not {rank, size, nodes} <= variables.keys():  # a batch script is no step of srun
+    if not {rank, size, nodes} <= variables.keys():  # a batch script has no srun step
         return None
     host = _host(variables.get("MASTER_ADDR") or None) or first_host(variables[nodes], nodes)
     job = _number(variables, "SLURM_JOB_ID") + _number(variables, "SLURM_STEP_ID")
@@ -107,7 +110,7 @@ _NODE: Final = rf"(?:[\w.-]|\[{_NUMBERS}(?:,{_NUMBERS})*])+"
 def first_host(nodes: str, name: str = "SLURM_STEP_NODELIST") -> str:
     """Return the first host of a list in Slurm's format: `rack[1-3,7]node[01-04],other`.
 
-    Raises `GroupError`, which names the variable, for another text.
+    Raises `GroupError`, which names the variable, if the format is invalid.
     """
     match = re.fullmatch(rf"({_NODE})(?:,{_NODE})*", nodes)
     if match is None:
@@ -119,9 +122,9 @@ def first_host(nodes: str, name: str = "SLURM_STEP_NODELIST") -> str:
 
 
 def _host(text: str | None) -> str | None:
-    """Return the host that MASTER_ADDR names, if it is set. Raises `GroupError`."""
+    """Return the host in MASTER_ADDR, or None. Raises `GroupError` if it is invalid."""
     if text is not None and not re.fullmatch(r"[\w.:%-]+", text):
-        raise GroupError(f"MASTER_ADDR: expected the name or number of a host, got {brief(text)}")
+        raise GroupError(f"MASTER_ADDR: expected a host name or an IP address, got {brief(text)}")
     return text
 
 
@@ -139,12 +142,12 @@ def _at(
         raise GroupError(f"{rank}: expected a rank below {size}={count}, got {number}")
     if port >= 1 << 16:
         raise GroupError(f"MASTER_PORT: expected a port below 65536, got {port}")
-    assert host is not None  # each scheduler has one, or was refused
+    assert host is not None  # each scheduler has set one, or was refused
     return Launched(number, count, TcpAddress(host, port))
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "0")
     if not text.isascii() or not text.isdigit():
-        raise GroupError(f"{name} is a whole number, not {brief(text)}")
+        raise GroupError(f"{name}: expected an integer, got {brief(text)}")
     return int(text)

@@ -1,6 +1,6 @@
-"""The place of a VM in its group, and the sharding of the block that a thread or task is in.
+"""Rank of a VM in its group, and sharding of the current `with` block.
 
-Every captured step depends on both. Groups import processes and sockets, and this file does not.
+Every captured step depends on both. Unlike groups, this file imports no processes or sockets.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mlvm.parallel.collectives import Member
 
 Shard: TypeAlias = Literal["optimizer", "all"]
-"""Sharded state: the optimizer's, or the weights, too."""
+"""Sharded state: only the optimizer's, or also the weights."""
 
 _sharding: ContextVar[Shard | None] = ContextVar("shard", default=None)
 
 sharding_here: Final = _sharding.get
-"""Return the sharding of the block that this thread or task is in, in a group of any size."""
+"""Return the sharding of the `with` block that this thread or task is in."""
 
 
 @contextmanager
@@ -35,18 +35,18 @@ def sharding(shard: Shard | None) -> Iterator[None]:
 
 
 class Membership:
-    """The place of one VM in its group, None while it is in none."""
+    """Membership of one VM in a group. `member` is None if the VM is in no group."""
 
     def __init__(self, vm: VMProtocol) -> None:
         self.member: Member | None = None
 
 
 def member_of(vm: VMProtocol) -> Member | None:
-    """Return the VM's membership in a group; None without a group."""
+    """Return the VM's membership in a group, or None if it is in no group."""
     return vm.attached(Membership).member
 
 
 def place_of(vm: VMProtocol) -> tuple[int, int]:
-    """Return the VM's rank, and the size of its group."""
+    """Return the VM's rank and the size of its group, (0, 1) if it is in no group."""
     member = member_of(vm)
     return (member.rank, member.size) if member is not None else (0, 1)

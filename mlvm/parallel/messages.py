@@ -1,16 +1,19 @@
 """Communication of processes by messages, on one host or many.
 
-A `Transport` carries messages: MPI (`mlvm.parallel.mpi`) or TCP (`mlvm.parallel.tcp`). This file is
-common to both.
+A `Transport` sends the messages, by MPI (`mlvm.parallel.mpi`) or by TCP (`mlvm.parallel.tcp`). This
+file implements the collectives for both.
 
-Before any data moves, the members exchange descriptions of their calls, in ceil(log2 n) messages
-each (Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): first to the member
-before, then to the one two before, then four. Small data travels with them, and each member
-combines all of it. For medium data, each member combines its part from all others, and sends the
-result to all. Large data passes along a ring in blocks, many in flight at once. Each member from
-the first to the last adds its part, and the result passes along the ring again. That takes a hop
-for each member, and only the last member of a host sends to another host. All three ways add
-elements in order of rank.
+Before any data is sent, the members exchange descriptions of their calls, in ceil(log2 n) messages
+each (Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997). A member sends to the
+members at distances 1, 2, 4, ... before it.
+
+- Small data is a part of these messages, and each member combines all of it.
+- For medium data, each member combines one part of all members' data, and sends the result to all.
+- Large data is sent along a ring in blocks, with many blocks in flight. Each member from the first
+  to the last adds its data, and the result is sent along the ring again. The number of hops is the
+  number of members, and only the last member of a host sends to another host.
+
+All three algorithms add elements in order of rank.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from mlvm.parallel.communicator import (
     is_small,
 )
 from mlvm.parallel.group import AnyGroup, Seat, Task, name_of, one_at_a_time
-from mlvm.parallel.outcome import Outcome, results_of
+from mlvm.parallel.outcome import Outcome, results_of, shorten
 from mlvm.parallel.passing import (
     NOTHING,
     Passing,
@@ -61,13 +64,13 @@ from mlvm.parallel.passing import (
 R = TypeVar("R")
 
 GRACE: Final = 1.0
-"""Seconds that an interrupt, or `close`, waits for the others."""
+"""Seconds that an interrupt, or `close`, waits for the other members."""
 
-_PATIENCE: Final = 1.0  # seconds to wait for a member before it is asked whether all wait
-_LOOK: Final = 0.05  # seconds to wait for a message before a look at what else may be
-_AHEAD: Final = 8  # blocks on their way to a member, before the next one is made
+_PATIENCE: Final = 1.0  # seconds of waiting before a member asks whether all members wait
+_LOOK: Final = 0.05  # seconds of waiting for a message between two checks of the run's state
+_AHEAD: Final = 8  # blocks in flight to a member before the next block is created
 RING: Final = 1 << 20
-"""Least bytes for each member of data that passes along the ring."""
+"""Smallest number of bytes per member of data that is sent along the ring."""
 
 _HEAD: Final = struct.Struct("<QIIBB6x16s")  # run, number, part, kind, is_pair, digest
 
@@ -85,7 +88,7 @@ class MessageKind(IntEnum):
 
 
 class Round(NamedTuple):
-    """Message of a round before the data: a call, and small data."""
+    """Message of a round before the data: the description of a call, and small data."""
 
     digest: bytes
     description: bytes
@@ -94,53 +97,57 @@ class Round(NamedTuple):
 
 @dataclass
 class Inbox:
-    """Messages of a run that have arrived, by rank."""
+    """Messages of a run that have arrived, by the rank of the sender."""
 
     rounds: dict[tuple[int, bool, int, int], Round] = field(default_factory=dict)
-    """By rank, whether it is of a pair, the number of the call, and of the round."""
+    """Messages by rank, whether the call is between two members, number of the call, and round."""
     blocks: defaultdict[int, deque[tuple[int, Array]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
     outcomes: dict[int, bytes] = field(default_factory=dict)
     reasons: dict[int, GroupError] = field(default_factory=dict)
-    """Why that member has ended the run."""
+    """Why that member has aborted the run."""
     waits: dict[int, int] = field(default_factory=dict)
-    """Steps of members that have waited for long since, or were asked."""
+    """Number of steps of members that have waited for long, or were asked."""
     answers: dict[int, int] = field(default_factory=dict)
-    """Members that have answered since this member has asked, and the member that each waits for:
-    itself if it has moved since."""
+    """Members that have answered this member's question, and the member that each waits for.
+
+    It is the member itself if it has made progress since its answer.
+    """
     is_asked: bool = False
-    """True if another member asks for this one's steps."""
+    """True if another member has asked for the steps of this member."""
     blocked: dict[int, tuple[dict[int, int], str]] = field(default_factory=dict)
-    """The `waits` of all, as a member knows them that still waits, and what it waits in."""
+    """The `waits` of all members as known to a waiting member, and the call in which it waits."""
 
 
 class Transport(ABC):
-    """Messages to and from the other processes. Between two of them they keep their order."""
+    """Messages to and from the other processes, in order between any two of them."""
 
     def __init__(self, rank: int, size: int, system: System = SYSTEM) -> None:
         self.rank = rank
         self.size = size
         self.system = system
         self.moved = Counter[int]()
-        """Number of bytes of large messages that were sent to that member, or received from it.
-        While the number grows, the member is not late."""
+        """Number of bytes of large messages that were sent to that member or received from it.
+
+        A member is not late while its number increases.
+        """
         self.others = [each for each in range(size) if each != rank]
         self.departed: dict[int, str] = {}
-        """Members that take part in nothing more, and why."""
+        """Members that have left the group, and why."""
         self.has_late = False
-        """True if this process has given up waiting for a member, which may never end."""
+        """True if this process has given up waiting for a member, which may never exit."""
         self._inbox = defaultdict[int, Inbox](Inbox)
-        self._last_sent: dict[int, bytes] = {}  # of what that member has been told last, the digest
-        self._described: dict[int, bytes] = {}  # what that member has told last
+        self._last_sent: dict[int, bytes] = {}  # digest of the last call sent to that member
+        self._described: dict[int, bytes] = {}  # last call received from that member
 
     @abstractmethod
     def send(self, rank: int, head: bytes, body: Array) -> None:
-        """Put a message on its way, without waiting. The body is not copied."""
+        """Start to send a message, and return immediately. The body is not copied."""
 
     @abstractmethod
     def listen(self, seconds: float) -> None:
-        """Give what has come to `take`, and see to what is being sent. Waits so long for it."""
+        """Pass arrived messages to `take`, and continue to send. Wait at most `seconds`."""
 
     @abstractmethod
     def unsent(self, rank: int) -> int:
@@ -151,13 +158,13 @@ class Transport(ABC):
         """Stop sending and receiving."""
 
     def inbox(self, run: int) -> Inbox:
-        """Return the inbox of a run, and drop those of earlier runs."""
+        """Return the inbox of a run, and drop the inboxes of earlier runs."""
         for old in [each for each in self._inbox if each < run]:
             del self._inbox[old]
         return self._inbox[run]
 
     def tell(self, ranks: Iterable[int], run: int, kind: MessageKind, value: Any) -> None:
-        """Tell these members something, without waiting for them."""
+        """Send a value to these members, without waiting for them."""
         writer = Writer()
         writer.value(value)
         head = _HEAD.pack(run, 0, 0, kind, False, b"") + writer.message(Kind.answer)
@@ -165,14 +172,14 @@ class Transport(ABC):
             self.send(rank, head, NOTHING)
 
     def tell_outcome(self, run: int, outcome: bytes) -> None:
-        """Tell all how the task has ended here."""
+        """Send the outcome of this member's task to all members."""
         head = _HEAD.pack(run, 0, 0, MessageKind.outcome, False, b"")
         body = np.frombuffer(outcome, "u1")
         for rank in self.others:
             self.send(rank, head, body)
 
     def tell_round(self, rank: int, run: int, at: tuple[bool, int, int], message: Round) -> None:
-        """Tell a member what this one calls: in full only what was not told last."""
+        """Send the description of a call to a member. Send only its digest if it is repeated."""
         is_pair, number, part = at
         head = _HEAD.pack(run, number, part, MessageKind.call, is_pair, message.digest)
         if self._last_sent.get(rank) != message.digest:
@@ -219,8 +226,10 @@ class Transport(ABC):
                 self.departed.setdefault(source, value)
 
     def leave(self, reason: str) -> None:
-        """Tell all that this process takes part in nothing more, and give them a moment to hear
-        it."""
+        """Tell all members that this process leaves the group.
+
+        Wait a moment until they have received the message.
+        """
         self.tell(self.others, 0, MessageKind.departed, reason)
         until = self.system.monotonic() + GRACE
         while self.system.monotonic() < until and self.has_last_words():
@@ -228,17 +237,19 @@ class Transport(ABC):
         self.close()
 
     def has_last_words(self) -> bool:
-        """Return whether a member may not have what was sent last."""
+        """Return whether the last messages may not have reached a member."""
         return any(self.unsent(rank) for rank in self.others)
 
 
 class _Wait:
-    """A wait for some members: the time since a part of a large message was sent to one of them, or
-    received from one."""
+    """Timer of a wait for some members.
+
+    It restarts when a part of a large message is sent to one of them or received from one of them.
+    """
 
     def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
         self.has_asked = False
-        """True if this member has asked the others whether all wait."""
+        """True if this member has asked the other members whether all wait."""
         self._ranks = ranks
         self._transport = transport
         self._moved = 0
@@ -257,13 +268,16 @@ class _Wait:
 
 
 def _look(call: Collective, waited: float) -> float:
-    """Return the seconds to wait for a message before the next look at what else may be."""
+    """Return the seconds to wait for a message before the next check of the run's state."""
     return _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
 
 
 class MessageCommunicator(Passing):
-    """Communicator of one run. `spoiled`: unreceived messages are in flight, so there can be no
-    other run."""
+    """Communicator of one run.
+
+    `spoiled` is True if unreceived messages are in flight. Then there cannot be another run.
+    `is_mine` is True if this member has aborted the run.
+    """
 
     def __init__(self, transport: Transport, names: Sequence[str], run: int) -> None:
         super().__init__(transport.rank, names)
@@ -272,8 +286,9 @@ class MessageCommunicator(Passing):
         self._transport = transport
         self._run = run
         self._inbox = transport.inbox(run)
-        self._counts: defaultdict[int, int] = defaultdict(int)  # of calls with one member, or all
+        self._counts: defaultdict[int, int] = defaultdict(int)  # by other member, or own rank
         self._moves = 0
+        self._late: list[int] = []  # members whose end this member has not awaited
 
     # --- a member's life ---
 
@@ -284,14 +299,17 @@ class MessageCommunicator(Passing):
         reason = self.reason()
         if reason is None:
             self._end_run(GroupError(f"{self.names[rank]} failed: {brief_error(error)}"))
-        elif not self.is_mine:  # else who hears first that this one has ended would blame it
+        elif not self.is_mine:  # otherwise, the other members would blame this member
             self._tell_reason(reason)
 
     def conclude(
         self, outcome: bytes, seconds: float | None, timeout: float | None
     ) -> dict[int, bytes]:
-        """Tell the others how the task ended here, and wait until all have told, or so long. Raises
-        `GroupError` when one has left, `GroupTimeout` when none has ended for `timeout` seconds."""
+        """Send the outcome of this member's task, and return the outcomes of all by rank.
+
+        Wait at most `seconds` without progress. Raises `GroupError` if a member has left;
+        `GroupTimeout` if no member finishes for `timeout` seconds.
+        """
         transport, inbox = self._transport, self._inbox
         transport.tell_outcome(self._run, outcome)
         inbox.outcomes[self.rank] = outcome
@@ -314,8 +332,8 @@ class MessageCommunicator(Passing):
             if timeout is not None and waited >= timeout:
                 self.spoiled = transport.has_late = True
                 slow = missing or [rank for rank in transport.others if transport.unsent(rank)]
-                slow = sorted({self._cause(rank) for rank in slow})
-                names = ", ".join(self.names[rank] for rank in slow)
+                self._late = sorted({self._cause(rank) for rank in slow})
+                names = ", ".join(self.names[rank] for rank in self._late)
                 what = "the end of" if missing else "its result to be received by"
                 text = f"{self.names[self.rank]} has waited {timeout:g} s for {what} {names}"
                 self._end_run(GroupTimeout(text))
@@ -323,13 +341,23 @@ class MessageCommunicator(Passing):
             transport.listen(_LOOK)
         return dict(inbox.outcomes)
 
+    def printer(self, unpacked: Callable[[bytes], Outcome]) -> int:
+        """Return the member that prints the traceback of an error that all members raise.
+
+        It is the first member whose own task failed. If there is none, it is the first member that
+        has not left and is not late.
+        """
+        failed = [rank for rank, data in self._inbox.outcomes.items() if unpacked(data).first]
+        absent = {*self._late, *self._transport.departed}
+        present = [rank for rank in range(self._transport.size) if rank not in absent]
+        return min(failed, default=min(present, default=self.rank))
+
     # --- communication ---
 
     def execute(self, rank: int, call: Collective) -> None:
-        """Take part in a collective. Returns when it is done for this member, and what it gives
-        has been sent.
+        """Take part in a collective, and return when this member's part is done and sent.
 
-        Raises `GroupError` when the members cannot meet.
+        Raises `GroupError` if the members cannot meet.
         """
         self.require_unbroken(call)
         small = is_small(call.nbytes, len(call.ranks))
@@ -342,8 +370,11 @@ class MessageCommunicator(Passing):
         self._send_all(call, call.ranks, 1)
 
     def _tell_all(self, call: Collective, mine: Array) -> list[Array]:
-        """Tell the others what is called, with a small message; theirs in the order of
-        `call.ranks`. Raises `GroupError` for calls that do not fit."""
+        """Exchange the descriptions of the calls and small messages with the other members.
+
+        Return the messages in the order of `call.ranks`. Raises `GroupError` if the calls do not
+        match.
+        """
         n, me = len(call.ranks), call.ranks.index(self.rank)
         channel = call.ranks[1 - me] if call.is_pair else self.rank
         self._counts[channel] += 1
@@ -367,7 +398,7 @@ class MessageCommunicator(Passing):
         return [received[(i - me) % n] for i in range(n)]
 
     def _neighbour(self, call: Collective, steps: int) -> int:
-        """Return the rank of the member `step` places further round."""
+        """Return the rank of the member that is `steps` further along the ring."""
         me = call.ranks.index(self.rank)
         return call.ranks[(me + steps) % len(call.ranks)]
 
@@ -380,8 +411,11 @@ class MessageCommunicator(Passing):
         expected: int,
         take: Callable[[int, Array], None],
     ) -> None:
-        """Send these blocks to the next member, and take as many as expected from the one before,
-        as they come."""
+        """Send blocks to the next member, and receive blocks from the previous one.
+
+        `first` are the blocks of this member. `take` is called with each of the `expected` blocks
+        when it arrives.
+        """
         source = self._neighbour(call, -1)
         blocks = self._inbox.blocks[source]
         for part, body in first:
@@ -405,7 +439,7 @@ class MessageCommunicator(Passing):
         return blocks.popleft()[1]
 
     def give(self, call: Collective, to: int, part: int, body: Array) -> None:
-        """Send a block to that member, not too many ahead of it."""
+        """Send a block to that member, after most of the previous blocks were sent."""
         self.require_unbroken(call)
         self._send_all(call, [to], _AHEAD)
         self._transport.tell_block(to, self._run, part, body)
@@ -413,8 +447,10 @@ class MessageCommunicator(Passing):
     # --- waiting ---
 
     def _wait(self, call: Collective, ready: Callable[[], bool], source: int) -> None:
-        """Wait for a message of that member. Raises `GroupError` if it cannot come, and
-        `GroupTimeout`."""
+        """Wait for a message of that member.
+
+        Raises `GroupError` if it cannot arrive, and `GroupTimeout` if it is late.
+        """
         inbox, transport = self._inbox, self._transport
         if not ready():
             transport.listen(0)
@@ -441,10 +477,10 @@ class MessageCommunicator(Passing):
     def _send_all(self, call: Collective, ranks: Sequence[int], most: int) -> None:
         """Wait until fewer than `most` messages to each of these members are unsent.
 
-        A member that only sends needs nothing of the others but that they listen, and they listen
-        until all have ended. So this neither raises because the run has ended, or a member of it,
-        nor counts as waiting in `_require_progress`. But it answers who asks, and raises
-        `GroupTimeout` if a member does not listen.
+        A member that only sends needs other members only to receive, and they receive until all
+        have finished. Therefore, this method does not raise if the run is aborted or a member has
+        finished, and a sending member does not count as waiting in `_require_progress`. It does
+        answer questions, and it raises `GroupTimeout` if a member does not receive.
         """
         transport = self._transport
 
@@ -465,8 +501,11 @@ class MessageCommunicator(Passing):
         self._has_moved()
 
     def _tell_waits(self, call: Collective, wait: _Wait, source: int) -> bool:
-        """Ask the others whether they wait, too, if this member has waited for long; answer if one
-        of them asks: it waits for `source`. Return whether they have been told that it waits."""
+        """Ask the other members whether they wait, and answer their question.
+
+        A member asks if it has waited for long. The answer is that this member waits for `source`.
+        Return whether the other members were told that this member waits.
+        """
         inbox, transport = self._inbox, self._transport
         patience = _PATIENCE if call.timeout is None else min(_PATIENCE, call.timeout / 2)
         asks = not wait.has_asked and wait.seconds() > patience
@@ -483,10 +522,10 @@ class MessageCommunicator(Passing):
         return self.rank in inbox.waits
 
     def _cause(self, rank: int) -> int:
-        """Return the member that causes another one to be late.
+        """Return the member that causes this member to be late.
 
-        It is the last one of those that wait for each other, or the late member itself if they wait
-        in a circle.
+        It is the last member in the chain of members that wait for each other. It is the late
+        member itself if they wait in a circle.
         """
         answers, visited, cause = self._inbox.answers, {self.rank}, rank
         while cause not in visited and answers.get(cause, cause) != cause:
@@ -509,11 +548,12 @@ class MessageCommunicator(Passing):
         return f"{self.names[rank]} has left" + (f": {reason}" if reason else "")
 
     def _require_progress(self, call: Collective) -> None:
-        """Abort the run if every member waits for another, or has ended.
+        """Abort the run if each member waits for another member or has finished.
 
-        A member that waits for long sends its number of steps to all. A member that has those of
-        all, and still waits, sends them to all: nothing was in flight to it then. If all have the
-        same numbers, no member has moved in between, and none can.
+        A member that waits for long sends its number of steps to all members. A member that still
+        waits when it has received all numbers sends these numbers to all members. No message was in
+        flight to it then. If all members send the same numbers, no member has made progress in
+        between, and no member can.
         """
         inbox, transport = self._inbox, self._transport
         waits = {**inbox.waits, **dict.fromkeys(inbox.outcomes, -1)}
@@ -544,11 +584,11 @@ class MessageCommunicator(Passing):
         raise kind(reason)
 
 
-# --- what is small: each member has all ------------------------------------------------
+# --- small data: each member combines all of it ------------------------------------------------
 
 
 def _contribution(call: Collective, rank: int) -> Sequence[Array]:
-    """Return the arrays that a member contributes to all."""
+    """Return the arrays that a member sends to all members."""
     if call.name in ("all_gather", "reduce_scatter"):
         return flat(call.arrays[1:])
     if call.name == "all_reduce" or call.ranks[call.attributes.get("root", 0)] == rank:
@@ -563,7 +603,7 @@ def _packed(arrays: Sequence[Array]) -> Array:
 
 
 def _framed(messages: Sequence[Array]) -> Array:
-    """Frame several messages as one, with their lengths."""
+    """Encode several messages as one message, with their lengths."""
     if not any(each.nbytes for each in messages):
         return np.array([len(messages)], "<i8").view(np.uint8)
     lengths = np.array([len(messages), *[each.nbytes for each in messages]], "<i8")
@@ -571,7 +611,7 @@ def _framed(messages: Sequence[Array]) -> Array:
 
 
 def _unframed(body: Array) -> Iterator[Array]:
-    """Unframe messages. Raises `EncodingError` if they are damaged."""
+    """Yield the messages that were encoded as one message."""
     count = int(body[:8].view("<i8")[0])
     if body.nbytes == 8:
         yield from [NOTHING] * count
@@ -602,7 +642,7 @@ def _gathered_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
 
 
 def _from_one_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
-    """Broadcast the arrays of the root; a sender is the first of two, and a barrier has none."""
+    """Copy the arrays of the root. In a `send`, the root is the first of two members."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     if me != root:
         copy_all(unpacked(each[root], xs), xs)
@@ -616,35 +656,38 @@ _AT_ONCE: Final[Mapping[str, Callable[[Collective, int, Sequence[Array]], None]]
 }
 
 
-# --- what is large: round the ring -----------------------------------------------------
+# --- large data: along the ring -----------------------------------------------------
 
 
 def _blocks(xs: Sequence[Array], call: Collective) -> list[list[Piece]]:
-    """Split the arrays into blocks, several for each member, so that most members are busy."""
+    """Split the arrays into several blocks per member, so that most members are busy."""
     most = call.nbytes // (4 * len(call.ranks))
     return list(batches(xs, 0, 1, min(max(most, 1 << 15), BLOCK_NBYTES)))
 
 
 def _totals(xs: Sequence[Array]) -> list[Array]:
-    """Return empty arrays for partial totals: f32 for half precision."""
+    """Return empty arrays for partial totals, in f32 for half precision."""
     return [np.empty(x.size, np.float32) if is_half(x) else x for x in xs]
 
 
 def _one_message(arrays: Sequence[Array]) -> Array:
-    """Pack the arrays into a message, without a copy if it is one array."""
+    """Pack the arrays into a message, without a copy if there is one array."""
     return arrays[0].view(np.uint8) if len(arrays) == 1 else _packed(arrays)
 
 
 def _reduce_round(
-    place: MessageCommunicator,
+    comm: MessageCommunicator,
     call: Collective,
     sources: Sequence[Sequence[Array]],
     results: Sequence[Sequence[Array]],
     last_with: Callable[[int], int],
 ) -> None:
-    """Add up `sources[k]` of all members, from the first to the last, for each k. The result goes
-    on round to the member `last_with(k)`, and each on its way that has `results[k]` copies it."""
-    op, n, me = call.attributes["op"], len(call.ranks), call.ranks.index(place.rank)
+    """Reduce `sources[k]` of all members, from the first to the last member, for each k.
+
+    The result is sent along the ring to the member `last_with(k)`. Each member that receives it and
+    has `results[k]` copies it.
+    """
+    op, n, me = call.attributes["op"], len(call.ranks), call.ranks.index(comm.rank)
     total_blocks, last = len(sources), len(call.ranks) - 1
 
     def take(part: int, message: Array) -> None:
@@ -652,13 +695,13 @@ def _reduce_round(
         if part >= total_blocks:
             copy_all(unpacked(message, results[k]), results[k])
             if me != last_with(k):
-                place.pass_on(call, part, message)
+                comm.pass_on(call, part, message)
             return
         totals = unpacked(message, _totals(sources[k]))
         for total, x in zip(totals, sources[k], strict=True):
             add_to(op, total, x)
         if me < last:
-            place.pass_on(call, part, message)
+            comm.pass_on(call, part, message)
             return
         for total in totals:
             end_reduction(op, total, n)
@@ -667,7 +710,7 @@ def _reduce_round(
             message = _one_message(totals)
         copy_all(totals[: len(results[k])], results[k])
         if last_with(k) != last:
-            place.pass_on(call, part + total_blocks, message)
+            comm.pass_on(call, part + total_blocks, message)
 
     if me == 0:
         first = (
@@ -675,10 +718,10 @@ def _reduce_round(
             for k, xs in enumerate(sources)
         )
         comes = [k for k in range(total_blocks) if last_with(k) != last]
-        place.go_round(call, first, len(comes), take)
+        comm.go_round(call, first, len(comes), take)
     else:
         comes = [k for k in range(total_blocks) if me <= last_with(k) != last]
-        place.go_round(call, (), total_blocks + (len(comes) if me != last else 0), take)
+        comm.go_round(call, (), total_blocks + (len(comes) if me != last else 0), take)
 
 
 def _narrowed(total: Array, x: Array) -> Array:
@@ -690,20 +733,22 @@ def _narrowed(total: Array, x: Array) -> Array:
 
 
 def _combine_part(
-    place: MessageCommunicator,
+    comm: MessageCommunicator,
     call: Collective,
     sources: Sequence[Sequence[Sequence[Array]]],
     results: Sequence[Sequence[Array]],
 ) -> None:
-    """Give each other member its blocks, `sources[i]`, and combine this one's of all into
-    `results`, of which there are as many."""
-    me, n = call.ranks.index(place.rank), len(call.ranks)
+    """Send the blocks `sources[i]` to each member i, and combine the blocks of this member.
+
+    `results` has one list of arrays for each block of this member.
+    """
+    me, n = call.ranks.index(comm.rank), len(call.ranks)
     for i in [(me + step) % n for step in range(1, n)]:
         for k, arrays in enumerate(sources[i]):
-            place.give(call, call.ranks[i], k, _one_message(arrays))
+            comm.give(call, call.ranks[i], k, _one_message(arrays))
     for arrays, into in zip(sources[me], results, strict=True):
         each = [
-            arrays if i == me else unpacked(place.get(call, rank), arrays)
+            arrays if i == me else unpacked(comm.get(call, rank), arrays)
             for i, rank in enumerate(call.ranks)
         ]
         for out, *theirs in zip(into, *each, strict=True):
@@ -712,77 +757,77 @@ def _combine_part(
             np.copyto(out, total)
 
 
-def _reduced_by_parts(place: MessageCommunicator, call: Collective) -> None:
+def _reduced_by_parts(comm: MessageCommunicator, call: Collective) -> None:
     xs, n = flat(call.arrays), len(call.ranks)
     parts = [list(batches(xs, i, n, BLOCK_NBYTES)) for i in range(n)]
     sources = [[pieces_of(xs, block) for block in part] for part in parts]
-    me = call.ranks.index(place.rank)
-    _combine_part(place, call, sources, sources[me])
+    me = call.ranks.index(comm.rank)
+    _combine_part(comm, call, sources, sources[me])
     for i in [(me + step) % n for step in range(1, n)]:
         for k, arrays in enumerate(sources[me]):
-            place.give(call, call.ranks[i], k, _one_message(arrays))
+            comm.give(call, call.ranks[i], k, _one_message(arrays))
     for i, rank in enumerate(call.ranks):
         for into in sources[i] if i != me else ():
-            copy_all(unpacked(place.get(call, rank), into), into)
+            copy_all(unpacked(comm.get(call, rank), into), into)
 
 
-def _reduced(place: MessageCommunicator, call: Collective) -> None:
+def _reduced(comm: MessageCommunicator, call: Collective) -> None:
     xs, n = flat(call.arrays), len(call.ranks)
     if call.nbytes < RING * n:
-        _reduced_by_parts(place, call)
+        _reduced_by_parts(comm, call)
         return
     sources = [pieces_of(xs, block) for block in _blocks(xs, call)]
-    _reduce_round(place, call, sources, sources, lambda k: n - 2)
+    _reduce_round(comm, call, sources, sources, lambda k: n - 2)
 
 
-def _scattered(place: MessageCommunicator, call: Collective) -> None:
+def _scattered(comm: MessageCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
-    me, n = call.ranks.index(place.rank), len(call.ranks)
+    me, n = call.ranks.index(comm.rank), len(call.ranks)
     parts = _blocks([out], call)
     pieces = [x[i * out.size : (i + 1) * out.size] for i in range(n)]
     sources = [pieces_of([piece], block) for piece in pieces for block in parts]
     own = [pieces_of([out], block) for block in parts]
     if call.nbytes < RING * n:
         by_member = [sources[i * len(parts) : (i + 1) * len(parts)] for i in range(n)]
-        _combine_part(place, call, by_member, own)
+        _combine_part(comm, call, by_member, own)
         return
     results = [own[k % len(parts)] if k // len(parts) == me else [] for k in range(len(sources))]
-    _reduce_round(place, call, sources, results, lambda k: k // len(parts))
+    _reduce_round(comm, call, sources, results, lambda k: k // len(parts))
 
 
-def _gathered(place: MessageCommunicator, call: Collective) -> None:
+def _gathered(comm: MessageCommunicator, call: Collective) -> None:
     out, x = flat(call.arrays)
     parts = _blocks([x], call)
     outs = [out[i * x.size : (i + 1) * x.size] for i in range(len(call.ranks))]
-    copy_all([x], [outs[call.ranks.index(place.rank)]])
+    copy_all([x], [outs[call.ranks.index(comm.rank)]])
     blocks = [pieces_of([each], block) for each in outs for block in parts]
-    _spread_round(place, call, blocks, lambda k: k // len(parts))
+    _spread_round(comm, call, blocks, lambda k: k // len(parts))
 
 
-def _from_one(place: MessageCommunicator, call: Collective) -> None:
-    """Broadcast the arrays of the root; a sender is the first of two."""
+def _from_one(comm: MessageCommunicator, call: Collective) -> None:
+    """Send the arrays of the root along the ring. In a `send`, the root is the first member."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     blocks = [pieces_of(xs, block) for block in _blocks(xs, call)]
-    _spread_round(place, call, blocks, lambda k: root)
+    _spread_round(comm, call, blocks, lambda k: root)
 
 
 def _spread_round(
-    place: MessageCommunicator,
+    comm: MessageCommunicator,
     call: Collective,
     blocks: Sequence[Sequence[Array]],
     owner_of: Callable[[int], int],
 ) -> None:
-    """Pass each block of arrays from its owner round to all others, which copy it."""
-    me, n = call.ranks.index(place.rank), len(call.ranks)
+    """Send each block of arrays along the ring from its owner. Each other member copies it."""
+    me, n = call.ranks.index(comm.rank), len(call.ranks)
 
     def take(part: int, message: Array) -> None:
         copy_all(unpacked(message, blocks[part]), blocks[part])
         if (me + 1) % n != owner_of(part):
-            place.pass_on(call, part, message)
+            comm.pass_on(call, part, message)
 
     own = [k for k in range(len(blocks)) if owner_of(k) == me]
     first = ((k, _one_message(blocks[k])) for k in own)
-    place.go_round(call, first, len(blocks) - len(own), take)
+    comm.go_round(call, first, len(blocks) - len(own), take)
 
 
 _ROUND: Final[Mapping[str, Callable[[MessageCommunicator, Collective], None]]] = {
@@ -797,15 +842,20 @@ _ROUND: Final[Mapping[str, Callable[[MessageCommunicator, Collective], None]]] =
 
 
 class MessageGroup(AnyGroup):
-    """A group of processes that were started together. Every one makes the group, and calls `run`,
-    `keep` and what was kept alike. `run` calls the function for this process's own member, on this
-    thread, and returns the results of all. If a member fails, all raise its error. A process that
-    leaves the program ends the others' runs with an error that names it.
+    """Group of processes that were started together.
+
+    Each process creates the group, and all processes make the same calls of `run`, `keep` and kept
+    functions. `run` calls the function for this process's member, on this thread, and returns the
+    results of all members. If a member fails, all members raise its error. If a process leaves the
+    program, the other processes raise an error that names it.
     """
 
     _encoding: Any
-    """Module that encodes outcomes for the others: `packed` a result, `packed_failure` an error,
-    and `unpacked` decodes both. Raises `GroupError` for a result that cannot be encoded."""
+    """Module that encodes outcomes for the other members.
+
+    `packed` encodes a result, and raises `GroupError` if it cannot. `packed_failure` encodes an
+    error. `unpacked` decodes both.
+    """
 
     def __init__(self, transport: Transport, timeout: float | None) -> None:
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(transport.size)])
@@ -822,7 +872,7 @@ class MessageGroup(AnyGroup):
         task = tasks[self.rank]
         communicator: MessageCommunicator | None = None
         error: BaseException | None = None
-        concluded = False  # else the others would wait for this member
+        concluded = False  # otherwise, the other members would wait for this member
         try:
             self._run += 1
             communicator = MessageCommunicator(self._transport, self._names, self._run)
@@ -840,10 +890,16 @@ class MessageGroup(AnyGroup):
                 error.add_note(f"raised by {self._names[self.rank]} of a group of {self.size}")
                 raise error
             unpacked: Callable[[bytes], Outcome] = self._encoding.unpacked
-            outcomes = {rank: unpacked(each) for rank, each in results_by_rank.items()}
+            outcomes = {rank: unpacked(each) for rank, each in sorted(results_by_rank.items())}
             if len(outcomes) < self.size and not any(each.failure for each in outcomes.values()):
                 raise communicator.reason() or GroupError("a member has left")
             return results_of(outcomes, self._names)
+        except Exception as raised:
+            if communicator is not None:
+                printer = communicator.printer(self._encoding.unpacked)
+                if printer != self.rank:
+                    shorten(raised, self._names[self.rank], self._names[printer])
+            raise
         finally:
             if communicator is None or communicator.spoiled or not concluded:
                 reason = sys.exc_info()[1]
@@ -853,11 +909,11 @@ class MessageGroup(AnyGroup):
                     kind = type(reason) if isinstance(reason, GroupError) else GroupError
                     self._why_closed = kind, f"the group is closed: {brief_error(reason)}"
                 self._leave(reason)
-            error = None  # its traceback holds this frame
+            error = None  # because its traceback refers to this frame
 
     def close(self) -> None:
-        """Leave the group: others that still count on this process raise an error. Idempotent."""
-        self._leave(getattr(sys, "last_value", None))  # what Python has printed on the way out
+        """Leave the group. Members that still wait for this process raise an error. Idempotent."""
+        self._leave(getattr(sys, "last_value", None))  # the uncaught error that Python has printed
 
     def __exit__(self, *error: object) -> None:
         self._leave(error[1])

@@ -1,8 +1,8 @@
-"""A group whose members are the processes that an `mpiexec` has started, on one host or on many.
+"""Group of the processes that `mpiexec` has started, on one host or on many.
 
-The members meet by messages between two processes each, Isend and Irecv; see
-`mlvm.parallel.messages`. MPI's own reductions are not used: their order is not fixed. Who waits
-looks for messages, and sleeps in between.
+The members communicate by Isend and Irecv (see `mlvm.parallel.messages`). MPI's own reductions are
+not used, because their order is not fixed. A waiting member polls for messages and sleeps in
+between.
 """
 
 from __future__ import annotations
@@ -29,32 +29,38 @@ from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
 from mlvm.parallel.messages import MessageGroup, Transport
 
-_SPIN: Final = 200e-6  # seconds to look for messages before the first sleep
-_SHORTEST: Final = 20e-6  # seconds of sleep, which double
+_SPIN: Final = 200e-6  # seconds of polling for messages before the first sleep
+_SHORTEST: Final = 20e-6  # seconds of the first sleep; the next sleeps double
 _LONGEST: Final = 2e-3
 
 _MOST_VERSIONS: Final = 500  # bytes
-_LAST_WORDS: Final = 0.5  # seconds in which the other processes may print their errors, too
+_LAST_WORDS: Final = 0.5  # seconds in which the other processes may print their errors
 
-_HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is of the program's own world
-_PIECE: Final = 1 << 20  # bytes of a body that are sent at once, so that their progress is seen
+_HEAD, _BODY, _HELLO = 1, 2, 16_411  # tags of messages; the last is used in COMM_WORLD
+_PIECE: Final = 1 << 20  # bytes of a body in one MPI message, so that progress is visible
 
 
 class MpiGroup(MessageGroup):
-    """The group of all processes that were started together, by `python -m mlvm mpirun -n 4 ...`,
-    by `mpiexec` or by a cluster's own program. Each process has one VM, and one thread of BLAS.
+    """Group of all processes that MPI has started together.
 
-    Every process makes the group, and calls `run`, `keep` and what was kept alike. `run` calls the
-    function for this process's own member, on this thread, and returns the results of all, which
-    are pickled. If a member fails, all raise its error. A process that leaves the program ends the
-    others' runs with an error that names it; one that is killed is ended by mpiexec with all
-    others. No member waits for another longer than `timeout` seconds at a stretch, also not for the
-    others to make the group. All have the same versions of mlvm, its kernels and numpy, since
-    others may give other bits; `mixed=True` allows any.
+    They are started by `python -m mlvm mpirun -n 4 ...`, by `mpiexec` or by a cluster's scheduler.
+    Each process has one VM and one BLAS thread.
 
-    Raises `GroupTimeout` for members that do not make the group, `MissingExtra` without mpi4py, an
-    MPI library or threadpoolctl, `GroupError` for other versions, or a
-    library that can be called by one thread only.
+    Each process creates the group, and all processes make the same calls of `run`, `keep` and kept
+    functions. `run` calls the function for this process's member, on this thread, and returns the
+    results of all members, which are pickled. If a member fails, all members raise its error, and
+    one process prints the traceback. If a process leaves the program, the other processes raise an
+    error that names it. If a process is killed, mpiexec kills all processes.
+
+    Arguments:
+        timeout: the longest time in seconds that a member waits for another member without
+            progress, also for the creation of the group. By default, there is no limit.
+        mixed: whether the processes may have different versions of mlvm, its kernels or numpy,
+            which may compute different bits.
+
+    Raises `GroupTimeout` if a process does not create the group; `MissingExtra` without mpi4py, an
+    MPI library or threadpoolctl; `GroupError` if the versions differ, or the library supports calls
+    by one thread only.
     """
 
     def __init__(self, *, timeout: float | None = None, mixed: bool = False) -> None:
@@ -71,17 +77,22 @@ def _loaded() -> Any:
         extra("mpi4py", "mpi").rc.thread_level = "serialized"
     try:
         mpi = extra("mpi4py.MPI", "mpi")
-    except (ImportError, RuntimeError) as error:  # no library, or not the one it was built for
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # no library, or a different one
         raise MissingExtra(f'mpi4py does not run: {error}; pip install "mlvm[mpi]"') from None
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-        raise GroupError("this MPI can be called by one thread only; THREAD_SERIALIZED is needed")
+        raise GroupError("this MPI library supports one thread only; THREAD_SERIALIZED is needed")
     return mpi
 
 
 def _unlink_segments() -> None:
-    """Take the name from the memory that MPICH shares on this host, so that none is left when a
-    process is killed. Whoever has it keeps it."""
-    with suppress(OSError):  # no Linux, or no such memory; another process may have been first
+    """Unlink the shared memory of MPICH, so that none remains when a process is killed.
+
+    Processes that have mapped the memory keep it.
+    """
+    with suppress(OSError):  # not Linux, no such memory, or another process was first
         for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", Path("/proc/self/maps").read_text())):
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -95,8 +106,10 @@ def _pieces(body: Array) -> list[Array]:
 
 
 class MpiTransport(Transport):
-    """Messages by MPI: head and body go apart, the body in pieces. One thread at a time is in
-    MPI."""
+    """Transport by MPI. Head and body are separate messages, and the body is sent in pieces.
+
+    Only one thread calls MPI at a time.
+    """
 
     def __init__(self, mpi: Any, timeout: float | None = None, *, mixed: bool = False) -> None:
         self._mpi = mpi
@@ -108,15 +121,17 @@ class MpiTransport(Transport):
             if other is not None:
                 raise GroupError(other)
         self._comm = world.Dup()
-        self._comm.Barrier()  # all have what they share
+        self._comm.Barrier()  # all processes have mapped the shared memory
         _unlink_segments()
         self._lock = threading.RLock()
         self._sent: dict[int, list[tuple[Any, bytes | Array]]] = {rank: [] for rank in self.others}
-        self._coming: deque[tuple[int, bytes, Array, list[Any]]] = deque()  # bodies on their way
+        self._coming: deque[tuple[int, bytes, Array, list[Any]]] = deque()  # incomplete
 
     def _meet(self, world: Any, timeout: float | None) -> dict[int, str]:
-        """Wait until all processes make the group: `Dup` and `Barrier` have no timeout. Return
-        their versions. Raises `GroupTimeout`."""
+        """Wait until all processes create the group, and return their versions.
+
+        This is necessary because `Dup` and `Barrier` have no timeout. Raises `GroupTimeout`.
+        """
         mine, byte = versions().encode(), self._mpi.BYTE
         theirs = {rank: bytearray(_MOST_VERSIONS) for rank in self.others}
         sent = [world.Isend([mine, byte], rank, _HELLO) for rank in self.others]
@@ -129,7 +144,7 @@ class MpiTransport(Transport):
                 atexit.register(self._abort)
                 names = ", ".join(name_of(rank, f"vm{rank}") for rank in expected)
                 me = name_of(self.rank, f"vm{self.rank}")
-                raise GroupTimeout(f"{me} has waited {timeout:g} s for {names} to make the group")
+                raise GroupTimeout(f"{me} has waited {timeout:g} s for {names} to create the group")
             self.system.sleep(sleep)
             sleep = min(2 * sleep, _LONGEST)
         return {rank: text.rstrip(b"\0").decode() for rank, text in theirs.items()}
@@ -150,13 +165,13 @@ class MpiTransport(Transport):
         spin = time.perf_counter() + _SPIN
         while not self._look() and (now := time.perf_counter()) < until:
             if now < spin:
-                time.sleep(0)  # so that others run
+                time.sleep(0)  # lets other processes run
             else:
                 time.sleep(sleep)
                 sleep = min(2 * sleep, _LONGEST)
 
     def _look(self) -> bool:
-        """Take what has come. Whether anything has, or something is sent."""
+        """Receive and send what is ready. Return whether anything was received or sent."""
         mpi, moved, status = self._mpi, False, self._mpi.Status()
         with self._lock:
             while (received := self._comm.Improbe(tag=_HEAD, status=status)) is not None:
@@ -168,7 +183,7 @@ class MpiTransport(Transport):
                     self._comm.Irecv([piece, mpi.BYTE], source, _BODY) for piece in _pieces(body)
                 ]
                 self._coming.append((source, bytes(message[8:]), body, requests))
-            late: set[int] = set()  # of one member all come in order
+            late: set[int] = set()  # members with an incomplete message: order matters
             for _ in range(len(self._coming)):
                 source, head, body, requests = each = self._coming.popleft()
                 while source not in late and requests and requests[0].Test():
@@ -196,11 +211,11 @@ class MpiTransport(Transport):
                 atexit.register(self._abort)
 
     def _abort(self) -> None:
-        """End all processes as this one ends: `MPI_Finalize` would wait for the late ones."""
+        """Abort all processes when this process exits. `MPI_Finalize` would wait for late ones."""
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_LAST_WORDS)
         self._mpi.COMM_WORLD.Abort(1)
 
     def close(self) -> None:
-        """Do nothing: MPI ends with the process."""
+        """Do nothing. MPI is finalized when the process exits."""

@@ -1,4 +1,4 @@
-"""Groups by what the command line calls them."""
+"""Groups by their names on the command line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from mlvm.parallel.tcp import TcpGroup
 
 
 def group(name: str, *, timeout: float | None = None) -> AnyGroup:
-    """Create a group by name: `threads:N` of this process, `processes:N` of this host, `ray:N`
-    actors, or the processes of an `mpi` job. `auto` creates a `TcpGroup` of processes that a
-    scheduler has started, from the variables of `python -m mlvm launch`, torchrun, Slurm's srun or
-    Open MPI's mpirun.
+    """Create a group by name.
 
-    Raises `GroupError` if the name is unknown, or no scheduler has set variables; and what `Group`,
-    `ProcessGroup`, `RayGroup`, `MpiGroup` and `TcpGroup` raise.
+    - `threads:N`: a `Group` of N threads of this process.
+    - `processes:N`: a `ProcessGroup` of N processes on this host.
+    - `ray:N`: a `RayGroup` of N actors.
+    - `mpi`: the `MpiGroup` of this MPI job.
+    - `auto`: a `TcpGroup` of the processes that a scheduler has started. The rank and the address
+      are read from the environment variables of `python -m mlvm launch`, torchrun, Slurm's srun,
+      Open MPI's mpirun or Kubernetes.
+
+    `timeout` is the longest time in seconds that a member waits for another member without
+    progress. By default, there is no limit.
+
+    Raises `GroupError` if the name is unknown, or no scheduler has set variables; and what these
+    classes raise.
 
         >>> with ml.parallel.group("threads:3") as group: group.run(lambda rank, vm: rank * rank)
         [0, 1, 4]

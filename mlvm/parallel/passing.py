@@ -1,7 +1,8 @@
-"""Communicators whose members do not see each other's tensors, but pass arrays.
+"""Base of communicators whose members send arrays to each other.
 
-`Passing` has what all of them share: how a run breaks, and what an array is in a message. Members
-share windows of memory in `mlvm.parallel.board`, and send messages in `mlvm.parallel.messages`.
+Members share windows of memory in `mlvm.parallel.board`, and send messages in
+`mlvm.parallel.messages`. `Passing` implements what both have in common: the end of a run by an
+error, and the encoding of arrays in a message.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from mlvm.core.types import Array
 from mlvm.parallel.communicator import Collective, Communicator, blocks, mismatch, timeout_text
 
 NOTHING: Final = np.empty(0, np.uint8)
-"""The message that a member gets from itself."""
+"""Message that a member receives from itself."""
 
-_ALIGNMENT: Final = 8  # of an array in a message: the largest element
+_ALIGNMENT: Final = 8  # alignment of an array in a message: the size of the largest element
 
 Piece: TypeAlias = tuple[int, slice]
-"""The number of an array and a slice of it."""
+"""Index of an array, and a slice of this array."""
 
 Batch: TypeAlias = Sequence[Piece]
 
 
 class Passing(Communicator):
-    """Communicator whose members pass arrays, for one member.
+    """Communicator of one member that sends arrays to other members.
 
-    A message has the arrays of a batch one after the other.
+    A message contains the arrays of a batch, one after the other.
     """
 
     def __init__(self, rank: int, names: Sequence[str]) -> None:
@@ -40,7 +41,7 @@ class Passing(Communicator):
         self._description = b"", b""
 
     def description(self, call: Collective) -> tuple[bytes, bytes]:
-        """Return digest and description of the call, cached for equal calls."""
+        """Return the digest and the description of the call, cached for equal calls."""
         like = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
         if like != self._last:
             self._last, self._description = like, (call.digest(), call.described())
@@ -48,41 +49,41 @@ class Passing(Communicator):
 
     @abstractmethod
     def reason(self) -> GroupError | None:
-        """Why the run has ended, or None."""
+        """Return the error that has aborted the run, or None."""
 
     @abstractmethod
     def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:
         """End the run. Raises such a `GroupError`."""
 
     def require_unbroken(self, call: Collective) -> None:
-        """Raise `GroupError` if the run has ended."""
+        """Raise `GroupError` if the run was aborted."""
         error = self.reason()
         if error is not None:
             raise type(error)(f"{self.names[self.rank]} gives up {call}: {error}")
 
     def refuse(self, call: Collective, other: int, theirs: Collective) -> NoReturn:
-        """End the run: the other member's call does not fit."""
+        """Abort the run because the other member's call does not match."""
         calls = {self.rank: call, other: theirs}
         one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
         self.give_up(mismatch(one, two))
 
     def miss(self, call: Collective, other: int) -> NoReturn:
-        """End the run: the other member will not come."""
+        """Abort the run because the other member has finished."""
         me, late = self.names[self.rank], self.names[other]
         self.give_up(f"{late} has ended while {me} waits for it in {call}")
 
     def time_out(self, call: Collective, late: Sequence[int]) -> NoReturn:
-        """End the run: these members have not come in time."""
+        """Abort the run because these members are late."""
         self.give_up(timeout_text(self.names, self.rank, call, late), GroupTimeout)
 
 
 def packed_nbytes(nbytes: int) -> int:
-    """Return the bytes of an array of that size in a message."""
+    """Return the number of bytes that an array of that size needs in a message."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def pack(arrays: Sequence[Array], into: Array) -> None:
-    """Write the arrays into a message, which is a u8 array."""
+    """Write the arrays to a message, which is a u8 array."""
     start = 0
     for array in arrays:
         np.copyto(into[start : start + array.nbytes].view(array.dtype), array)
@@ -90,12 +91,12 @@ def pack(arrays: Sequence[Array], into: Array) -> None:
 
 
 def size_of(arrays: Sequence[Array]) -> int:
-    """Return the bytes of the message with these arrays."""
+    """Return the number of bytes of a message with these arrays."""
     return sum([packed_nbytes(array.nbytes) for array in arrays])
 
 
 def unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
-    """Unpack the arrays of a message, of the dtypes and lengths of `like`."""
+    """Return the arrays of a message, with the dtypes and sizes of `like`."""
     arrays, start = [], 0
     for array in like:
         arrays.append(message[start : start + array.nbytes].view(array.dtype))
@@ -104,8 +105,10 @@ def unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
 
 
 def batches(xs: Sequence[Array], part: int, parts: int, most: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of one of `parts` equal parts of the flat arrays, in batches of up to
-    `most` bytes."""
+    """Yield the pieces of part number `part` of `parts` equal parts of the flat arrays.
+
+    Each batch of pieces has at most `most` bytes.
+    """
     batch: list[Piece] = []
     size = 0
     for i, block in blocks(xs, part, parts):

@@ -1,4 +1,4 @@
-"""Functions, values and outcomes on their way to a member in another process."""
+"""Pickles of functions, values and outcomes for members in other processes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def pickled(value: Any) -> bytes:
     file = io.BytesIO()
     try:
         _ByName(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    except Exception as error:  # whatever a __reduce__ raises
+    except Exception as error:  # any error that a __reduce__ raises
         try:
             data: bytes = extra("cloudpickle", "processes").dumps(value)
         except MissingExtra as missing:
             raise MissingExtra(
-                f"{error}: only functions at the top of a module go to another process by name; "
-                f"for others, {missing}"
+                f"{error}: only functions at the top level of a module can be pickled by name; for "
+                f"other functions, {missing}"
             ) from None
         except Exception as error:
             raise GroupError(f"{brief(value)} cannot be sent to another process: {error}") from None
@@ -53,7 +53,7 @@ def pickled(value: Any) -> bytes:
 
 
 class _ByName(pickle.Pickler):
-    """Refuses functions of a `__main__` that another process cannot import, such as a prompt's."""
+    """Pickler that refuses functions of a `__main__` that another process cannot import."""
 
     def reducer_override(self, value: Any) -> Any:
         if getattr(value, "__module__", None) == "__main__" and isinstance(

@@ -1,7 +1,7 @@
 """Encoding of values and errors for other members without pickle.
 
-None, bools, numbers, texts, bytes and arrays, and lists, tuples and dicts of them; a NamedTuple
-arrives as a tuple. An error keeps its class if that is one of mlvm or of Python.
+It supports None, bools, numbers, strings, bytes and arrays, and lists, tuples and dicts of them. A
+NamedTuple is decoded as a tuple. An error keeps its class if that is built into Python or mlvm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlvm.parallel.outcome import Outcome
 
 
 class PlainFailure(NamedTuple):
-    """An error as its message on the wire, and what Python would print of it."""
+    """Error as an encoded message, and the traceback that Python would print."""
 
     message: bytes
     traceback: str
@@ -40,14 +40,14 @@ def packed(value: Any) -> bytes:
         return _message(None, _flattened(value, arrays, blobs), arrays, blobs)
     except MlvmError as error:
         raise GroupError(
-            f"{brief(value)} cannot be sent to another member: {error}; numbers, texts, arrays, "
-            f"and lists and dicts of them can"
+            f"{brief(value)} cannot be sent to another member: {error}; return numbers, strings, "
+            f"arrays, or lists, tuples and dicts of them"
         ) from None
 
 
 def packed_failure(error: BaseException, *, first: bool) -> bytes:
     """Encode the failure of a member."""
-    if not isinstance(error, Exception):  # SystemExit, say, which is for its own process
+    if not isinstance(error, Exception):  # SystemExit must not stop other processes
         [*_, text] = traceback.format_exception_only(error)
         shown_error: Exception = GroupError(text.strip())
     else:
@@ -77,8 +77,11 @@ def _message(failed: Any, flattened: Any, arrays: list[Array], blobs: list[bytes
 
 
 def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
-    """Flatten a value: each container becomes a list of its kind and its parts, arrays and bytes
-    become their numbers."""
+    """Flatten a value for the encoder.
+
+    A container is replaced by a list of its kind and its items. Arrays and bytes are appended to
+    these lists and replaced by their index.
+    """
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return ["array", len(arrays) - 1]
@@ -94,7 +97,7 @@ def _flattened(value: Any, arrays: list[Array], blobs: list[bytes]) -> Any:
         ]
         return ["dict", tuple(pairs)]
     if value is not None and not isinstance(value, (bool, int, float, str, np.generic)):
-        raise EncodingError(f"a {type(value).__name__} is no plain data")
+        raise EncodingError(f"a {type(value).__name__} is not plain data")
     return value
 
 

@@ -1,9 +1,9 @@
-"""Groups of processes of this host.
+"""Group of processes on this host.
 
-Each process has its own VM. It is forked by a server that has imported mlvm once, so the 32nd
-takes no longer than the first. It receives tasks through a connection, and ends with it: when the
-group is closed, or this process ends. The members communicate through a board in shared memory,
-which has no name and vanishes with them.
+Each process has its own VM. A server that has imported mlvm once forks it, so it starts quickly. It
+receives tasks through a connection, and exits when the connection is closed: when the group is
+closed, or this process exits. The members communicate through a board in shared memory. The memory
+has no name, so it is freed with the last process.
 """
 
 from __future__ import annotations
@@ -49,25 +49,32 @@ from mlvm.parallel.pickling import packed, packed_failure, pickled, unpacked
 R = TypeVar("R")
 
 _GRACE: Final = 1.0
-"""Seconds that an interrupt, or `close`, waits for members which are computing."""
+"""Seconds that an interrupt, or `close`, waits for members that are computing."""
 
 _LAST: Final = 3.0
-"""Seconds that the members have to end when one of them has died."""
+"""Seconds that the members have to finish after one of them has died."""
 
 _MOST: Final = 256
 
 
 class ProcessGroup(AnyGroup):
-    """Group of `size` processes of this host, each with a VM.
+    """Group of `size` processes on this host, each with a VM and one BLAS thread.
 
-    Tasks and results are pickled: functions at the top of a module by name, others by cloudpickle
-    (`pip install "mlvm[processes]"`). A script creates such a group under `if __name__ ==
-    "__main__":`. `cores` has, for each member, the core on which its process stays (Linux only).
-    Each process has one thread of BLAS. No member waits for another longer than `timeout` seconds
-    at a stretch; nor does `run`, once one of them has ended.
+    Tasks and results are pickled. Functions at the top level of a module are pickled by name, other
+    functions by cloudpickle (`pip install "mlvm[processes]"`). A script creates such a group under
+    `if __name__ == "__main__":`. If a member dies or is late, all members are stopped and the group
+    is closed.
 
-    A member that dies or is late ends the others and the group. Raises `GroupError` if the size or
-    cores are invalid, or a process does not start; `MissingExtra` without threadpoolctl.
+    Arguments:
+        size: the number of processes, 1 to 256.
+        cores: the core for the process of each member (Linux only). By default, processes are not
+            pinned.
+        timeout: the longest time in seconds that a member waits for another member without
+            progress, and that `run` waits for the other members after the first has finished. By
+            default, there is no limit.
+
+    Raises `GroupError` if the size or cores are invalid, or a process does not start;
+    `MissingExtra` without threadpoolctl.
 
     Refuses:
         ml.parallel.ProcessGroup(0)  # GroupError
@@ -92,8 +99,8 @@ class ProcessGroup(AnyGroup):
         self._processes: list[BaseProcess] = []
         self._end = weakref.finalize(self, _end, self._processes, self._connections, self._bells)
         common = self._names, self._board, self._bells, timeout, dict(os.environ)
-        _start_server()  # which unblocks the signals that are blocked here
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the parent's to see
+        _start_server()  # the server unblocks the signals that are blocked here
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the parent only
         try:
             for rank in range(size):
                 ours, theirs = context.Pipe()
@@ -116,7 +123,7 @@ class ProcessGroup(AnyGroup):
 
     @property
     def pids(self) -> list[int | None]:
-        """The numbers of the members' processes, by rank."""
+        """Process ids of the members, in order of rank."""
         return [process.pid for process in self._processes]
 
     @one_at_a_time
@@ -138,13 +145,13 @@ class ProcessGroup(AnyGroup):
         return run.results()
 
     def close(self) -> None:
-        """End the processes. One that is still computing after a second is killed. Idempotent."""
+        """Stop the processes. Kill those that still compute after a second. Idempotent."""
         self._closed = True
         self._end()
 
 
 class _Run:
-    """Parent's view of a run: members that have answered, and that have died."""
+    """Parent's view of a run: the members that have answered, and those that have died."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._names = group._names
@@ -154,18 +161,18 @@ class _Run:
         self._bells = group._bells
         self._timeout = group.timeout
         self._outcomes: dict[int, Outcome] = {}
-        self._last = 0.0  # when a member answered
+        self._last = 0.0  # when the last member has answered
         self.missing = set(range(group.size))
         self.dead: GroupError | None = None
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Give each member its task."""
+        """Send each member its task."""
         for rank, message in enumerate(messages):
-            with suppress(OSError):  # it has died, which `collect` will see
+            with suppress(OSError):  # the member has died; `collect` detects it
                 self._connections[rank].send_bytes(message)
 
     def collect(self, seconds: float | None) -> None:
-        """Wait for all members, or so long. If one dies, the others have some seconds more."""
+        """Wait for all members, at most `seconds`. After a death, wait some seconds more."""
         until = None if seconds is None else time.monotonic() + seconds
         while self.missing:
             limit = until
@@ -175,9 +182,7 @@ class _Run:
             if remaining is not None and remaining <= 0:
                 if until is None:
                     late = ", ".join(self._names[rank] for rank in sorted(self.missing))
-                    self.dead = GroupTimeout(
-                        f"{self._timeout:g} s have been waited for {late} to end"
-                    )
+                    self.dead = GroupTimeout(f"{late} did not finish within {self._timeout:g} s")
                     self.end(self.dead)
                 return
             watched: list[Any] = [self._connections[rank] for rank in self.missing]
@@ -195,15 +200,15 @@ class _Run:
                 until = time.monotonic() + (_LAST if self.dead is not None else _GRACE)
 
     def end(self, error: GroupError) -> None:
-        """End the run: members that wait now or arrive later raise."""
+        """Abort the run. Members that wait now or arrive later raise the error."""
         self._board.end_run(self._board.size, error)
         for rank in range(self._board.size):
             self._bells.ring(rank)
 
     def results(self) -> list[Any]:
-        """Return the results of the members. Raises the first error of one."""
+        """Return the results of the members. Raises the first error of a member."""
         if self.dead is not None:
-            # a copy: the traceback of one that is kept would keep all
+            # a copy, because the traceback of the kept error would keep all frames
             raise type(self.dead)(str(self.dead))
         return results_of(self._outcomes, self._names)
 
@@ -217,7 +222,7 @@ class _Run:
         self._last = time.monotonic()
         try:
             self._outcomes[rank] = unpacked(message)
-        except Exception as error:  # of somebody's __setstate__, or for a module that is not here
+        except Exception as error:  # of a __setstate__, or of an import
             failure = GroupError(f"what {self._names[rank]} returned cannot be read: {error}")
             self._outcomes[rank] = Outcome(None, Failure.of(failure), True)
 
@@ -238,7 +243,7 @@ class _Run:
 
 
 def _end(processes: Sequence[BaseProcess], connections: Sequence[Connection], bells: Bells) -> None:
-    """End the processes by themselves, and kill them after a second."""
+    """Close the connections, so that the processes exit. Kill them after a second."""
     for connection in connections:
         connection.close()
     until = time.monotonic() + _GRACE
@@ -252,8 +257,11 @@ def _end(processes: Sequence[BaseProcess], connections: Sequence[Connection], be
 
 
 def _start_server() -> None:
-    """Start what forks the members, unless it runs. It imports what this process has of mlvm, from
-    where this process would, which Python 3.11 does not see to."""
+    """Start the server that forks the members, unless it runs.
+
+    It imports the modules of mlvm that this process has imported, from the same path. Python 3.11
+    does not pass the path itself.
+    """
     forkserver.set_forkserver_preload([each for each in sys.modules if each.startswith("mlvm.")])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -267,7 +275,7 @@ def _start_server() -> None:
 
 
 def _nothing(rank: int, vm: LocalVM) -> None:
-    """Do nothing: the first task shows that the process has started."""
+    """Do nothing. The first task shows that the process has started."""
 
 
 # --- in a member's process -----------------------------------------------------------
@@ -285,9 +293,9 @@ def _serve(
 ) -> None:
     """Run a member's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # It may have processes of its own, such as a pipeline's workers: `_listen` sees to its end.
+    # It may start processes, such as a pipeline's workers. `_listen` makes it exit.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    os.environ.clear()  # the server has what was set when it began
+    os.environ.clear()  # the server has the environment of its start
     os.environ.update(environ)
     np.random.seed()
     if core is not None:
@@ -300,13 +308,13 @@ def _serve(
         while (message := tasks.get()) is not None:
             communicator = BoardCommunicator(board, names, rank, bells)
             answer = _done(seat, communicator, message)
-            with suppress(OSError):  # the parent is gone, and `_listen` has seen it
+            with suppress(OSError):  # the parent has exited; `_listen` detects it
                 connection.send_bytes(answer)
             del answer, message, communicator
 
 
 def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
-    """Take tasks as they come, and end the process when no more can come."""
+    """Receive tasks, and exit when the connection is closed."""
     with suppress(EOFError, OSError):
         while True:
             tasks.put(connection.recv_bytes())
@@ -319,8 +327,7 @@ def _listen(connection: Connection, tasks: SimpleQueue[bytes | None]) -> None:
 
 
 def _done(seat: Seat, communicator: BoardCommunicator, message: bytes) -> bytes:
-    """Do the task, and return its outcome as bytes."""
-
+    """Run the task, and return its outcome as bytes."""
     try:
         return seat.do(lambda rank, vm: packed(pickle.loads(message)(rank, vm)), communicator)
     except BaseException as error:  # the parent raises it

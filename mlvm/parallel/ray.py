@@ -1,7 +1,7 @@
-"""Groups of Ray actors, on the hosts of its cluster.
+"""Group of Ray actors, on the hosts of a cluster.
 
-Each actor is a process with a VM. The actors communicate by TCP, as in `mlvm.parallel.tcp`; the
-program that created the group sends tasks and receives results.
+Each actor is a process with a VM. The actors communicate by TCP (`mlvm.parallel.tcp`). The program
+that created the group sends tasks and receives results.
 """
 
 from __future__ import annotations
@@ -34,38 +34,44 @@ from mlvm.parallel.tcp import TcpGroup
 
 R = TypeVar("R")
 
-_MOST_STARTS: Final = 6  # of new actors, each a second later than the one before
+_MOST_STARTS: Final = 6  # attempts to start new actors, after 0, 1, 2, ... seconds
 _STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _MOST_CAUSE: Final = 500  # characters of Ray's cause of a death
 
 _GRACE: Final = 3.0
-"""Seconds that the others have to end when a member has died or was late."""
+"""Seconds that the members have to finish after a member has died or was late."""
 
 
 class RayGroup(AnyGroup):
-    """Group of `size` Ray actors, each with a VM. If the program has not connected to a cluster by
-    `ray.init`, the group starts Ray, and stops it in `close`.
+    """Group of `size` Ray actors, each with a VM.
 
-    `options` are those of `ray.remote`: `num_cpus` (1 by default; less on a host with fewer
-    processors than actors), `num_gpus`, `resources`, `runtime_env`, ... A placement group with this
-    `strategy` reserves them for all actors: "PACK" on few hosts, "SPREAD" on many, "STRICT_PACK" on
-    one host, "STRICT_SPREAD" on `size` hosts.
+    If the program has not connected to a cluster by `ray.init`, the group starts Ray, and `close`
+    stops it. Tasks and results are pickled by Ray's cloudpickle, and all actors share one copy of a
+    task. The actors communicate by TCP, with a generated secret.
 
-    Tasks and results are pickled by Ray's cloudpickle; all actors share one copy of a task. The
-    actors communicate by TCP, with a generated secret. No member waits for another longer than
-    `timeout` seconds at a stretch, and `run` waits no longer for the others once one has ended. The
-    group waits `timeout` seconds for its resources, and `start` seconds for its actors.
+    If an actor dies or is late, all actors are stopped and the group is closed. The error contains
+    Ray's cause of death. With `restarts`, all actors are restarted instead, and `run` repeats its
+    function, which resumes from its last checkpoint. Kept functions are lost with the actors: their
+    calls raise the error, and `keep` creates new ones. In the environment of an actor,
+    MLVM_RESTARTS is the number of earlier starts.
 
-    An actor that dies or is late ends the others and the group, with an error that has Ray's cause.
-    With `restarts`, all actors are started again, up to so many times, and `run` repeats its
-    function, which resumes from its last checkpoint. Functions that were kept end with the actors:
-    their calls raise the error, and `keep` makes new ones. MLVM_RESTARTS is the number of earlier
-    starts in the environment of an actor.
-
-    All actors have the same versions of mlvm, its kernels and numpy, unless `mixed=True`.
+    Arguments:
+        size: the number of actors.
+        timeout: the longest time in seconds that a member waits for another member without
+            progress, that `run` waits for the other members after the first has finished, and that
+            the group waits for its resources. By default, there is no limit for members, and the
+            group waits `start` seconds for its resources.
+        start: the longest time in seconds that the group waits for its actors.
+        strategy: the placement group that reserves the resources: "PACK" on few hosts, "SPREAD" on
+            many, "STRICT_PACK" on one host, "STRICT_SPREAD" on `size` hosts.
+        restarts: the largest number of restarts.
+        mixed: whether the actors may have different versions of mlvm, its kernels or numpy, which
+            may compute different bits.
+        options: the options of `ray.remote` for each actor: `num_cpus` (by default 1, or less on a
+            host with fewer processors than actors), `num_gpus`, `resources`, `runtime_env`, ...
 
     Raises `MissingExtra` without ray; `GroupError` if the size or an option is invalid, or the
-    cluster has not the resources; `GroupTimeout` if they are in use, or the actors do not start.
+    cluster lacks the resources; `GroupTimeout` if they are in use, or the actors do not start.
 
     Refuses:
         ml.parallel.RayGroup(0)  # GroupError
@@ -99,12 +105,12 @@ class RayGroup(AnyGroup):
         self._attempt = 0
         self._actors: list[Any] = []
         self._place: Any = None
-        self._folder = ""  # of Ray's logs and sockets, if it is started here
+        self._folder = ""  # folder of Ray's logs and sockets, if the group starts Ray
         self._ray = ray = extra("ray", "ray")
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(size)])
         self._is_own = not ray.is_initialized()
         self._is_alone = self._is_own and not os.environ.get("RAY_ADDRESS")
-        share = math.floor(1e4 * cores_here() / size) / 1e4  # Ray counts in these parts
+        share = math.floor(1e4 * cores_here() / size) / 1e4  # Ray counts in multiples of 1e-4
         self._options = {"num_cpus": min(share, 1) if self._is_alone else 1, **options}
         self._member = self._checked_actor()
         try:
@@ -121,39 +127,48 @@ class RayGroup(AnyGroup):
     def _checked_actor(self) -> Any:
         """Return the class of the actors.
 
-        Raises `GroupError` for options that Ray does not take, and for more processors than this
-        host has, if Ray is to be started here.
+        Raises `GroupError` if Ray does not accept an option. If the group will start Ray, also
+        raises it if the actors need more processors than this host has.
         """
         try:
             actor = self._ray.remote(**self._options)(_Actor)
             needs = self._needs(self.size)
         except (TypeError, ValueError, ArithmeticError) as error:
             first = str(error).partition("\n")[0]
-            raise GroupError(f"RayGroup: these are no options of an actor: {first}") from None
+            raise GroupError(f"RayGroup: invalid options of an actor: {first}") from None
         there = {**needs, "CPU": float(cores_here())}
         if self._is_alone and needs.get("CPU", 0) > there["CPU"]:
             raise GroupError(self._lack("this host has", there))
         return actor
 
     def _needs(self, actors: int) -> dict[str, float]:
-        """Return the resources that so many actors need, by Ray's names."""
+        """Return the resources that this number of actors needs, by Ray's names."""
         options = self._options
         named = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus")}
         named |= {"memory": options.get("memory"), **(options.get("resources") or {})}
         return {name: float(amount) * actors for name, amount in named.items() if amount}
 
     def _start_ray(self) -> None:
-        """Connect to the cluster that RAY_ADDRESS names, or start one on this host's processors."""
-        if not self._is_alone:
-            self._ray.init()
-            return
-        processors = cores_here()
-        self._folder = tempfile.mkdtemp(prefix="ray-")  # short, as the names of sockets are
-        self._ray.init(num_cpus=processors, include_dashboard=False, _temp_dir=self._folder)
+        """Connect to the cluster in RAY_ADDRESS, or start Ray with this host's processors.
+
+        Raises `GroupError` if that fails. Ray itself gives up after 30 seconds.
+        """
+        options: dict[str, Any] = {}
+        if self._is_alone:
+            self._folder = tempfile.mkdtemp(prefix="ray-")  # sockets need short names
+            options = {"num_cpus": cores_here(), "include_dashboard": False}
+            options["_temp_dir"] = self._folder
+        try:
+            self._ray.init(**options)
+        except Exception as error:  # Ray raises errors of many classes
+            first = str(error).partition("\n")[0]
+            raise GroupError(f"RayGroup: Ray has not started: {first}") from error
 
     def _reserve(self, strategy: str) -> None:
-        """Reserve the resources of all actors. Raises `GroupError` if the cluster does not have
-        them, and `GroupTimeout` if they do not become free."""
+        """Reserve the resources of all actors.
+
+        Raises `GroupError` if the cluster does not have them; `GroupTimeout` if they stay in use.
+        """
         needs, there = self._needs(self.size), self._ray.cluster_resources()
         if any(there.get(name, 0) < amount for name, amount in needs.items()):
             raise GroupError(self._lack("the cluster has", there))
@@ -165,18 +180,18 @@ class RayGroup(AnyGroup):
         if not self._place.wait(seconds):
             free = self._ray.available_resources()
             text = self._lack(f"after {seconds:g} s the cluster has free", free)
-            raise GroupTimeout(f"{text}, and the strategy is {strategy}")
+            raise GroupTimeout(f"{text} (strategy {strategy})")
 
     def _lack(self, who: str, there: Mapping[str, float]) -> str:
         needs = self._needs(self.size)
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+        needed = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
         shown = ", ".join(f"{there.get(name, 0):g} {name}" for name in needs)
-        return f"{self.size} actors need {asked}; {who} {shown}"
+        return f"{self.size} actors need {needed}; {who} {shown}"
 
     # --- the actors ---
 
     def _start_actors(self) -> None:
-        """Start the actors, and have them join."""
+        """Start the actors, and connect them to each other."""
         until = time.monotonic() + self._start
         for rank in range(self.size):
             bundle = {}
@@ -193,8 +208,10 @@ class RayGroup(AnyGroup):
         self._started(joined, until)
 
     def _started(self, calls: Sequence[Any], until: float) -> list[Any]:
-        """Return the results of the actors' first calls. Raises `GroupError` if one dies, and
-        `GroupTimeout`."""
+        """Return the results of the actors' first calls.
+
+        Raises `GroupError` if an actor dies; `GroupTimeout` if an actor does not start.
+        """
         errors = self._ray.exceptions
         try:
             results: list[Any] = self._ray.get(
@@ -208,11 +225,11 @@ class RayGroup(AnyGroup):
             cause = error.cause
             raise cause if isinstance(cause, MlvmError) else GroupError(str(error)) from None
         except errors.RayError as error:
-            raise GroupError(f"an actor has died as it started: {_cause(error)}") from None
+            raise GroupError(f"an actor has died during its start: {_cause(error)}") from None
         return results
 
     def run(self, fn: Task[R]) -> list[R]:
-        """See `AnyGroup.run`. If the actors were started again, the function is repeated."""
+        """Run a task, as `AnyGroup.run` does. Repeat it if the actors were restarted."""
         while True:
             attempt = self._attempt
             try:
@@ -227,7 +244,7 @@ class RayGroup(AnyGroup):
         ray = self._ray
         outcomes: dict[int, Outcome] = {}
         dead: GroupError | None = None
-        is_over = True  # if Ctrl-C ends the run, too
+        is_over = True  # also if Ctrl-C stops the run
         try:
             same = all(task is tasks[0] for task in tasks)
             passed = [ray.put(tasks[0])] * self.size if same else tasks
@@ -241,11 +258,11 @@ class RayGroup(AnyGroup):
                 if dead is not None or any_over:
                     seconds = _GRACE
                 elif seconds is not None:
-                    seconds += _GRACE  # the actors notice it first
+                    seconds += _GRACE  # the actors should detect it first
                 ready, missing = ray.wait(missing, timeout=seconds)
                 if not ready:
                     names = ", ".join(self._names[calls[each]] for each in missing)
-                    late = GroupTimeout(f"{seconds:g} s have been waited for the end of {names}")
+                    late = GroupTimeout(f"{names} did not finish within {seconds:g} s")
                     dead = dead or (None if any_over else late)
                     break
                 for call in ready:
@@ -265,7 +282,7 @@ class RayGroup(AnyGroup):
         return results_of(outcomes, self._names)
 
     def _go_on_or_close(self) -> None:
-        """Start all actors again, if they may be, and else close the group."""
+        """Restart all actors if a restart is left, and otherwise close the group."""
         if self._attempt == self._restarts or isinstance(sys.exc_info()[1], BaseException):
             self.close()
             return
@@ -276,7 +293,7 @@ class RayGroup(AnyGroup):
                 time.sleep(pause)
                 self._start_actors()
                 return
-            except GroupError:  # Ray may not know yet that a node is dead, and use it
+            except GroupError:  # Ray may not have detected yet that a node is dead
                 if pause == _MOST_STARTS - 1:
                     self.close()
                     raise
@@ -290,8 +307,10 @@ class RayGroup(AnyGroup):
             self._ray.kill(each)
 
     def close(self) -> None:
-        """Stop what the group has started: its actors, their placement group, and Ray itself if the
-        program has not connected to a cluster. Idempotent."""
+        """Stop the actors, remove their placement group, and stop Ray if the group has started it.
+
+        Idempotent.
+        """
         self._closed = True
         if not self._ray.is_initialized():
             return
@@ -307,14 +326,14 @@ class RayGroup(AnyGroup):
 
 
 def _cause(error: Exception) -> str:
-    """Return Ray's cause of a death: its sentences, without the table of the actor's numbers."""
+    """Return Ray's cause of death: its sentences, without the table of the actor's ids."""
     lines = str(error).splitlines()
     text = " ".join(line.strip() for line in lines if line.strip() and not line.startswith("\t"))
     return text if len(text) <= _MOST_CAUSE else f"{text[:_MOST_CAUSE]}..."
 
 
 class _Actor:
-    """A member, in its own process."""
+    """Member of the group, in its own process."""
 
     def __init__(self) -> None:
         self._group: TcpGroup | None = None
@@ -342,12 +361,12 @@ class _Actor:
         )
 
     def do(self, task: Task[Any]) -> tuple[Outcome, bool]:
-        """Run a task; return its outcome, and whether the group has ended."""
+        """Run a task. Return its outcome, and whether the group was closed."""
         assert self._group is not None  # the first call is `join`
         done: list[Any] = []
         failed: list[BaseException] = []
 
-        def alone(rank: int, vm: LocalVM) -> None:  # the others need not know what it returns
+        def alone(rank: int, vm: LocalVM) -> None:  # the other members do not need its result
             try:
                 done.append(task(rank, vm))
             except BaseException as error:

@@ -1,9 +1,9 @@
-"""Communication of threads: members of one process, which share their memory.
+"""Communication of threads, whose members share the memory of one process.
 
-A member that arrives waits for the others. They cannot meet if another member calls something
-else, has ended or has failed, or if all members wait. That is noticed as soon as it is so; a member
-that only does not come is noticed where there is a timeout. The run is then over: every member that
-waits or arrives later raises.
+A member that arrives at a collective waits for the other members. They cannot meet if a member
+calls a different collective, has finished or has failed, or if all members wait. This is detected
+immediately. A member that is late is detected only if there is a timeout. In all these cases, the
+run is aborted: each member that waits, or arrives later, raises an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from mlvm.parallel.sharing import WORK, Arrays
 
 @dataclass(slots=True)
 class _Barrier:
-    """A collective whose members have all arrived: their arrays, and how many are still at work."""
+    """Collective at which all members have arrived.
+
+    `at_work` is the number of members that have not finished their parts of the work.
+    """
 
     arrays: Arrays
     ranks: tuple[int, ...]
@@ -28,9 +31,10 @@ class _Barrier:
 
 
 class Rendezvous:
-    """One run of a group: which members call what, which have ended, and what went wrong.
+    """Communicator of one run of a group of threads.
 
-    `error` is what ended the run: a member's error, an interrupt, or a `GroupError`.
+    `error` is the error that has aborted the run: an error of a member, an interrupt, or a
+    `GroupError`.
     """
 
     def __init__(self, names: Sequence[str], system: System = SYSTEM) -> None:
@@ -38,22 +42,22 @@ class Rendezvous:
         self.error: BaseException | None = None
         self._reason = ""
         self._lock = system.lock()
-        self._calls: list[Collective | None] = [None] * len(names)  # of who waits for others
+        self._calls: list[Collective | None] = [None] * len(names)  # of waiting members
         self._ended = [False] * len(names)
-        self._at_rest = 0  # how many members wait for others, or have ended
-        self._gathering: Collective | None = None  # the first call of the whole group that waits
-        self._gathered = 0  # how many members have come to it
+        self._at_rest = 0  # number of members that wait or have finished
+        self._gathering: Collective | None = None  # the first waiting call of the whole group
+        self._gathered = 0  # number of members that have arrived at it
         self._barriers: list[_Barrier | None] = [None] * len(names)
         self._gates = [system.lock() for _ in names]
-        self._waiting: set[int] = set()  # ranks whose gate must be opened
-        self._abandoned: set[int] = set()  # ranks whose gate was opened because the run is over
+        self._waiting: set[int] = set()  # ranks of members that wait at their gate
+        self._abandoned: set[int] = set()  # ranks whose gate was opened because the run was aborted
         for gate in self._gates:
             gate.acquire()
 
     # --- a member's life ---
 
     def end(self, rank: int) -> None:
-        """End this member's part of the run: it will call nothing more."""
+        """Finish this member's part of the run. The member calls nothing afterwards."""
         with self._lock:
             self._ended[rank] = True
             self._at_rest += 1
@@ -69,7 +73,7 @@ class Rendezvous:
             self._require_progress()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """End this member's part of the run with an error, which ends the others."""
+        """Finish this member's part of the run with an error, which aborts the run."""
         with self._lock:
             self._ended[rank] = True
             if self.error is None:
@@ -77,16 +81,16 @@ class Rendezvous:
             self._break(f"{self.names[rank]} failed: {brief_error(error)}", error)
 
     def abort(self, error: BaseException) -> None:
-        """End the run from outside."""
+        """Abort the run, for example after Ctrl-C in the caller's thread."""
         with self._lock:
             self._break(f"the run was ended from outside: {brief_error(error)}", error)
 
     # --- barrier ---
 
     def execute(self, rank: int, call: Collective) -> None:
-        """Take part in a collective. Returns when its work is done for all members that take part.
+        """Take part in a collective, and return when the work of all its members is done.
 
-        Raises `GroupError` when the members cannot meet.
+        Raises `GroupError` if the members cannot meet.
         """
         with self._lock:
             barrier = self._arrive(rank, call)
@@ -96,7 +100,7 @@ class Rendezvous:
         if barrier is None:
             self._wait(rank, call)
             barrier, self._barriers[rank] = self._barriers[rank], None
-            assert barrier is not None  # the last member to arrive left it here
+            assert barrier is not None  # the last member to arrive has stored it
         else:
             if not shared:
                 self._work(rank, call, barrier, 0, 1)
@@ -106,7 +110,7 @@ class Rendezvous:
             self._leave(rank, call, barrier)
 
     def _arrive(self, rank: int, call: Collective) -> _Barrier | None:
-        """Arrive at the barrier; return the call's work if this member is the last."""
+        """Arrive at the collective. Return its barrier if this member is the last to arrive."""
         self._require_unbroken(rank, call)
         if call.is_pair:
             for other in call.ranks:
@@ -145,8 +149,10 @@ class Rendezvous:
         self._break_and_raise(f"{self.names[rank]} calls {call}, and {self.names[other]} has ended")
 
     def _work(self, rank: int, call: Collective, barrier: _Barrier, part: int, parts: int) -> None:
-        """Do one part of the work. An error ends the run, since the others' results are
-        incomplete."""
+        """Do one part of the work.
+
+        An error aborts the run, because the results of the other members are incomplete.
+        """
         try:
             WORK[call.name](call, barrier.arrays, part, parts)
         except BaseException as error:
@@ -155,7 +161,7 @@ class Rendezvous:
             raise
 
     def _leave(self, rank: int, call: Collective, barrier: _Barrier) -> None:
-        """Wait until all members of the barrier have done their parts."""
+        """Wait until all members have finished their parts of the work."""
         with self._lock:
             self._require_unbroken(rank, call)
             barrier.at_work -= 1
@@ -174,7 +180,7 @@ class Rendezvous:
             raise self._given_up(rank, call)
 
     def _time_out(self, rank: int, call: Collective) -> None:
-        """End the run, unless the others have come at this very moment."""
+        """Abort the run, unless the other members have just arrived."""
         with self._lock:
             if rank in self._waiting:
                 others = [each for each in call.ranks if each != rank]
@@ -184,7 +190,7 @@ class Rendezvous:
         self._gates[rank].acquire()
 
     def _open(self, barrier: _Barrier) -> None:
-        """Let the waiting members of the barrier go on."""
+        """Wake the members that wait for the barrier."""
         with self._lock:
             for rank in self._waiting.intersection(barrier.ranks):
                 self._waiting.remove(rank)
@@ -201,7 +207,7 @@ class Rendezvous:
         return kind(f"{self.names[rank]} gives up {call}: {self._reason}")
 
     def _require_progress(self) -> None:
-        """End the run if every member waits for another, or has ended."""
+        """Abort the run if each member waits for another member or has finished."""
         if self._at_rest < len(self.names):
             return
         waiting = [
@@ -213,7 +219,7 @@ class Rendezvous:
             self._break(f"no member can go on; these wait: {'; '.join(waiting)}")
 
     def _break(self, reason: str, error: BaseException | None = None) -> None:
-        """End the run, unless it is over. Members that wait now or arrive later raise."""
+        """Abort the run, unless it was aborted. Members that wait or arrive later raise errors."""
         if self.error is None:
             self.error = GroupError(reason) if error is None else error
             self._reason = reason

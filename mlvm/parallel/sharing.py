@@ -1,7 +1,7 @@
-"""The collectives' work where members share their memory: no data is sent.
+"""Collectives of members that share their memory, so that no data is sent.
 
-Large work is divided: each member combines a part and writes it to all members, in blocks that stay
-in its cache.
+For large tensors, each member combines one part and writes it to all members, in blocks that fit
+its cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlvm.core.types import Array
 from mlvm.parallel.communicator import BLOCK_NBYTES, Collective, Work, blocks, combine, flat
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
-"""The arrays that each member brings to a collective, in the order of `Collective.ranks`."""
+"""Arrays of each member of a collective, in the order of `Collective.ranks`."""
 
 
 def _all_reduce(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
@@ -46,8 +46,10 @@ def _all_gather(call: Collective, arrays: Arrays, part: int, parts: int) -> None
 
 
 def _from_one(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
-    """Copy the arrays of the root into those of the others; a sender is the first of two, and a
-    barrier has none."""
+    """Copy the arrays of the root to the arrays of the other members.
+
+    In a `send`, the root is the first of two members. A barrier has no arrays.
+    """
     root = call.attributes.get("root", 0)
     sources = flat(arrays[root])
     others = [flat(each) for rank, each in enumerate(arrays) if rank != root]

@@ -1,16 +1,16 @@
-"""Groups of processes on one host or many, by TCP.
+"""Group of processes on one host or many, which communicate by TCP.
 
-The first member listens at an address that all know. Each other one connects there, receives the
-addresses of the others, and connects to those of lower rank. On every connection both sides prove
-by HMAC that they know the group's secret (`mlvm.machines.remote.handshake`), and agree on a key for
-each direction. Then each message is
+The first member listens at an address that all members know. Each other member connects to it,
+receives the addresses of all members, and connects to the members of lower rank. On each
+connection, both sides prove by HMAC that they know the group's secret
+(`mlvm.machines.remote.handshake`), and derive a key for each direction. The format of a message is
 
     u32 0x4d47, u32 bytes of the head, u64 bytes of the body
     HMAC-SHA256(key, number of the message, these 16 bytes, head, body)
     head, filled up to a multiple of 8 bytes; body
 
-so that changed, dropped, repeated or added messages are detected. Messages are not encrypted.
-Nothing is unpickled: values are encoded by `mlvm.parallel.plain`.
+Changed, dropped, repeated and inserted messages are therefore detected. Messages are not encrypted.
+Received data is never unpickled: values are encoded by `mlvm.parallel.plain`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from mlvm.parallel.messages import GRACE, MessageGroup, Transport
 from mlvm.parallel.passing import NOTHING
 
 SECRET: Final = "MLVM_SECRET"
-"""The environment variable that has a group's secret, where no other is given."""
+"""Environment variable with the secret of a group, if no secret is passed as an argument."""
 
 ADVERTISE: Final = "MLVM_ADVERTISE"
 PORTS: Final = "MLVM_PORTS"
@@ -76,37 +76,47 @@ _MAGIC: Final = 0x4D47
 _PREFIX: Final = _FRAME.size + 32
 _MOST_HEAD: Final = 1 << 20
 _MOST_BODY: Final = 1 << 40
-_ROOM: Final = 1 << 16  # bytes that are received at once, where there is no large message
+_ROOM: Final = 1 << 16  # bytes of the receive buffer for small messages
 _SHAKE: Final = 10.0
-"""Seconds for a handshake."""
-_AGAIN: Final = 0.05  # seconds until one tries again to connect
-_MOST_REFUSALS: Final = 1000  # characters in the error of who waits
+"""Timeout of a handshake, in seconds."""
+_AGAIN: Final = 0.05  # seconds until the next attempt to connect
+_MOST_REFUSALS: Final = 1000  # characters in an error message
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class TcpGroup(MessageGroup):
-    """The group of `size` processes that were started together, on any hosts: this one is the
-    member `rank`. The first one listens at `address`, HOST:PORT, where the others find it.
+    """Group of `size` processes that were started together, on any hosts.
 
-    The members share a secret of 16 bytes or more: `secret`, or the one in the private file
-    `secret_file`, in the environment's MLVM_SECRET, or in the file that its MLVM_SECRET_FILE names.
-    It is never sent. Messages are authenticated, and not encrypted. See `ml.parallel.group("auto")`
-    for processes that a scheduler or `python -m mlvm launch` started.
+    `ml.parallel.group("auto")` creates this group in processes that a scheduler or `python -m mlvm
+    launch` has started.
 
-    Every process makes the group, and calls `run`, `keep` and what was kept alike. `run` calls the
-    function for this process's own member, on this thread, and returns the results of all. These
-    are plain data: numbers, texts, arrays, and lists, tuples and dicts of them. If a member fails,
-    all raise its error. A process that ends or is killed ends the others' runs with an error that
-    names it. No member waits for another longer than `timeout` seconds at a stretch, and none
-    longer than `start` seconds for all to be there. All have the same versions of mlvm, its kernels
-    and numpy, since others may give other bits; `mixed=True` allows any.
+    Each process creates the group, and all processes make the same calls of `run`, `keep` and kept
+    functions. `run` calls the function for this process's member, on this thread, and returns the
+    results of all members. Results are plain data: numbers, strings, arrays, and lists, tuples and
+    dicts of them. If a member fails, all members raise its error. If a process exits or is killed,
+    the other processes raise an error that names it. Messages are authenticated, but not encrypted.
 
-    Each member listens, too. The others reach it at the address that the first member sees, or at
-    `advertise`, HOST or HOST:PORT, behind NAT or on another network (MLVM_ADVERTISE). It listens at
-    a free port, or at one of the range `ports`, such as "29501-29600" (MLVM_PORTS).
+    Arguments:
+        rank: the rank of this process, 0 .. size - 1.
+        size: the number of processes.
+        address: HOST:PORT of the first member, which listens there.
+        secret: the secret of the group, 16 bytes or more, which is never sent. By default, it is
+            read from `secret_file`, MLVM_SECRET, or the file in MLVM_SECRET_FILE.
+        secret_file: a private file with the secret.
+        timeout: the longest time in seconds that a member waits for another member without
+            progress. By default, there is no limit.
+        start: the longest time in seconds that a member waits until all members are connected.
+        mixed: whether the processes may have different versions of mlvm, its kernels or numpy,
+            which may compute different bits.
+        advertise: HOST or HOST:PORT where the other members reach this member, if it is behind NAT
+            or on several networks. By default, MLVM_ADVERTISE, or the address that the first member
+            sees.
+        ports: the range of ports in which this member listens, such as "29501-29600". By default,
+            MLVM_PORTS, or any free port.
+        system: the clock, threads and network, for simulations.
 
-    Raises `GroupError` for an impossible rank or size, and for members that do not come,
-    `AccessRefused` without a secret or with another one, or for other versions, `AddressError`,
+    Raises `GroupError` if the rank or size is invalid, or a member does not join; `AccessRefused`
+    if there is no secret, or secrets or versions differ; `AddressError` if an address is invalid;
     `MissingExtra` without threadpoolctl.
 
     >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:0", secret="between you and me") as group:
@@ -135,35 +145,35 @@ class TcpGroup(MessageGroup):
         system: System = SYSTEM,
     ) -> None:
         if not all(isinstance(each, int) for each in (rank, size)) or not 0 <= rank < size:
-            raise GroupError(f"a rank is 0 .. size - 1, not {brief(rank)} of {brief(size)}")
+            raise GroupError(f"expected a rank 0 .. size - 1, got {brief(rank)} of {brief(size)}")
         if not isinstance(mixed, bool):
             raise GroupError(f"mixed=: expected True or False, got {brief(mixed)}")
         place = parse_address(address)
         if not isinstance(place, TcpAddress):
-            raise AddressError(f"members meet at HOST:PORT, not at {address}")
+            raise AddressError(f"expected the address HOST:PORT, got {address}")
         checked_timeout(timeout)
         until = system.monotonic() + (checked_timeout(start, "start") or math.inf)
-        ways = _ways(advertise, ports)
+        reachable = _reachable(advertise, ports)
         one_blas_thread.prepare()
         links: Mapping[int, Link] = {}
         if size > 1:
             key = secret_of(secret, secret_file)
-            links = _Meeting(rank, size, place, key, until, system, mixed, ways).join()
+            links = _Meeting(rank, size, place, key, until, system, mixed, reachable).join()
         super().__init__(TcpTransport(rank, size, links, system), timeout)
 
     _encoding = plain
 
 
-class _Ways(NamedTuple):
-    """How the others reach this member, where that is not the address that they see."""
+class _Reachable(NamedTuple):
+    """Advertised address of this member, and the ports at which it may listen."""
 
-    host: str
-    port: int  # 0: the one at which this member listens
+    host: str  # "": the address that the first member sees
+    port: int  # 0: the port at which this member listens
     ports: range
 
 
-def _ways(advertise: str | None, ports: range | str | None) -> _Ways:
-    """Return what the arguments or the environment say. Raises `GroupError`."""
+def _reachable(advertise: str | None, ports: range | str | None) -> _Reachable:
+    """Parse the arguments or the environment variables. Raises `GroupError`."""
     advertise = os.environ.get(ADVERTISE, "") if advertise is None else advertise
     ports = os.environ.get(PORTS, "") if ports is None else ports
     host, port = "", 0
@@ -187,7 +197,7 @@ def _ways(advertise: str | None, ports: range | str | None) -> _Ways:
     if ports != "" and not (chosen and 0 < chosen[0] <= chosen[-1] < 1 << 16):
         text = f"expected a range of ports, such as 29501-29600, got {brief(ports)}"
         raise GroupError(f"ports=: {text}")
-    return _Ways(host, port, chosen)
+    return _Reachable(host, port, chosen)
 
 
 def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
@@ -197,8 +207,8 @@ def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | 
     resolved = find_secret(secret, secret_file)
     if resolved is None:
         raise AccessRefused(
-            f"members of a group over TCP share a secret: give secret= or secret_file=, or set "
-            f"{SECRET} or {VARIABLE} where they are started"
+            f"a group over TCP needs a secret: pass secret= or secret_file=, or set {SECRET} or "
+            f"{VARIABLE}"
         )
     return resolved
 
@@ -207,17 +217,20 @@ def secret_of(secret: str | bytes | None, secret_file: str | os.PathLike[str] | 
 
 
 class Link:
-    """Connection to another member, after the handshake. Raises `ConnectionLost` if it has
-    ended; `EncodingError` if a message is not from that member."""
+    """Connection to another member, after the handshake.
+
+    Its methods raise `ConnectionLost` if the connection was closed; `EncodingError` if a message is
+    not from that member.
+    """
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         tune(sock)
-        with suppress(AttributeError, OSError):  # a member may compute for long, and not listen
+        with suppress(AttributeError, OSError):  # a member may compute for long without receiving
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         sock.setblocking(False)
         self.socket = sock
         self.inbox: deque[tuple[bytes, Array]] = deque()
-        """Messages that have come whole: head and body."""
+        """Complete messages that have arrived: head and body."""
         self.unsent: deque[list[memoryview]] = deque()
         self._send_key = send_key
         self._receive_key = receive_key
@@ -226,12 +239,12 @@ class Link:
         self._filled = 0
         self.moved = 0
         """Number of bytes of large messages that were sent or received."""
-        self._frame = b""  # of the large message that is being received
+        self._frame = b""  # frame of the large message that is being received
         self._large: Array = NOTHING
         self._large_filled = 0
 
     def send(self, head: bytes, body: Array) -> None:
-        """Put a message on its way, and send what can be sent at once."""
+        """Queue a message, and send as much as possible without waiting."""
         frame = _FRAME.pack(_MAGIC, len(head), body.nbytes)
         head += bytes(-len(head) % 8)
         data = memoryview(body)  # type: ignore[arg-type]
@@ -242,7 +255,7 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Send as much as can be sent now."""
+        """Send as much as possible without waiting."""
         while self.unsent:
             parts = self.unsent[0]
             try:
@@ -260,7 +273,7 @@ class Link:
                 self.unsent.popleft()
 
     def receive(self) -> None:
-        """Put what has come into `inbox`."""
+        """Receive as much as possible without waiting, and append complete messages to `inbox`."""
         while True:
             large = memoryview(self._large)[self._large_filled :]  # type: ignore[arg-type]
             target = large if self._frame else self._room[self._filled :]
@@ -285,14 +298,16 @@ class Link:
                     return
 
     def _parse(self) -> None:
-        """Open the messages in the room. The rest of one that is not whole stays there, or becomes
-        the beginning of a large one."""
+        """Decode the messages in the receive buffer.
+
+        An incomplete message stays there, or becomes the start of a large message.
+        """
         at = 0
         while self._filled - at >= _PREFIX:
             frame = bytes(self._room[at : at + _PREFIX])
             magic, head, body = _FRAME.unpack_from(frame)
             if magic != _MAGIC or head > _MOST_HEAD or body > _MOST_BODY:
-                raise EncodingError("what came is no message")
+                raise EncodingError("received data is not a message")
             nbytes = head + -head % 8 + body
             there = self._room[at + _PREFIX : min(at + _PREFIX + nbytes, self._filled)]
             if len(there) < nbytes <= _ROOM - _PREFIX:
@@ -309,7 +324,7 @@ class Link:
         self._filled = len(rest)
 
     def _open(self, frame: bytes, message: Array) -> None:
-        """Take a message into `inbox`, if it is that member's next one."""
+        """Authenticate a message and append it to `inbox`."""
         _, head, _ = _FRAME.unpack_from(frame)
         start = head + -head % 8
         data = memoryview(message)  # type: ignore[arg-type]
@@ -317,7 +332,7 @@ class Link:
             self._receive_key, self._received, frame[: _FRAME.size], data[:start], data[start:]
         )
         if not hmac.compare_digest(mac, frame[_FRAME.size :]):
-            raise EncodingError("a message was changed on its way")
+            raise EncodingError("a message was changed in transit")
         self._received += 1
         self.inbox.append((bytes(data[:head]), message[start:]))
 
@@ -330,8 +345,10 @@ def _mac(key: bytes, number: int, *parts: bytes | memoryview) -> bytes:
 
 
 class TcpTransport(Transport):
-    """Messages over these connections, by rank. Sending and receiving go under a lock, since a
-    member has a thread for what was started."""
+    """Transport over TCP connections, one per rank.
+
+    Sending and receiving hold a lock, because asynchronous collectives run on a second thread.
+    """
 
     def __init__(
         self, rank: int, size: int, links: Mapping[int, Link], system: System = SYSTEM
@@ -374,14 +391,16 @@ class TcpTransport(Transport):
                 self.take(rank, *link.inbox.popleft())
 
     def _move(self, rank: int, link: Link, move: Callable[[], None]) -> None:
-        """Send or receive, and see to it that what cannot be sent now will be. A member whose
-        connection has ended, or which sends what has no meaning, has left."""
+        """Send or receive, and watch for a writable socket while data is unsent.
+
+        A member has left if its connection is closed or it sends invalid data.
+        """
         was_full = bool(link.unsent)
         try:
             move()
         except (MlvmError, ValueError, LookupError) as error:
             with suppress(MlvmError, ValueError, LookupError):
-                self._receive(rank, link)  # its last words
+                self._receive(rank, link)  # its last messages
             self.departed.setdefault(rank, str(error))
             self._drop(rank)
             return
@@ -396,8 +415,11 @@ class TcpTransport(Transport):
         link.socket.close()
 
     def has_last_words(self) -> bool:
-        """Return whether a member has not closed its connection. Closed here first, with bytes that
-        nobody has read, it would be reset, and the member would lose what was sent last."""
+        """Return whether a member has not closed its connection.
+
+        If this process closed a connection with unread bytes first, TCP would reset it, and the
+        member would lose the last messages.
+        """
         for link in self._links.values():
             if not link.unsent:
                 shut(link.socket, socket.SHUT_WR)
@@ -410,35 +432,40 @@ class TcpTransport(Transport):
             self._selector.close()
 
 
-# --- how members find each other -------------------------------------------------------
+# --- how members connect to each other -------------------------------------------------------
 
 
 def meet(rank: int, size: int, address: TcpAddress, secret: bytes, until: float) -> dict[int, Link]:
-    """Connect processes that are no group; return the connections by rank. Raises what `TcpGroup`
-    raises."""
+    """Connect processes without a group, and return the connections by rank.
+
+    Raises what `TcpGroup` raises.
+    """
     return _Meeting(
-        rank, size, address, secret, until, SYSTEM, False, _Ways("", 0, range(0))
+        rank, size, address, secret, until, SYSTEM, False, _Reachable("", 0, range(0))
     ).join()
 
 
 _Place: TypeAlias = tuple[int, str, int]
-"""The rank of a member, and where it listens; an empty host is the first member's."""
+"""Rank, host and port of a member. An empty host means the first member's host."""
 
 _News: TypeAlias = tuple[str, Any]
-"""What members tell the first one before all have joined, and what it tells them:
+"""Message between a member and the first member before all have joined:
 
-    places, the places of all     from the first member, when all have connected to it
-    here, None                    from a member that is connected to all others
-    start, None                   from the first member, when all are here
-    late, ranks                   from a member that has waited for these, or for `start`, in vain
-    refused, a text               from the first member, for the error of who waits in vain
-    failed, (is late, a text)     from a member that gives up, and then from the first one to all
+    places, all places            from the first member, when all members have connected to it
+    here, None                    from a member that is connected to all other members
+    start, None                   from the first member, when all members are connected
+    late, ranks                   from a member that has waited too long for these, or for `start`
+    refused, text                 from the first member, for the errors of waiting members
+    failed, (is late, text)       from a member that gives up, then from the first member to all
 """
 
 
 def _listener(address: TcpAddress, port: int, system: System) -> socket.socket:
-    """Return the listener of a member: on this host alone if the group is, else on all its
-    networks, since a host's name may resolve to another address there."""
+    """Return the listening socket of a member.
+
+    If the address is on the loopback interface, it accepts connections only there. Otherwise, it
+    accepts connections on all networks: the host's name may resolve to another address elsewhere.
+    """
     try:
         if address.host in _LOOPBACK:
             return system.listen(TcpAddress(address.host, port), public=False)
@@ -448,11 +475,12 @@ def _listener(address: TcpAddress, port: int, system: System) -> socket.socket:
 
 
 class _Meeting:
-    """A member's connections to all others, until all members are connected to each other.
+    """Start of a group: it connects a member to all other members.
 
-    Each connects to the first member, and then to those of lower rank, which the first member
-    knows. Connections are made and accepted on threads, so that a silent one delays no other. The
-    first member notices who leaves; it tells all others, so that each names the member that failed.
+    Each member connects to the first member, and then to the members of lower rank, whose addresses
+    the first member sends. Threads open and accept the connections, so that a silent peer does not
+    delay the others. The first member detects a member that leaves, and tells all other members, so
+    that the error of each member names it.
     """
 
     def __init__(
@@ -464,9 +492,9 @@ class _Meeting:
         until: float,
         system: System,
         mixed: bool,
-        ways: _Ways,
+        reachable: _Reachable,
     ) -> None:
-        self._ways = ways
+        self._reachable = reachable
         self.rank = rank
         self.size = size
         self.address = address
@@ -475,25 +503,28 @@ class _Meeting:
         self._until = until
         self._system = system
         self._mixed = mixed
-        self._expected = set(range(rank + 1, size))  # who connect to this one
-        self._lower = set(range(rank))  # to whom this one connects
+        self._expected = set(range(rank + 1, size))  # ranks of members that connect to this member
+        self._lower = set(range(rank))  # ranks of members to which this member connects
         self._places: list[_Place] = []
-        self._here: set[int] = set()  # who are connected to all others
+        self._here: set[int] = set()  # ranks of members that are connected to all other members
         self._refusals = ""
-        self._is_late = False  # this member has told the first one so
+        self._is_late = False  # True if this member has told the first member
         self._failure: _News | None = None
-        self._unfound = ""  # the last member of lower rank that could not be reached in time
+        self._unfound = ""  # text about the last member that could not be reached in time
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
-        self._made: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
+        self._connections: SimpleQueue[tuple[_Place, Link] | MlvmError] = SimpleQueue()
         self._refused: SimpleQueue[str] = SimpleQueue()
         self._strangers = Admission(Log("none"), plain=True, system=system)
 
     def join(self) -> dict[int, Link]:
-        """Return the connections, by rank. Raises `GroupError` if a member does not come, or
-        leaves; `AccessRefused` if a secret differs; `AddressError` if an address is invalid."""
+        """Return the connections, by rank.
+
+        Raises `GroupError` if a member does not join or leaves; `AccessRefused` if secrets differ;
+        `AddressError` if an address is invalid.
+        """
         with closing(self._listener()) as listener:
-            here = self._ways.port or listener.getsockname()[1]
+            here = self._reachable.port or listener.getsockname()[1]
             try:
                 if self.rank:
                     self.links[0] = self._connected(0, self.address, here)
@@ -508,10 +539,10 @@ class _Meeting:
         return self.links
 
     def _listener(self) -> socket.socket:
-        """Listen at the first member's port, or at the first free one of the range."""
+        """Listen at the first member's port, or at the first free port of the range."""
         if self.rank == 0:
             return _listener(self.address, self.address.port, self._system)
-        ports = self._ways.ports
+        ports = self._reachable.ports
         for port in ports:
             with suppress(AddressError):
                 return _listener(self.address, port, self._system)
@@ -521,13 +552,13 @@ class _Meeting:
         return _listener(self.address, 0, self._system)
 
     def _step(self, listener: socket.socket, here: int) -> bool:
-        """See to what has come. Return whether all members are connected to each other."""
+        """Handle events. Return whether all members are connected to each other."""
         remaining = self._until - self._system.monotonic()
         if remaining <= 0:
             missing = self._expected | self._lower if self._places or self.rank == 0 else set()
             if self.rank == 0:
                 raise self._late(missing or set(range(1, self.size)) - self._here)
-            if not self._is_late:  # the first member knows whom all wait for
+            if not self._is_late:  # the first member knows for which member all wait
                 self._is_late = True
                 tell(self.links[0], ("late", tuple(missing)))
             if remaining <= -GRACE:
@@ -535,11 +566,11 @@ class _Meeting:
         self._strangers.sweep()
         if self._system.has_come(listener, min(max(remaining, 0.01), _AGAIN)):
             self._accept(listener)
-        while not self._made.empty():  # this thread alone takes
-            made = self._made.get()
-            if isinstance(made, MlvmError):
-                raise made
-            (rank, host, port), link = made
+        while not self._connections.empty():  # only this thread removes items
+            connection = self._connections.get()
+            if isinstance(connection, MlvmError):
+                raise connection
+            (rank, host, port), link = connection
             self._expected.discard(rank)
             self._lower.discard(rank)
             self.links[rank] = link
@@ -586,9 +617,9 @@ class _Meeting:
         )
 
     def _heard(self, rank: int) -> list[_News]:
-        """Return what a member has told. Raises `GroupError` if it has left."""
+        """Return the messages of a member. Raises `GroupError` if it has left."""
         link, ended = self.links[rank], False
-        with suppress(ConnectionLost):  # raised by the next look, or by the first use
+        with suppress(ConnectionLost):  # the next call, or the first use, raises it
             link.flush()
         if self._system.has_come(link.socket, 0):
             try:
@@ -599,7 +630,7 @@ class _Meeting:
         while link.inbox:
             head, _ = link.inbox.popleft()
             news.append(open_message(head, Kind.answer)[1].value())
-            if news[-1][0] == "start":  # what follows is of the first run
+            if news[-1][0] == "start":  # the following messages belong to the first run
                 return news
         if ended and not any(what == "failed" for what, _ in news):
             name = self._name(rank)
@@ -611,16 +642,18 @@ class _Meeting:
             tell(link, what)
 
     def _leave(self, error: BaseException) -> None:
-        """Close the connections; tell the first member why, or all others from there, and give
-        them a moment to hear it."""
+        """Send the reason to the first member, and close the connections.
+
+        The first member sends the reason to all members. They have a moment to receive it.
+        """
         is_late = isinstance(error, GroupTimeout)
         text = str(error) if isinstance(error, MlvmError) else type(error).__name__
-        with self._lock:  # a connection that is made from now on hears it, too
+        with self._lock:  # later connections also receive the reason
             self._failure = "failed", (is_late, text)
-        while not self._made.empty():
-            made = self._made.get()
-            if not isinstance(made, MlvmError):
-                self.links[made[0][0]] = made[1]
+        while not self._connections.empty():
+            connection = self._connections.get()
+            if not isinstance(connection, MlvmError):
+                self.links[connection[0][0]] = connection[1]
         waits = {rank: link for rank, link in self.links.items() if self.rank == 0 or rank == 0}
         for link in waits.values():
             tell(link, self._failure)
@@ -638,28 +671,26 @@ class _Meeting:
         for link in self.links.values():
             link.socket.close()
 
-    def _put(self, made: tuple[_Place, Link] | MlvmError) -> None:
-        """Pass a connection, or why there is none, to the thread that joins."""
+    def _put(self, connection: tuple[_Place, Link] | MlvmError) -> None:
+        """Pass a connection, or the error, to the thread that joins."""
         with self._lock:
             failure = self._failure
             if failure is None:
-                self._made.put(made)
-        if failure is not None and not isinstance(made, MlvmError):
-            tell(made[1], failure)
-            made[1].socket.close()
+                self._connections.put(connection)
+        if failure is not None and not isinstance(connection, MlvmError):
+            tell(connection[1], failure)
+            connection[1].socket.close()
 
-    # --- who connects to whom ---
+    # --- connections ---
 
     def _connect_to_lower(self, here: int) -> None:
-        """Connect to the members of lower rank, each on a thread."""
+        """Connect to each member of lower rank on a separate thread."""
 
         def connect(place: TcpAddress, other: _Place) -> None:
             try:
                 self._put((other, self._connected(other[0], place, here)))
             except GroupTimeout as error:
-                self._unfound = (
-                    f"; {error}"  # it may wait for another member: `_step` asks the first
-                )
+                self._unfound = f"; {error}"  # `_step` asks the first member for the cause
             except MlvmError as error:
                 self._put(error)
 
@@ -670,13 +701,15 @@ class _Meeting:
                 self._system.start("mlvm join", connect, place, other)
 
     def _connected(self, rank: int, address: TcpAddress, here: int) -> Link:
-        """Connect to a member, which may not listen yet. `here` is the port on which this one
-        listens."""
+        """Connect to a member, which may not listen yet.
+
+        `here` is the port at which this member listens.
+        """
         why, system = "", self._system
         while self._failure is None and (remaining := self._until - system.monotonic()) > 0:
             nonce, patience = secrets.token_bytes(32), min(remaining, _SHAKE)
             name = f"{self.rank} {here} {nonce.hex()} {versions()}"
-            hello = Hello("group", f"{self.size} {self._ways.host}".strip(), name, True)
+            hello = Hello("group", f"{self.size} {self._reachable.host}".strip(), name, True)
             try:
                 with closing_on_error(system.connect(address, patience)) as sock:
                     deadline = system.monotonic() + patience
@@ -695,14 +728,14 @@ class _Meeting:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:  # it has gone, or there are too many open files
+        except OSError:  # the peer has left, or there are too many open files
             self._system.sleep(_AGAIN)
             return
         if self._strangers.enter(sock):
             self._system.start("mlvm join", self._admitted, sock)
 
     def _admitted(self, sock: socket.socket) -> None:
-        """Handle a connection on its thread."""
+        """Perform the handshake of a connection, on its own thread."""
         with suppress(MlvmError, OSError, ValueError), closing_on_error(sock):
             nonce = secrets.token_bytes(32)
             offers: list[tuple[int, str, int, bytes]] = []
@@ -727,7 +760,7 @@ class _Meeting:
                 secrets_of = {"": self._secret}
                 admit(sock, secrets_of, trusted=False, decide=decide, deadline=until, system=system)
                 [(rank, advertised, port, theirs)] = offers
-                seen = "" if ipaddress.ip_address(host).is_loopback else host
+                visible = "" if ipaddress.ip_address(host).is_loopback else host
                 link = _link(sock, self._secret, theirs, nonce, False)
             except BaseException as error:
                 with self._lock:
@@ -737,16 +770,16 @@ class _Meeting:
                 raise
             finally:
                 self._strangers.leave(sock)
-            self._put(((rank, advertised or seen, port), link))
+            self._put(((rank, advertised or visible, port), link))
 
     def _require_same(self, rank: int, theirs: object) -> None:
-        """Raise `AccessRefused` if a member has other versions, unless members may differ."""
+        """Raise `AccessRefused` if a member has different versions, unless `mixed=True`."""
         text = difference(theirs, self._name(rank), self._name(self.rank))
         if text is not None and not self._mixed:
             raise AccessRefused(text)
 
     def _note_refusals(self) -> None:
-        """Note who was refused; the first member tells all others."""
+        """Store the refusals for error messages. The first member sends them to all members."""
         while not self._refused.empty():
             text = self._refused.get()
             if text not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
@@ -761,16 +794,18 @@ class _Meeting:
 def _link(
     sock: socket.socket, secret: bytes, asking_nonce: bytes, answered: bytes, asks: bool
 ) -> Link:
-    """Return the connection with its keys, after both sides have proved that they know the
-    secret."""
+    """Return the connection with its keys.
+
+    Both sides have proved that they know the secret.
+    """
     base = hmac.digest(secret, b"mlvm group " + asking_nonce + answered, "sha256")
     ours, theirs = (hmac.digest(base, side, "sha256") for side in (b"asks", b"answers"))
     return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
 
 
 def tell(link: Link, what: _News) -> None:
-    """Send a value to a process that is in no run of a group."""
+    """Send a value to a process outside a run of a group."""
     writer = Writer()
     writer.value(what)
-    with suppress(ConnectionLost):  # which the first member notices
+    with suppress(ConnectionLost):  # the first member detects it
         link.send(writer.message(Kind.answer), NOTHING)

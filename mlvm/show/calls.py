@@ -14,13 +14,15 @@ from mlvm.machines.accesses import accesses
 
 T = TypeVar("T")
 
-_MOST_ENTRIES: Final = 10_000  # of a cache
-_MOST_NAMES: Final = 3  # of ops that name a program or a chain
+_MOST_ENTRIES: Final = 10_000  # entries of a cache
+_MOST_NAMES: Final = 3  # maximum number of ops in the name of a program or chain
 
 
 def calls_in(program: Program) -> list[tuple[int, str]]:
-    """Return the pc and the name of each call of a host function in main; without jumps and
-    functions they run in this order."""
+    """Return the pc and the name of each call of a host function in main.
+
+    Without jumps and functions they run in this order.
+    """
     return [
         (each.pc, each.name or "")
         for each in decode(program)["main"].instructions()
@@ -50,8 +52,10 @@ def name_of(names: Iterable[str]) -> str:
 
 
 class ProgramCache(Generic[T]):
-    """Cache of a value derived from each program. Its keys are identities: different programs often
-    have equal hashes."""
+    """Cache of a value derived from each program.
+
+    Its keys are identities: different programs often have equal hashes.
+    """
 
     def __init__(self, derive: Callable[[Program], T]) -> None:
         self._derive = derive
@@ -69,8 +73,9 @@ Writes = dict[int, tuple[str, int]]
 
 
 def writes_in(program: Program) -> Writes:
-    """Find the arguments of a launch that the program writes, each with the first call in main that
-    does.
+    """Find the arguments of a launch that the program writes.
+
+    Each is paired with the first call in main that writes it.
 
     Calls count in program order. In a function of the program, the name is the op's, and the pc
     that of the function's call. A host function that is no op may write all its operands.

@@ -28,8 +28,10 @@ def _row(kind: str, cells: Sequence[str], right: int) -> str:
 
 
 def folded(lines: Sequence[str]) -> str:
-    """Return a folding outline of indented lines: a line folds the more indented ones below it. The
-    first is open."""
+    """Return a folding outline of indented lines: a line folds the more indented ones below it.
+
+    The first is open.
+    """
     parts: list[str] = []
     depths: list[int] = []
     for line, below in zip(lines, [*lines[1:], ""], strict=True):

@@ -29,13 +29,14 @@ from mlvm.show.record import record_all
 from mlvm.show.report import report_of
 from mlvm.show.script import run_script
 
-_LARGEST: Final = 8  # intermediates that are listed
-_MOST_ALIKE: Final = 16  # arenas of one name that are drawn one by one
+_LARGEST: Final = 8  # number of listed intermediates
+_MOST_ALIKE: Final = 16  # maximum number of equally named arenas with separate plots
 
 
 def show_script(file: Path, out: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script, print a report of each arena that had tensors, and write its picture to
-    `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
+    """Run a Python script, and report and plot each arena that had tensors.
+
+    The plots are written to `out` as NAME.ARENA.svg. A script that fails is shown up to its error.
 
     Raises `ScriptFailed` if the script fails, and `OSError`.
     """

@@ -76,12 +76,12 @@
   /** What there is to say of a track: of a pane, how much it took up; and what is forgotten. */
   function summary(track) {
     const parts = [];
-    const held = view.clock ? "held at most" : "planned in";
-    if (track.isPane) parts.push(`at most ${bytes(track.most)} in use at once`, `${held} ${bytes(track.capacity)}`);
+    const held = view.clock ? "capacity" : "plan of";
+    if (track.isPane) parts.push(`peak use ${bytes(track.most)}`, `${held} ${bytes(track.capacity)}`);
     if (track.forgotten) {
       const kind = track.isPane ? "tensors" : "calls or waits";
       parts.push(`${grouped(track.forgotten)} ${kind} before ${time(track.since)} are not kept`);
-      if (track.isPane) parts.push(`since then at most ${bytes(track.bound)} in use`);
+      if (track.isPane) parts.push(`peak use since then ${bytes(track.bound)}`);
     }
     if (track.isPane && track.top > track.capacity) {
       parts.push(`addresses up to ${bytes(track.top)} count what it gave back`);
@@ -290,7 +290,7 @@
     pen.font = "12px system-ui, sans-serif";
     if (!track.isPane) return;
     let about = summary(track);
-    if (cursor !== null && cursor < position(track.since)) about = ["what was in use is not kept"];
+    if (cursor !== null && cursor < position(track.since)) about = ["the use at this time was not kept"];
     else if (cursor !== null) about = [`${grouped(usedAt(track, cursor))} bytes in use at ${timeAt(cursor)}`];
     while (about.length && end + pen.measureText(about.join("; ")).width >= width - RIGHT) about.pop();
     write(about.join("; "), width - RIGHT, y + 15, ink.soft, "right");
@@ -352,7 +352,7 @@
       for (let y = bodyTop(track); y < bottom; y += 5) pen.fillRect(toX(at), y, 0.7, 1.5);
     }
     paintUsed(track);
-    level(track, track.bound, ink.bound, track.forgotten ? "most bytes in use since" : "most bytes in use");
+    level(track, track.bound, ink.bound, track.forgotten ? "peak use since then" : "peak use");
     outline(track);
     pen.restore();
     pen.fillStyle = ink.soft;
@@ -643,7 +643,7 @@
         if (track.isPane) about.unshift(`${grouped(track.count)} tensor${track.count === 1 ? "" : "s"}`);
         if (about.length) parts.push(`<dt>${escaped(track.name)}</dt><dd>${about.join("; ")}</dd>`);
       }
-      if (view.since) parts.push(`<dt>the view</dt><dd>begins at ${time(view.since)}: 0 shows what is kept of before</dd>`);
+      if (view.since) parts.push(`<dt>the view</dt><dd>begins at ${time(view.since)}: 0 shows earlier tensors, if kept</dd>`);
       parts.push("</dl>", view.clock ? timesByOp() : "", "<p>Click a tensor or an instruction to see where it comes from. Press ? for keys.</p>");
     }
     byId("details").innerHTML = parts.join("");

@@ -21,7 +21,7 @@ MOST_RECTANGLES: Final = 4000
 """Number of rectangles that browsers scroll smoothly, in a file below a megabyte."""
 
 _WIDTH, _HEIGHT = 1200, 680
-_DENSE: Final = 2  # pixels of a moment: rectangles have no edges
+_DENSE: Final = 2  # pixels per event below which rectangles have no edges
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 _WIDEST_LEGEND: Final = 420
@@ -29,7 +29,7 @@ _MOST_RESETS: Final = 100
 _MOST_INK: Final = 20
 """Times the height of the plot: a longer line up and down would hide the rectangles."""
 
-_LABELLED: Final = 5  # tensors at the peak
+_LABELLED: Final = 5  # number of labelled tensors at the peak
 
 _OTHER: Final = "#a0a4aa"
 
@@ -59,14 +59,14 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     part = "" if count == total else f"the largest {count:,} of "
     ratio = f", {top / bound:.2f} times the lower bound" if bound else ""
     abouts = [
-        f"{part}{total:,} tensors; the arena holds {recording.capacity:,} bytes; in use at once at "
-        f"most {max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
+        f"{part}{total:,} tensors; the arena holds {recording.capacity:,} bytes; peak use "
+        f"{max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
     ]
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
-    first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
+    first = 66 - 8 * len(abouts)  # their first line; the axis label is below them
     heading = fitted(title or f"Arena {recording.arena}", _WIDTH - _LEFT, 20)
-    times, addresses = "time: moments, at each of which a tensor comes or ends", f"address, {name}"
+    times, addresses = "time (allocation and free events)", f"address, {name}"
     width = _RIGHT_END + _legend_width(drawn, colours)
     return document(
         width,
@@ -82,7 +82,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _resets(recording, x),
         _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
-        _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
+        _level(y(bound), "bound", f"lower bound: {bound:,} bytes live at the same time", 16),
         _peak(recording, x, y),
         _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
@@ -114,8 +114,10 @@ def _kind(lifetime: Lifetime) -> str:
 
 
 def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
-    """Assign colours to the kinds with the largest areas of bytes times moments; others are
-    grey."""
+    """Assign colours to the kinds with the largest areas of bytes times time.
+
+    Other kinds are grey.
+    """
     area: dict[str, int] = {}
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
@@ -136,7 +138,7 @@ def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y
             f'height="{px(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
         )
     drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
-    dense = " dense" * (x(1) - x(0) < _DENSE)  # edges would leave no colour
+    dense = " dense" * (x(1) - x(0) < _DENSE)  # edges would cover the colour
     return f'<g class="tensors{dense}">' + "\n".join(drawn) + "</g>"
 
 
@@ -144,7 +146,7 @@ def _hover(each: Lifetime) -> str:
     lines = [
         ": ".join(filter(None, [" ".join(filter(None, [each.op, each.path])), str(each.type)])),
         f"{each.nbytes:,} bytes at {each.offset:,}",
-        f"moments {each.start:,} to {each.end - 1:,}",
+        f"events {each.start:,} to {each.end - 1:,}",
         *([short(each.line)] if each.place is not None else []),
     ]
     return escape("\n".join(lines), quote=False)
@@ -162,11 +164,14 @@ def _resets(recording: Recording, x: Scale) -> str:
 
 
 def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
-    """Return the highest point of each stretch of moments, and the stretch's length: 1, or as many
-    moments as keep the line from hiding colours."""
+    """Return the maximum of each stretch of the curve, and the length of a stretch.
+
+    The length is 1, or large enough that the line does not hide the colours.
+    """
     stretch = 1
     while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
-        heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down
+        # y coordinates increase downwards
+        heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]
         stretch *= 2
     return heights, stretch
 
@@ -219,7 +224,7 @@ def front(points: Sequence[tuple[int, float]], nbytes: int) -> str:
     is marked.
     """
     unit, name = _unit(max(points, default=(nbytes, 0.0))[0])
-    fastest = points[0][1] or 1.0  # a step without calls takes no time
+    fastest = points[0][1] or 1.0  # the time of a step without calls is 0
     times = [seconds / fastest for _, seconds in points]
     x = Scale(0, 1.07 * max([nbytes, *[n for n, _ in points]]) / unit, _LEFT, _RIGHT_END)
     y = Scale(1, max(1.1, 1.02 * max(times)), _GROUND, _TOP)

@@ -65,8 +65,11 @@ def _recorded(arena: Arena, most: int | None) -> Iterator[Recording]:
 
 
 class _Watcher:
-    """Watcher of an arena: writes the start, the end and the first writer of each tensor into a
-    recording. It keeps neither the arena nor its VM alive."""
+    """Watcher of an arena that writes a recording.
+
+    It records the start, the end and the first writer of each tensor. It keeps neither the arena
+    nor its VM alive.
+    """
 
     def __init__(self, arena: Arena, most: int | None, *, programs: bool = False) -> None:
         self.recording = Recording(arena.name, times=[time.perf_counter()], vm=arena.vm.name)
@@ -85,7 +88,7 @@ class _Watcher:
         """Begin with the tensors that exist already and have been written."""
         self._noted = arena.note_lines()
         present = arena.live()
-        while present:  # a for loop's variable would keep the last one alive
+        while present:  # the variable of a for loop would keep the last tensor alive
             self._begin(present.pop(0), 0, arena)
         self._unwritten.clear()
         arena.watch(self)
@@ -161,7 +164,7 @@ class _Watcher:
             return
         lifetime = self._unwritten.pop(handle, None)
         region = self._regions.get(handle) if lifetime is None else None
-        for other in region.handles.values() if region is not None else ():  # it is seen otherwise
+        for other in region.handles.values() if region is not None else ():  # the handle is known
             lifetime = lifetime or self._unwritten.pop(other, None)
         if lifetime is not None:
             lifetime.op = op
@@ -180,7 +183,8 @@ class _Watcher:
         self.recording.lifetimes.append(lifetime)
         self._unwritten[tensor.handle] = lifetime
         earlier = self._living.get(region)
-        if earlier is not None:  # of another thread, which returns a region before it says so
+        # of another thread, which returns a region before it reports the end
+        if earlier is not None:
             earlier[0].end = moment
         self._living[region] = lifetime, self._watched(tensor, region, lifetime)
 
@@ -203,9 +207,10 @@ class _Watcher:
 
 @contextmanager
 def record_all(*, most: int | None = None, programs: bool = False) -> Iterator[list[Recording]]:
-    """Record every arena made inside the block from its first moment on. Yield the list of
-    recordings, which are complete after the block. It keeps no arena alive, and programs only with
-    `programs`.
+    """Record every arena made inside the block from its first moment on.
+
+    Yield the list of recordings, which are complete after the block. It keeps no arena alive, and
+    programs only with `programs`.
 
     Arenas of the abstract VM of a trace are left out."""
     watchers: list[_Watcher] = []
@@ -275,7 +280,7 @@ class _Writes:
             if not self._listeners and self._observing is not None:
                 self._observing.__exit__(None, None, None)
                 self._observing = None
-                self._writes_of.clear()  # which keeps the programs
+                self._writes_of.clear()  # the dict keeps programs alive
 
     def drop(self, written: Written) -> None:
         """Remove a listener without a lock. Idempotent."""

@@ -29,8 +29,9 @@ _numbers = count()
 
 
 class ScalarLog(Closing):
-    """Log of scalars in a folder: those of each group as rows of GROUP.csv, and all as an event
-    file, in which TensorBoard finds `group/name`.
+    """Log of scalars in a folder, as CSV files and as an event file for TensorBoard.
+
+    The scalars of each group are rows of GROUP.csv. In TensorBoard they are named `group/name`.
 
         with ml.ScalarLog("runs/1") as log:
             for step, (x, y) in enumerate(batches, 1):
@@ -55,7 +56,7 @@ class ScalarLog(Closing):
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
         self.folder = Path(folder)
-        self._names: dict[str, list[str]] = {}  # by group
+        self._names: dict[str, list[str]] = {}  # names by group
         purged = None if purge_step is None else _step(purge_step)
         self.folder.mkdir(parents=True, exist_ok=True)
         if purged is not None:
@@ -65,12 +66,13 @@ class ScalarLog(Closing):
         name = f"events.out.tfevents.{int(time.time()):010d}.{host}.{os.getpid()}.{next(_numbers)}"
         self._events = (self.folder / name).open("xb", buffering=0)
         self._write(_text(3, "brain.Event:2"))
-        if purged is not None:  # the beginning of a session, from this step on
+        if purged is not None:  # a session starts at this step
             self._write(_integer(2, purged) + _bytes(7, _integer(1, 1)))
 
     def add(self, group: str, step: SupportsIndex, /, **scalars: SupportsFloat) -> None:
-        """Write numbers, or tensors of one element, of that step. A group has the same names in
-        each of its rows, in any order.
+        """Write numbers, or tensors of one element, of that step.
+
+        A group has the same names in each of its rows, in any order.
 
         Raises `ArgumentError` for other names, none, a step that is no int from 0 on, and a
         group that is no file's name; `OSError`, and `ValueError` after `close`.
@@ -102,7 +104,9 @@ class ScalarLog(Closing):
     def _header(self, group: str, names: list[str]) -> list[str]:
         """Return the columns of a group: of its file, or `names` for a new one."""
         if not isinstance(group, str) or not group or group != Path(group).name:
-            raise ArgumentError(f"add: a group names a file, which {brief(group)} does not")
+            raise ArgumentError(
+                f"add: expected a group that is a valid file name, got {brief(group)}"
+            )
         file = self._file(group)
         rows = _rows(file) if file.exists() else []
         if not rows:
@@ -120,7 +124,7 @@ class ScalarLog(Closing):
 def _step(step: object) -> int:
     if isinstance(step, SupportsIndex) and not isinstance(step, bool) and step.__index__() >= 0:
         return step.__index__()
-    raise ArgumentError(f"a step is an int from 0 on, not {brief(step)}")
+    raise ArgumentError(f"expected step as an int >= 0, got {brief(step)}")
 
 
 def _number(name: str, value: SupportsFloat) -> float:
@@ -136,8 +140,10 @@ def _number(name: str, value: SupportsFloat) -> float:
 
 
 def _rows(file: Path) -> list[list[str]]:
-    """Return the rows of a file. The start of a row that a killed process was writing is deleted
-    from the file."""
+    """Return the rows of a file.
+
+    The start of a row that a killed process was writing is deleted from the file.
+    """
     whole, _, rest = file.read_bytes().rpartition(b"\n")
     if rest and whole:
         write_file(file, whole + b"\n")
@@ -187,7 +193,7 @@ def _integer(field: int, number: int) -> bytes:
 def _float(field: int, number: float) -> bytes:
     try:
         return _key(field, 5) + struct.pack("<f", number)
-    except OverflowError:  # beyond f32
+    except OverflowError:  # out of range of f32
         return _key(field, 5) + struct.pack("<f", float("inf") if number > 0 else float("-inf"))
 
 

@@ -19,8 +19,8 @@ from mlvm.machines.terminal import INTERRUPTED, is_reader_gone
 class ScriptFailed(MlvmError):
     """A script ended with an error. The text has the error and its line.
 
-    output: text that Python prints, such as the traceback
-    status: exit status
+    output: text that Python prints, such as the traceback.
+    status: exit status.
     """
 
     def __init__(self, text: str, output: str, status: int) -> None:
@@ -30,8 +30,10 @@ class ScriptFailed(MlvmError):
 
 
 def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
-    """Run a Python script with its arguments, as `python FILE ...` does, then restore the current
-    directory. Raises `ScriptFailed`."""
+    """Run a Python script with its arguments, as `python FILE ...` does.
+
+    Afterwards the current directory is restored. Raises `ScriptFailed`.
+    """
     before, path, directory = sys.argv, sys.path, Path.cwd()
     sys.argv, sys.path = [os.fspath(file), *arguments], [os.fspath(file.parent), *path]
     try:
@@ -39,17 +41,17 @@ def run_script(file: Path, arguments: Sequence[str] = ()) -> None:
     except SystemExit as end:
         if end.code:
             output, status = ("", end.code) if isinstance(end.code, int) else (f"{end.code}\n", 1)
-            raise ScriptFailed(f"{file}: it ended with {end.code!r}", output, status) from None
+            raise ScriptFailed(f"{file}: it exited with {end.code!r}", output, status) from None
     except KeyboardInterrupt as error:
         output = _traceback(file, error)
-        raise ScriptFailed(f"{file}: it was interrupted", output, INTERRUPTED) from error
+        raise ScriptFailed(f"{file}: the script was interrupted", output, INTERRUPTED) from error
     except Exception as error:
         if is_reader_gone(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise
         raise ScriptFailed(_what_happened(file, error), _traceback(file, error), 1) from error
     finally:
         sys.argv, sys.path = before, path
-        with suppress(OSError):  # it may be gone
+        with suppress(OSError):  # the directory may have been removed
             os.chdir(directory)
 
 

@@ -41,8 +41,10 @@ class Wait(NamedTuple):
 
 
 class Session:
-    """Recording of a process between the times `began` and `ended`, in nanoseconds of
-    `time.perf_counter_ns`."""
+    """Recording of a process between the times `began` and `ended`.
+
+    Times are in nanoseconds of `time.perf_counter_ns`.
+    """
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -112,7 +114,7 @@ class _Instrument:
 
     def __init__(self, vm: VM, trace: Trace) -> None:
         self._trace = trace
-        self._alone = vm.instrumented  # without the layer that comes around it
+        self._alone = vm.instrumented  # the method without the layer around it
         self._own = ExitStack()
         self._own.enter_context(self._alone(trace))
         self._is_shared = self._has_ended = False
@@ -125,8 +127,10 @@ class _Instrument:
     def share(
         self, proceed: Callable[[Instrument], AbstractContextManager[None]], another: Instrument
     ) -> Iterator[None]:
-        """Run both instruments: the layer around `instrumented`. Raises `MachineError` for a second
-        one of the script, as without a session."""
+        """Run both instruments: the layer around `instrumented`.
+
+        Raises `MachineError` for a second one of the script, as without a session.
+        """
         if self._is_shared:
             with proceed(another):
                 yield

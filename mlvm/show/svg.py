@@ -41,16 +41,20 @@ MOST_COLOURED: Final = 12
 
 
 def home_colour(kind: str) -> int:
-    """Return the number of a kind's colour in all pictures. A common kind has its colour alone;
-    others may share one."""
+    """Return the number of a kind's colour in all pictures.
+
+    A common kind has its colour alone; others may share one.
+    """
     if kind in _COMMON:
         return _COMMON.index(kind)
     return len(_COMMON) + zlib.crc32(kind.encode(errors="replace")) % len(_COMMON)
 
 
 def colours_of(ranked: Sequence[str]) -> dict[str, str]:
-    """Return the colours of the first `MOST_COLOURED` kinds. Of two with one colour the later takes
-    the next."""
+    """Return the colours of the first `MOST_COLOURED` kinds.
+
+    Of two with one colour the later takes the next.
+    """
     colours: dict[str, str] = {}
     for kind in ranked[:MOST_COLOURED]:
         number = home_colour(kind)
@@ -75,8 +79,10 @@ class Scale:
         return self.start + (value - self.low) / self._span * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Four to eleven round values, multiples of 1, 2 or 5 times 10^n; fewer if only whole
-        numbers are ticks."""
+        """Return four to eleven round values, multiples of 1, 2 or 5 times 10^n.
+
+        There are fewer if only whole numbers are allowed.
+        """
         power = 10.0 ** math.floor(math.log10(self._span / 4))
         step = max(factor * power for factor in (1, 2, 5) if factor * power <= self._span / 4)
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
@@ -92,8 +98,10 @@ class Scale:
 
 
 def document(width: int, height: int, style: str, *parts: str) -> str:
-    """Return a picture of that size in pixels, with its parts painted in order on white. Characters
-    that XML does not have, such as control characters in names, become U+FFFD."""
+    """Return a picture of that size in pixels, with its parts painted in order on white.
+
+    Characters that XML does not have, such as control characters in names, become U+FFFD.
+    """
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="{_SIZE}">'
@@ -114,8 +122,10 @@ def width_of(content: str, size: int = _SIZE) -> float:
 
 
 def _width(letter: str) -> float:
-    """Return the width as a part of the size: 1 for the wide letters of East Asia (Unicode Annex
-    11)."""
+    """Return the width relative to the font size: 1 for East Asian wide letters.
+
+    See Unicode Annex 11.
+    """
     return 1.0 if unicodedata.east_asian_width(letter) in "WF" else _WIDEST
 
 
@@ -137,8 +147,10 @@ def text(x: float, y: float, content: str, kind: str = "", attributes: str = "")
 
 
 def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> str:
-    """Draw horizontal grid lines with the numbers of `y`, ticks below with those of `x`, and the
-    labels, that of `y` at the top.
+    """Draw the grid, the ticks and the labels of a plot.
+
+    Horizontal grid lines have the numbers of `y`, ticks below have the numbers of `x`, and the
+    label of `y` is at the top.
 
     The plotting area lies between the scales' `start` and `stop`; `y` starts at its bottom.
     """

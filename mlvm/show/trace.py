@@ -42,9 +42,9 @@ _NOWHERE: Final[Origin] = None, None, None
 class Span(NamedTuple):
     """A call on a thread.
 
-    began, ended: nanoseconds of `time.perf_counter_ns`
-    program: program that was launched, or that the call is of
-    place: place in Python of that launch
+    began, ended: nanoseconds of `time.perf_counter_ns`.
+    program: program that was launched, or that the call is of.
+    place: place in Python of that launch.
     """
 
     name: str
@@ -62,8 +62,10 @@ T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """Queue of the last `most` items added; `forgotten` counts the items before them. It is
-    thread-safe."""
+    """Queue of the last `most` items added; `forgotten` counts the items before them.
+
+    It is thread-safe.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self.forgotten = 0
@@ -86,8 +88,8 @@ class Trace:
     """Instrument that times every function. Its `layers` time calls of a VM, and its `launching`
     notes the programs of functions.
 
-    spans: calls, the last `most` of them
-    rows: names of the threads that made them
+    spans: calls, the last `most` of them.
+    rows: names of the threads that made them.
     """
 
     def __init__(self, vm: str, *, most: int | None = None) -> None:
@@ -157,8 +159,10 @@ class Trace:
                 self._note("launch", began, ended, {}, (program, None, user_place()))
 
     def _origin(self, name: str) -> Origin:
-        """Return the program of this thread's launch, the pc of its next call if that has the name,
-        and the place in Python of the launch."""
+        """Return the program of this thread's launch, a pc and a Python location.
+
+        The pc is that of its next call, if that call has the name.
+        """
         launch = getattr(self._began, "launch", None)
         if launch is None:
             return _NOWHERE
@@ -220,7 +224,7 @@ def trace(
     if not isinstance(path, (str, os.PathLike)):
         path_text = "" if path is None else f", not {brief(path)}"
         raise ArgumentError(
-            f'trace takes the path of the file to write{path_text}: with vm.trace("trace.json")'
+            f'trace: expected the path of the file to write{path_text}: with vm.trace("trace.json")'
         )
     return _traced(vm, path)
 

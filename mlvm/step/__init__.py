@@ -1,1 +1,1 @@
-"""A recorded step becomes one planned program."""
+"""Compilation of a recorded step to one planned program."""

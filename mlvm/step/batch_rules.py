@@ -1,15 +1,14 @@
 """Batching rules: for each op, the calls that compute a whole batch.
 
 A batched value has the batch along axis 0: `x[i]` is the value of element i. An unbatched value is
-the same for all elements and has no such axis. A rule takes the call for one element
-(`BatchedCall`) and its operands, at least one of them batched. It emits calls and returns their
-batched result, or None if the op has to run for one element after the other. The emitter decides
-what becomes of the calls: `vmap` runs or records them (`mlvm.eager.transform.batching`), and
-`ml.batch` takes a rule that emits a single call (`over_lanes`). Elementwise ops broadcast, without
-a rule of their own.
+the same for all elements and has no such axis. A rule gets the call for one element (`BatchedCall`)
+and its operands, at least one of them batched. It emits calls and returns their batched result, or
+None if the op must run for one element after the other. The emitter defines what happens with the
+calls: `vmap` runs or records them (`mlvm.eager.transform.batching`), and `ml.batch` accepts a rule
+that emits a single call (`over_lanes`). Elementwise ops broadcast, without their own rules.
 
-An unbatched operand is read once: `_product` makes one product of many rows with it. Where indices
-are batched, the batch axis and the indexed axis become one.
+An unbatched operand is read once: `_product` computes one matrix product with many rows. If indices
+are batched, the batch axis and the indexed axis are merged.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from mlvm.core.types import DType, Shape, TensorType, i64
 
 Types: TypeAlias = Sequence[TensorType]
 Value: TypeAlias = Any
-"""A value of an emitter, with `shape`, `ndim` and `dtype`."""
+"""Value of an emitter, with `shape`, `ndim` and `dtype`."""
 
 
 class Emitter(Protocol):
-    """Destination of the calls that rules emit."""
+    """Interface for the calls that rules emit."""
 
     is_exact: bool
-    """Whether each row must have the bits that its element has alone."""
+    """Whether each row must have the same bits as its element computed separately."""
 
     def op(self, name: str, /, *xs: Value, **attributes: Any) -> Value:
-        """Call an op."""
+        """Emit a call of an op; return its result."""
 
     def reshape(self, x: Value, shape: Shape) -> Value: ...
     def permute_dims(self, x: Value, axes: Sequence[int]) -> Value: ...
@@ -46,7 +45,7 @@ class Emitter(Protocol):
 class Batched(NamedTuple):
     """Value of a transformed function.
 
-    x: with `is_batched`, x[i] for element i of the batch; else the same x for all.
+    x: with `is_batched`, x[i] for element i of the batch; else the same x for all
     """
 
     x: Value
@@ -54,28 +53,28 @@ class Batched(NamedTuple):
 
     @property
     def ndim(self) -> int:
-        """The number of axes of an element."""
+        """Number of axes of an element."""
         return int(self.x.ndim) - self.is_batched
 
     @property
     def shape(self) -> Shape:
-        """The shape of an element."""
+        """Shape of an element."""
         shape: Shape = self.x.shape[self.is_batched :]
         return shape
 
 
 class BatchEmitter:
-    """A batch of n elements, and an emitter."""
+    """Emitter for a batch of n elements."""
 
     def __init__(self, n: int, emit: Emitter) -> None:
         self.n, self.emit = n, emit
 
     def as_batch(self, v: Batched) -> Value:
-        """Return the values with a batch axis, broadcast if they have none."""
+        """Return the values with a batch axis, broadcast if they are unbatched."""
         return v.x if v.is_batched else self.emit.broadcast_to(v.x, (self.n, *v.x.shape))
 
     def align(self, v: Batched, ndim: int) -> Value:
-        """Insert axes after the batch axis, so that values broadcast as elements of `ndim` axes."""
+        """Insert axes after the batch axis, so that values broadcast as `ndim`-d elements."""
         missing = (1,) * (ndim - v.ndim) if v.is_batched else ()
         return self.reshape(v.x, (self.n, *missing, *v.shape)) if missing else v.x
 
@@ -102,7 +101,7 @@ class BatchEmitter:
         return self.move(x, x.ndim - 1, 1, x.ndim - 2)
 
     def ones(self, x: Batched) -> Value:
-        """Return ones of the shape and dtype of an element."""
+        """Return ones with the shape and dtype of an element."""
         return self.emit.op("full", self.emit.constant(1.0, x.x.dtype), shape=x.shape)
 
     def range(self, count: int) -> Value:
@@ -110,7 +109,7 @@ class BatchEmitter:
 
 
 class BatchedCall(BatchEmitter):
-    """Call of an op for each element of a batch, with the attributes of the call for one."""
+    """Call of an op for each element of a batch, with the attributes for one element."""
 
     def __init__(self, op: Op, attributes: Attributes, n: int, emit: Emitter) -> None:
         super().__init__(n, emit)
@@ -133,7 +132,7 @@ def elementwise(call: BatchedCall, *xs: Batched) -> Value:
 
 
 def one_by_one(call: BatchedCall, *xs: Batched) -> None:
-    """Apply the op to one element after the other."""
+    """Return None: the op runs for one element after the other."""
 
 
 def _same(call: BatchedCall, *xs: Batched) -> Value:
@@ -141,7 +140,7 @@ def _same(call: BatchedCall, *xs: Batched) -> Value:
 
 
 def _along(call: BatchedCall, *xs: Batched) -> Value:
-    """Apply an op along an axis of its first operand, or several; None stands for all axes."""
+    """Apply an op along one or more axes of its first operand; None means all axes."""
     key, ndim = "axes" if "axes" in call.attributes else "axis", xs[0].ndim
     axis = call.attributes[key]
     axis = tuple(range(ndim)) if axis is None else axis
@@ -173,7 +172,7 @@ def _broadcast_to(call: BatchedCall, x: Batched) -> Value:
 
 
 def _sliced(call: BatchedCall, *xs: Batched) -> Value:
-    """Apply a slice, or an op that writes or pads one."""
+    """Apply a slice, or an op that writes or pads a slice."""
     ndim, n = max([v.ndim for v in xs]), call.n
     whole = {"start": 0, "step": 1, "widths": (0, 0), "length": n, "shape": n}
     changed = {key: (whole[key], *call.attributes[key]) for key in whole & call.attributes.keys()}
@@ -187,7 +186,7 @@ def _permuted(call: BatchedCall, x: Batched) -> Value:
 
 
 def _images(call: BatchedCall, *xs: Batched) -> Value:
-    """Apply an op of images: those of all elements are one batch."""
+    """Apply an op of images: the images of all elements form one batch."""
     shape = call.attributes.get("shape")
     changed = {} if shape is None else {"shape": (call.n * shape[0], *shape[1:])}
     return call.split(call(*[call.merge(call.as_batch(v)) for v in xs], **changed))
@@ -212,7 +211,10 @@ def _matmul(call: BatchedCall, x: Batched, y: Batched) -> Value | None:
 def _product(
     call: BatchedCall, x: Batched, y: Batched, transpose_x: bool, transpose_y: bool
 ) -> Value:
-    """Multiply matrices. An unbatched factor is multiplied once, by the rows or columns of all."""
+    """Multiply matrices.
+
+    An unbatched factor is multiplied once, by the rows or columns of all elements.
+    """
     emit = call.emit
     if not y.is_batched and y.ndim <= 2:
         rows = call.transpose(x.x) if transpose_x else x.x
@@ -239,7 +241,7 @@ def _as_column(call: BatchedCall, y: Batched) -> Batched:
 
 
 def _batch_contract(call: BatchedCall, x: Batched, y: Batched) -> Value:
-    """Contract the batch and the inner axis together: one product an element."""
+    """Contract the batch and the inner axis together: one product per element."""
 
     def inner_first(v: Batched, is_last: bool) -> Batched:
         rows = call.transpose(v.x) if is_last else v.x
@@ -253,7 +255,10 @@ def _batch_contract(call: BatchedCall, x: Batched, y: Batched) -> Value:
 
 
 def _solve(call: BatchedCall, x: Batched, y: Batched) -> Value:
-    """Solve systems. A right-hand side of one axis is a column for all matrices of an element."""
+    """Solve linear systems.
+
+    A right-hand side with one axis is a column for all matrices of an element.
+    """
     column = y.ndim == 1
     solution = elementwise(call, x, _as_column(call, y) if column else y)
     return call.reshape(solution, solution.shape[:-1]) if column else solution
@@ -273,9 +278,9 @@ def _dequantize(call: BatchedCall, x: Batched, scale: Batched) -> Value | None:
 
 
 def _offset(call: BatchedCall, indices: Value, length: int, *, wraps: bool = True) -> Value:
-    """Return the indices of all elements along an axis that joins theirs, each of that length.
+    """Return the indices of all elements along the merged axis, with `length` for each element.
 
-    They are taken from `arange(length)`, which raises for the caller's index and length.
+    They are read from `arange(length)`, so an error names the caller's index and length.
     """
     emit = call.emit
     wide = indices if indices.dtype is i64 else emit.op("astype", indices, dtype="i64")
@@ -300,7 +305,7 @@ def _take(call: BatchedCall, x: Batched, indices: Batched) -> Value:
 
 
 def _weighted_take(call: BatchedCall, x: Batched, indices: Batched, weights: Batched) -> Value:
-    """Interpolate images: those of all elements are one batch."""
+    """Interpolate images: the images of all elements form one batch."""
     images = call.merge(call.as_batch(x))
     if not (indices.is_batched or weights.is_batched) and indices.shape[0] == 1:
         return call.split(call(images, indices.x, weights.x))
@@ -348,7 +353,7 @@ def _index_set(call: BatchedCall, x: Batched, values: Batched, indices: Batched)
 def _with_values(
     call: BatchedCall, x: Batched, values: Batched, indices: Batched, at: range, wraps: bool = True
 ) -> Value:
-    """Assign values at the indices along these axes as one."""
+    """Assign values at the indices along these axes, which are merged."""
     emit, n, axis, axes = call.emit, call.n, at.start, len(at)
     chosen = (*x.shape[:axis], *indices.shape, *x.shape[at.stop :])
     source = call.align(values, len(chosen))
@@ -379,7 +384,10 @@ def _dynamic_update(call: BatchedCall, x: Batched, update: Batched, start: Batch
 
 
 def _checked_mask(call: BatchedCall, mask: Value, count: int) -> Value:
-    """Return the mask; all False unless each element has `count` places, so that the op raises."""
+    """Return the mask, or all False unless each element has `count` True values.
+
+    With all False, the op raises the error.
+    """
     emit = call.emit
     places = emit.op("sum", mask, axis=tuple(range(1, mask.ndim)))
     fits = emit.op("all", emit.op("equal", places, emit.constant(count, i64)))
@@ -410,7 +418,7 @@ def _mask_set(call: BatchedCall, x: Batched, values: Batched, mask: Batched) -> 
 
 
 def _gather_lanes(call: BatchedCall, x: Batched, rank: Batched) -> Value:
-    number = call.emit.constant(0, i64) if rank.is_batched else rank.x  # which only the vjp uses
+    number = call.emit.constant(0, i64) if rank.is_batched else rank.x  # only the vjp uses it
     return call.move(call(call.as_batch(x), number), 1, 1, 0)
 
 
@@ -449,9 +457,9 @@ def _layer_norm_scale_vjp(call: BatchedCall, g: Batched, x: Batched) -> Value:
 
 
 def _convolution(call: BatchedCall, x: Batched, y: Batched) -> Value:
-    """Convolve.
+    """Convolve images.
 
-    With an unbatched kernel, the batch joins the images; else it joins the groups of channels.
+    With an unbatched kernel, the batch is merged with the images; else with the groups of channels.
     """
     n, shape = call.n, call.attributes.get("shape")
     if call.op.name != "conv2d_kernel_vjp" and not y.is_batched:
@@ -481,7 +489,7 @@ _EXACT: Final[Mapping[str, Rule]] = {
     **_for_ops("sum mean prod var logsumexp max min all any softmax log_softmax flip", _along),
     **_for_ops("sort argsort top_indices fft ifft rfft irfft", _along),
     **_for_ops("concat take_along_axis scatter_add_along_axis", _along),
-    **_for_ops("argmax argmin cumulative_sum roll", _flattened),
+    **_for_ops("argmax argmin cumulative_sum cumulative_prod roll", _flattened),
     **_for_ops("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _same),
     **_for_ops("qr svd svdvals sum_lanes tril triu one_hot flat_indices searchsorted", _same),
     **_for_ops("gelu gelu_slope polygamma layer_norm_normalize", _same),
@@ -493,7 +501,7 @@ _EXACT: Final[Mapping[str, Rule]] = {
     "take": _take,
     "layer_norm": _layer_norm,
 }
-"""Rules that give each row the bits that its element has alone, if they emit a single call."""
+"""Rules whose rows have the same bits as separately computed elements, if they emit one call."""
 
 BATCHING: Final[Mapping[str, Rule]] = {
     **_EXACT,
@@ -533,7 +541,7 @@ BATCHING: Final[Mapping[str, Rule]] = {
 # --- rows of ml.batch ----------------------------------------------------------------
 
 BatchedOp: TypeAlias = "tuple[str, Attributes, Types] | None"
-"""The op's name, its attributes, and the types it takes its operands as; None for no such op."""
+"""Name of an op, its attributes, and the types of its operands; None for no such op."""
 
 
 class _Row:
@@ -545,11 +553,11 @@ class _Row:
 
 
 class _NotOneCall(Exception):
-    """A rule emits more than one call."""
+    """Signal that a rule emits more than one call."""
 
 
 class _OneCall:
-    """Emitter of a single call, which takes each operand as it is or reshaped."""
+    """Emitter of a single call, whose operands are unchanged or reshaped."""
 
     is_exact = True
 
@@ -562,7 +570,7 @@ class _OneCall:
         types = [x.type for x in xs]
         self.call = name, attributes, types
         result = OPS[name].infer(types, attributes)
-        assert result is not None  # no op with a rule is dynamic
+        assert result is not None  # ops with rules have static shapes
         return _Row(result, -1)
 
     def reshape(self, x: _Row, shape: Shape) -> _Row:
@@ -577,7 +585,7 @@ class _OneCall:
 def over_lanes(
     op: Op, attributes: Attributes, types: Types, which: Sequence[bool], count: int
 ) -> BatchedOp:
-    """Return the op over `count` lanes, or None if it has to run lane by lane.
+    """Return the op over `count` lanes, or None if it must run lane by lane.
 
     `which` operands have a row for each lane; the lanes share the others.
     """
@@ -597,9 +605,9 @@ def over_lanes(
 
 
 def in_lane(error: PositionRefused, lane: Sequence[int], naxes: int) -> None:
-    """Name the lane in an error.
+    """Add the number of the lane to an error.
 
-    The first `naxes` numbers of its position are numbers of lanes, too.
+    The first `naxes` numbers of its position are numbers of lanes as well.
     """
     numbers, rest = [*lane, *error.position[:naxes]], error.position[naxes:]
     place = f"position {rest} of lane {numbers[0] if len(numbers) == 1 else numbers}"

@@ -1,9 +1,9 @@
-"""Blocks: the calls inside a call, a branch or the body of a loop, and the step around them.
+"""Blocks: the calls inside a call, a branch or the body of a loop.
 
-The results of a block lie in homes from outside: a loop's state, a branch's results. A value
-computed in a block is visible in it alone. Passes here remove dead calls, inside blocks too, and
-calls that only move a value to its home. `outline_blocks` prepares blocks to be planned apart from
-their step.
+The results of a block are in homes from outside: a loop's state, a branch's results. A value
+computed in a block is visible only in the block. Passes here remove dead calls, also inside blocks,
+and calls that only move a value to its home. `outline_blocks` prepares blocks for planning
+separately from their step.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def free_variables(blocks: Iterable[Block]) -> list[Use]:
 
 
 def without_dead_calls(flow: Flow, *, inside: bool = True) -> list[Call]:
-    """Return the calls whose results are read or live at the end, and those with effects. With
-    `inside`, dead calls in blocks are removed, too."""
+    """Return the calls with effects, and those whose results are read or live at the end.
+
+    With `inside`, dead calls in blocks are removed as well.
+    """
     return _alive(flow.calls, flow.live_out(), inside=inside)
 
 
@@ -67,7 +69,7 @@ def _pruned(call: Call, needed: Sequence[Use]) -> Call:
         read = free_variables(blocks)
         written = {use.value.home for b in blocks for c in b.calls for use in c.outs}
         more = {use.value.home for use in read} & all_homes if call.name == "while" else set()
-        more |= written & all_homes  # by a call with effects
+        more |= written & all_homes  # written by a call with effects
         if more <= homes:
             break
         homes |= more
@@ -80,8 +82,11 @@ def _pruned(call: Call, needed: Sequence[Use]) -> Call:
 
 
 def without_dead_calls_in(block: Block, homes: set[Home | None] | None = None) -> Block:
-    """Return the block without dead calls. Results in other homes than these are dead; for None,
-    those in homes of the block, as for that of a function."""
+    """Return the block without dead calls.
+
+    Results in homes other than `homes` are dead. With None, results in homes of the block itself
+    are dead, as for the block of a function.
+    """
     last = {use.value.home: use.value for call in block.calls for use in call.outs}
     live_out = {
         value
@@ -104,9 +109,11 @@ _INITIALIZED: Final = frozenset({"input", "state"})
 
 
 def without_moves(flow: Flow) -> Flow:
-    """Return the flow without copies that only move a value. A value that is copied to its home is
-    computed there, if the home's old value is not needed. A copy of an input or state that nothing
-    writes to is replaced by that."""
+    """Return the flow without copies that only move a value.
+
+    A value that is copied to its home is computed there, if the home's old value is not needed. A
+    copy of an input or state that nothing writes to is replaced by the input or state.
+    """
     uses = [use for call in with_blocks(flow.calls) for use in call.ins]
     written = {use.value.home for call in with_blocks(flow.calls) for use in call.outs}
     read = {
@@ -118,8 +125,10 @@ def without_moves(flow: Flow) -> Flow:
 
 
 def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | None]) -> list[Call]:
-    """Return the calls without such copies, and add moved values to `renamed`. Nothing writes to
-    the `steady` homes."""
+    """Return the calls without such copies, and add the moved values to `renamed`.
+
+    Nothing writes to the `steady` homes.
+    """
 
     def settled(block: Block) -> Block:
         return replace(block, calls=_settled(block.flow, renamed, steady))
@@ -153,8 +162,10 @@ def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | N
 def _may_lie(
     calls: Sequence[Call], producer: int, at: int, source: Use, home: Home, is_result: bool
 ) -> bool:
-    """Return whether a value may lie in a home for its whole live range. Call `producer` computes
-    it, and call `at` copies it to the home."""
+    """Return whether a value may be in a home for its whole live range.
+
+    Call `producer` computes the value, and call `at` copies it to the home.
+    """
     first = calls[producer]
     if first.op is None or first.outs[0].type is not source.type:
         return False
@@ -189,8 +200,10 @@ def _raises_after(calls: Iterable[Call], value: Value) -> bool:
 
 
 def renewed(calls: Sequence[Call], names: Mapping[Value, Value]) -> list[Call]:
-    """Replace the values in `names`, inside blocks, too. Calls without them are the same
-    objects."""
+    """Replace the values in `names`, also inside blocks.
+
+    Calls without these values are returned as the same objects.
+    """
 
     def is_unchanged(call: Call) -> bool:
         uses = (*call.outs, *call.ins, *call.passed)
@@ -223,12 +236,14 @@ def _named(use: Use, names: Mapping[Value, Value]) -> Use:
 
 
 outer_index = itertools.count()
-"""Numbers for homes that are `outer`."""
+"""Numbers of `outer` homes."""
 
 
 def outline_blocks(call: Call) -> tuple[tuple[Block, ...], dict[int, Value]]:
-    """Return the blocks of control flow, with `outer` homes for values that the step around them
-    places, and these values, by the index of the home that stands for each."""
+    """Return the blocks of control flow with `outer` homes for values of the surrounding step.
+
+    Also return these values by the index of their home.
+    """
     homes: dict[Home | Value, Home] = {}
     outer: dict[int, Value] = {}
     names: dict[Value, Value] = {}
@@ -253,7 +268,7 @@ def outline_blocks(call: Call) -> tuple[tuple[Block, ...], dict[int, Value]]:
 
 
 def with_blocks(calls: Iterable[Call]) -> Iterator[Call]:
-    """Yield the calls, and those inside them."""
+    """Yield the calls and, recursively, the calls inside them."""
     for call in calls:
         yield call
         for block in call.blocks:

@@ -1,13 +1,13 @@
-"""Memory budgets: schedules of a step that compute values again instead of keeping them.
+"""Memory budgets: schedules of a step that recompute values instead of keeping them.
 
 In: a schedule of units. Out: `Candidate`s, other schedules of the same step with estimates of their
-time; the compiler takes the fastest whose plan fits.
-Each candidate comes from a run of the step on paper under a target of bytes. If the next unit does
-not fit, a value is evicted whose recomputation costs least for each byte and moment that it frees.
-It is computed again before its next use. This is dynamic tensor rematerialization (Kirisame et al.,
-ICLR 2021, arXiv 2006.09616), but the next use is known, as in Belady's algorithm.
-The targets are fixed shares of what the step needs. They do not depend on the budget, so a larger
-budget admits all candidates of a smaller one and is never slower by the estimate.
+time; the compiler chooses the fastest candidate whose plan fits. Each candidate comes from a
+simulated run of the step with a target of bytes. If the next unit does not fit, the value is
+evicted whose recomputation costs least per byte and time that it frees. It is recomputed before its
+next use. This is dynamic tensor rematerialization (Kirisame et al., ICLR 2021, arXiv 2006.09616),
+but the next use is known, as in Belady's algorithm. The targets are fixed fractions of the memory
+that the step needs. They do not depend on the budget, so a larger budget admits all candidates of a
+smaller one, and is never slower by the estimate.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from mlvm.step.flow import Call, Unit, Use, Value
 from mlvm.step.schedule import Run, Schedule
 
 FLOPS: Final = 4e10
-"""Floating-point operations per second of the estimate: a matrix product on one core with AVX2."""
+"""Estimated floating-point operations per second: a matrix product on one core with AVX2."""
 
 BANDWIDTH: Final = 8e9
-"""Bytes per second that an op of the estimate reads and writes."""
+"""Estimated bytes per second that an op reads and writes."""
 
 LAUNCH: Final = 5e-7
-"""Seconds of the estimate for a call of a kernel, whatever its size."""
+"""Estimated seconds for a kernel call of any size."""
 
 TARGETS: Final = 32
-"""How many shares of the step's memory are tried, of a long step fewer."""
+"""Number of targets, as fractions of the step's memory; long steps have fewer."""
 
 _UNITS: Final = 50_000
-"""Units of all runs on paper: a step of more than 1,562 has fewer targets, at least 8."""
+"""Limit of the units in all simulated runs: steps of more than 1,562 units have 8 to 31 targets."""
 
 _CONSIDERED: Final = 24
-"""Values that are compared for each eviction: those that occupy most bytes for the longest."""
+"""Number of values that are compared for an eviction: those with the most bytes times time."""
 
 _DEEPEST: Final = 200
-"""Values that are computed again, one for the next, for a single use."""
+"""Maximum depth of recomputation: values that are recomputed for each other, for a single use."""
 
 _SLOWEST: Final = 4.0
-"""A candidate that takes more times the estimate of the step is given up."""
+"""Candidates slower than this factor of the step's estimate are discarded."""
 
 
 class Candidate(NamedTuple):
-    """A schedule of the step, and the estimate of its time in seconds."""
+    """Schedule of the step, and its estimated time in seconds."""
 
     seconds: float
     schedule: Schedule
@@ -58,8 +58,8 @@ class Candidate(NamedTuple):
 def seconds(unit: Unit, run: Run) -> float:
     """Estimate the time of a unit in seconds.
 
-    It is the time of its operations or of the bytes that it moves, whichever is longer. Blocks
-    count once.
+    It is the maximum of the time for its operations and for the bytes that it moves. Blocks count
+    once.
     """
     flops = sum(map(_flops, unit.calls))
     nbytes = sum({use.value: use.value.nbytes for use in (*run.outs, *run.ins)}.values())
@@ -75,7 +75,7 @@ def _flops(call: Call) -> int:
 
 
 def present(value: Any) -> Any:
-    """Return a value with the present numbers in place of open lengths, which are not read."""
+    """Return a value with current numbers in place of dynamic lengths, without a guard."""
     if isinstance(value, TensorType):
         return TensorType(value.dtype, present(value.shape))
     if isinstance(value, tuple):
@@ -105,7 +105,7 @@ def candidates(schedule: Schedule, live_out: set[Value]) -> list[Candidate]:
 
 
 def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[tuple[Unit, float]]:
-    """Return the units without those whose values are never read: these were evicted at once."""
+    """Return the units except those whose values are never read because they were evicted."""
     read = set(live_out)
     live_rows: list[tuple[Unit, float]] = []
     for unit, cost in reversed(rows):
@@ -116,12 +116,12 @@ def _without_dead(rows: list[tuple[Unit, float]], live_out: set[Value]) -> list[
 
 
 class _Step:
-    """A schedule, with what every run on paper asks of it.
+    """Schedule with the data that simulated runs need.
 
-    reads: the values that each unit reads and the plan places, in the order of its operands.
-    uses: the moments at which each value is read. A value that is live out is read at the end.
-    producer: the moment at which each value is made.
-    home_nbytes: bytes of homes that the plan places, by moment.
+    reads: the planned values that each unit reads, in the order of its operands.
+    uses: the times at which each value is read; a value that is live out is read at the end.
+    producer: the time at which each value is computed.
+    home_nbytes: bytes of planned homes, by time.
     """
 
     def __init__(self, schedule: Schedule, live_out: set[Value]) -> None:
@@ -158,17 +158,17 @@ class _Step:
                 self.stays |= run.unit.reads
 
     def outputs(self, moment: int) -> list[Value]:
-        """Return the values that a unit makes and the plan places."""
+        """Return the planned values that a unit computes."""
         return [use.value for use in self.runs[moment].outs if use.value.home is None]
 
     def next_use(self, value: Value, moment: int) -> int | None:
-        """Return the first use after the moment."""
+        """Return the first use after that time."""
         uses = self.uses.get(value, ())
         i = bisect_left(uses, moment + 1)
         return uses[i] if i < len(uses) else None
 
     def can_repeat(self, producer: int, moment: int) -> bool:
-        """Return whether a unit may run again at the moment, with the same operands in homes."""
+        """Return whether a unit may run again at that time, with the same operands in homes."""
         return self.repeats[producer] and all(
             not any(self.producer.get(value, -1) < at < moment for at in self._written[value.home])
             for value in self.runs[producer].unit.reads
@@ -176,7 +176,7 @@ class _Step:
         )
 
     def least(self) -> int:
-        """Return the most bytes that a single unit reads and writes."""
+        """Return the maximum number of bytes that one unit reads and writes."""
         needed = [
             homes + sum({v: v.nbytes for v in _placed(run)}.values())
             for run, homes in zip(self.runs, self.home_nbytes, strict=True)
@@ -193,7 +193,7 @@ def _placed(run: Run) -> Iterator[Value]:
 def repeats(unit: Unit) -> bool:
     """Return whether a unit may run again.
 
-    It may if it only writes values that the plan places, and takes no element of a queue.
+    It may if it only writes planned values, and reads no element of a queue.
     """
     return all(
         call.op is not None
@@ -205,12 +205,12 @@ def repeats(unit: Unit) -> bool:
 
 
 class _Paper:
-    """A run of a step on paper, under a target of bytes.
+    """Simulated run of a step with a target of bytes.
 
     live: bytes of the values in memory.
-    named: the latest copy of each value that was computed again.
-    rows: the units so far, with their estimates in seconds. The estimates of those that run again
-        add up to `seconds`.
+    named: the latest copy of each value that was recomputed.
+    rows: the units so far, with their estimates in seconds; `seconds` is the sum of the estimates
+        of repeated units.
     """
 
     def __init__(self, step: _Step, target: int) -> None:
@@ -247,7 +247,7 @@ class _Paper:
         return self._rows
 
     def _reused(self, run: Run, moment: int) -> int:
-        """Return the bytes of results that take the place of operands that end here."""
+        """Return the bytes of results that reuse the memory of operands without later uses."""
         nbytes = 0
         for out, operands in run.hosts:
             if any(self._step.next_use(value, moment) is None for value in operands):
@@ -263,7 +263,7 @@ class _Paper:
         self._used -= self._live.pop(value, 0)
 
     def _make_room(self, nbytes: int, moment: int, locked: set[Value]) -> bool:
-        """Evict values until `nbytes` are free. Return whether that is possible."""
+        """Evict values until `nbytes` are free; return whether that is possible."""
         while self._used + self._step.home_nbytes[moment] + nbytes > self._target:
             value = self._cheapest(moment, locked)
             if value is None:
@@ -272,7 +272,7 @@ class _Paper:
         return True
 
     def _cheapest(self, moment: int, locked: set[Value]) -> Value | None:
-        """Return the value whose eviction costs least for what it frees."""
+        """Return the value whose eviction costs least relative to what it frees."""
         step = self._step
         evictable: list[tuple[int, int, Value]] = []
         for value, nbytes in self._live.items():
@@ -291,10 +291,10 @@ class _Paper:
         return None if best is None else best[1]
 
     def _cost(self, value: Value, moment: int, costs: dict[Value, float], depth: int) -> float:
-        """Estimate the seconds to compute a value, and what it needs, at the moment."""
+        """Estimate the seconds to recompute a value, and the values that it needs, at that time."""
         if value in costs:
             return costs[value]
-        costs[value] = math.inf  # should it need itself
+        costs[value] = math.inf  # in case it needs itself
         step = self._step
         producer = step.producer.get(value)
         if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
@@ -309,7 +309,7 @@ class _Paper:
         return cost
 
     def _compute(self, value: Value, moment: int, locked: set[Value], depth: int) -> bool:
-        """Compute a value again, and before it what it needs. Return whether that is possible."""
+        """Recompute a value, and first the values it needs; return whether that is possible."""
         step = self._step
         producer = step.producer.get(value)
         if producer is None or depth > _DEEPEST or not step.can_repeat(producer, moment):
@@ -336,7 +336,7 @@ class _Paper:
     def _renamed(self, unit: Unit, *, again: bool, result: Value | None = None) -> Unit:
         """Return the unit with current operands.
 
-        If it runs again, it has new results, and `result` refers to the new one from now on.
+        If it runs again, it has new results, and `result` then refers to the new one.
         """
         named = self._named
         if not again and unit.reads.isdisjoint(named):

@@ -1,10 +1,10 @@
 """Compilation of a step to one program, with a plan of its scratch memory.
 
-In: a recorded flow, and options. Out: a `Planned`, whose program takes all tensors as arguments,
-and which says what each of them is.
+In: a recorded flow, and options. Out: a `Planned`, whose program gets all tensors as arguments,
+    with a description of each.
 Passes: dead code, moves, hoisting, transposes, fusion and recomputation, order, plan; then code
-generation, level by level. A level is the calls of the step, or of a block in it.
-Passes change no bit of a result. Of all schedules the one with the smallest plan is taken.
+    generation, level by level. A level consists of the calls of the step, or of a block in it.
+    Passes do not change any bit of a result. The schedule with the smallest plan is chosen.
 Callers: `capture`, `measure` and `ml.onnx`. No lock is held: a flow belongs to one trace.
 """
 
@@ -60,24 +60,24 @@ from mlvm.step.transposes import without_transposes
 from mlvm.step.windows import with_windows
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
-"""In this order a planned program takes its arguments."""
+"""Order of a planned program's arguments, by role."""
 
 _AT_START: Final = 2
-"""The pc of a queue's call at the start: after the queue's handle and the function's name."""
+"""pc of a queue's call at the start, after the queue's handle and the function's name."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A program and its plan.
+    """Program and its plan.
 
     arguments: the tensors to launch it on, in order.
-    plan: of its scratch memory, `plan.nbytes` bytes.
+    plan: plan of its scratch memory, `plan.nbytes` bytes.
     lines: lines of Python by function and pc.
-    lifetimes: live ranges in scratch memory, in moments; a moment is the run of one unit.
-    takes: the pcs of calls that take an element of a queue.
-    moments: the pc in main of each moment's call.
-    hoisted: the part that computes the last of its states of the others, when these have changed.
-    curve: bytes and seconds of other programs of the step, `curve_of`; for observers alone.
+    lifetimes: live ranges in scratch memory; each unit advances the time by one.
+    takes: the pcs of calls that read an element of a queue.
+    moments: the pc in main of the call at each time.
+    hoisted: the part that computes the last states from the others, after these have changed.
+    curve: bytes and seconds of other programs of the step (`curve_of`), for observers only.
     """
 
     program: Program
@@ -91,15 +91,17 @@ class Planned:
     curve: Callable[[], list[tuple[int, float]]] | None = field(default=None, compare=False)
 
     def recording(self) -> Recording:
-        """Return the live ranges and offsets in the scratch memory, for a picture."""
+        """Return the live ranges and offsets in the scratch memory, for a plot."""
         moments = max((each.end for each in self.lifetimes), default=1)
         return Recording("captured", self.plan.nbytes, moments, list(self.lifetimes))
 
     def with_states_used(
         self, results: Sequence[Location]
     ) -> tuple[Planned, list[Location], list[int]]:
-        """Return the step without its hoisted part and without states that it does not use; its
-        results; and the former numbers of its states."""
+        """Return the step without its hoisted part and without unused states.
+
+        Also return its results, and the former numbers of its states.
+        """
         used = {place for role, place, _ in (*self.arguments, *results) if role == "state"}
         numbers = {place: number for number, place in enumerate(sorted(used))}
 
@@ -114,33 +116,32 @@ class Planned:
 
     @property
     def first_queue(self) -> StorageHandle | None:
-        """The handle of the queue that the program takes an element from first of all."""
+        """The handle of the queue from which the program reads an element before anything else."""
         if self.takes[:1] != (_AT_START,):
             return None
         [handle] = self.program.main.code[0].immediates
         return StorageHandle(handle)
 
     def note_line(self, error: Exception) -> None:
-        """Add the failing call's line of Python to an error of the program, as a note, and name the
-        operation there."""
+        """Add the failing call's line of Python to an error as a note, and name the operation."""
         function, pc = getattr(error, "function", None), getattr(error, "pc", None)
         line = self.lines.get((str(function), pc)) if isinstance(pc, int) else None
         if line is not None:
             call = getattr(line, "call", None)
             if call is not None and isinstance(error, OpError):
-                error.op, error.operands = call  # the op that has raised stands for it
+                error.op, error.operands = call  # the op that raised the error
                 if isinstance(error, PositionRefused) and (naxes := getattr(line, "naxes", 0)):
                     in_lane(error, (), naxes)
             reword = getattr(line, "reword", None)
             if reword is not None and isinstance(error, PositionRefused):
                 reword(error)
-            layer = getattr(line, "layer", None)  # a saved step's line has none
+            layer = getattr(line, "layer", None)  # lines of a saved step have no layer
             error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))
 
     def looped(self) -> Program:
-        """Return the program in a loop, which ends when no element waits in its queue.
+        """Return the program in a loop, which stops when its queue is empty.
 
-        Raises `ProgramError` unless the program takes one element, first of all.
+        Raises `ProgramError` unless the program reads exactly one element, before anything else.
         """
         if self.takes != (_AT_START,):
             raise no_loop(len(self.takes))
@@ -155,8 +156,11 @@ class Planned:
 
 
 class HoistedPart(NamedTuple):
-    """The hoisted part of a step: a program that computes states of other states. Its outputs, of
-    these `types`, are the step's states behind those that it reads. `values` describe them."""
+    """Hoisted part of a step: a program that computes states from other states.
+
+    Its outputs, of these `types`, are states of the step, after the states that it reads. `values`
+    describe them.
+    """
 
     planned: Planned
     types: tuple[TensorType, ...]
@@ -169,14 +173,14 @@ class HoistedPart(NamedTuple):
 
 
 def no_loop(takes: int) -> ProgramError:
-    """Return the error for a loop over a step that takes that many elements."""
+    """Return the error for a loop over a step that reads that many elements."""
     return ProgramError(
         f"a loop is over one queue, taken from at the start; this takes {takes} times"
     )
 
 
 def _moved(code: Sequence[Instruction], by: int) -> list[Instruction]:
-    """Return the instructions moved by that many places; jumps follow."""
+    """Return the instructions with jump targets shifted by that number."""
     return [each.jumping(lambda pc: pc + by) for each in code]
 
 
@@ -186,7 +190,7 @@ def _reshaped(type: TensorType) -> list[Instruction]:
 
 
 on_planned: Final[list[Callable[[Planned], None]]] = []
-"""Functions called with each step that is planned, such as one that collects them for a picture."""
+"""Functions called with each planned step, for example to collect them for a plot."""
 
 
 def compile_flow(
@@ -202,14 +206,16 @@ def compile_flow(
 ) -> Planned:
     """Compile the step to a program with its plan.
 
-    With `fuse` calls may run as chains that suit a machine's `policy`, with `recompute` cheap ones
-    may run again. Of the allowed programs the one with the smallest plan is chosen, so neither
-    option makes a plan larger. With `hoist` values that depend on states alone are computed by a
-    separate program, the hoisted part. The planner may search for smaller plans as `effort` allows.
+    fuse: allow chains that suit the machine's `policy`.
+    recompute: allow cheap calls to run again. Among the allowed programs the one with the smallest
+        plan is chosen, so neither option makes a plan larger.
+    hoist: compute values that depend only on states by a separate program, the hoisted part.
+    budget: limit in bytes of the plan with its hoisted values. Values are recomputed instead of
+        saved, and hoisted values are computed in the step. The fastest program by the estimate of
+        `mlvm.step.budget` is chosen.
+    effort: limit of the planner's search for smaller plans.
+    ahead: bytes of the budget that values of another program need.
 
-    A `budget` in bytes limits the plan with its hoisted values. Values are computed again instead
-    of being saved, and hoisted ones in the step. The fastest program by the estimate of
-    `mlvm.step.budget` is taken. `ahead` bytes of it are taken by values of another program.
     Raises `BudgetError` if no program is found that fits.
     """
     options = _Options(fuse, recompute, policy, effort)
@@ -226,9 +232,9 @@ def compile_flow(
 def curve_of(
     flow: Flow, *, policy: FusionPolicy = REFERENCE, hoist: Hoist | None = None
 ) -> list[tuple[int, float]]:
-    """Return (bytes, estimated seconds) of programs of the step, from the largest to the smallest.
+    """Return (bytes, estimated seconds) of programs of the step, the largest first.
 
-    A program that needs more bytes and more time than another one is left out.
+    A program is omitted if another needs fewer bytes and less time.
     """
     options = _Options(fuse=True, recompute=True, policy=policy, effort=1)
     variants = _with_unhoisted(_variant(flow, hoist, options), flow, options)
@@ -251,7 +257,7 @@ def as_recorded(flow: Flow) -> Planned:
 
 
 class _Variant(NamedTuple):
-    """A step with its plan, and the part that is hoisted from it."""
+    """Step with its plan, and its hoisted part."""
 
     level: _Level
     hoisted: HoistedPart | None
@@ -262,7 +268,7 @@ class _Variant(NamedTuple):
         return self.nbytes_with(self.level.plan.nbytes)
 
     def nbytes_with(self, nbytes: int) -> int:
-        """Return the bytes with so much scratch memory of the step."""
+        """Return the total bytes if the step needs that much scratch memory."""
         hoisted = self.hoisted
         if hoisted is None:
             return nbytes
@@ -277,7 +283,7 @@ class _Variant(NamedTuple):
 
     @property
     def peak(self) -> tuple[PeakValue, ...]:
-        """The values in memory at the peak, with the hoisted ones, the largest first."""
+        """The values in memory at the peak, including hoisted values, the largest first."""
         values = at_peak(self.level.schedule)
         if self.hoisted is None:
             return values
@@ -285,7 +291,7 @@ class _Variant(NamedTuple):
 
 
 def _variant(flow: Flow, hoist: Hoist | None, options: _Options) -> _Variant:
-    """Plan the step, and the part that is hoisted from it."""
+    """Plan the step and its hoisted part."""
     flow = without_moves(with_raising(Flow(without_dead_calls(flow), flow.results)))
     flow = updates_last(flow)
     if options.policy.halves:
@@ -306,7 +312,7 @@ def _with_unhoisted(variant: _Variant, flow: Flow, options: _Options) -> list[_V
 
 
 class _Offer(NamedTuple):
-    """A program of the step that is not planned yet, with the seconds of the estimate."""
+    """Program of the step that is not planned yet, with its estimated seconds."""
 
     seconds: float
     schedule: Schedule
@@ -315,7 +321,7 @@ class _Offer(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Bytes that no plan of it is below."""
+        """Lower bound of its plan in bytes."""
         return self.variant.nbytes_with(self.schedule.most_alive)
 
     def planned(self) -> _Variant:
@@ -366,7 +372,7 @@ def _written(level: _Level) -> Planned:
 
 
 class _Options(NamedTuple):
-    """Options of a compilation: see `compile_flow`. Unless `ordered`, calls keep their order."""
+    """Options of a compilation: see `compile_flow`. Unless `ordered`, calls may be reordered."""
 
     fuse: bool
     recompute: bool
@@ -376,10 +382,10 @@ class _Options(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Calls of a step or block, planned.
+    """Planned calls of a step or block.
 
-    schedule: the calls in the order in which they run.
-    plan: of its memory.
+    schedule: the calls in their order.
+    plan: plan of its memory.
     places: offsets in bytes.
     types: the type of each placed value.
     result: the condition that the block computes.
@@ -397,7 +403,7 @@ class _Level(NamedTuple):
 
 
 class _Inside(NamedTuple):
-    """Blocks of a call, planned.
+    """Planned blocks of a call.
 
     levels: the blocks.
     outer: the outer values that they use, by the index of a home.
@@ -446,14 +452,14 @@ _BYTE: Final = TensorType(u8)
 
 
 class _ProgramWriter:
-    """Code generation, level by level.
+    """Code generator, level by level.
 
-    code: of main, or of a function.
+    code: code of main, or of a function.
     lines: lines of Python by pc.
     inner_lines: lines of Python by function and pc, for functions.
-    takes: the pcs of calls that take an element of a queue.
+    takes: the pcs of calls that read an element of a queue.
     lifetimes: live ranges of values in scratch memory.
-    moments: the pc of each moment's call.
+    moments: the pc of the call at each time.
     numbers: provisional numbers of arguments.
     """
 
@@ -465,14 +471,14 @@ class _ProgramWriter:
         self.lifetimes: list[Lifetime] = []
         self.moments: list[int] = []
         self.numbers: dict[Location, int] = {}
-        self._elements: dict[int, TensorType] = {}  # elements of queues, by stack slot
+        self._elements: dict[int, TensorType] = {}  # types of queue elements, by stack slot
         self._loads: dict[Use, Instruction] = {}
-        self._outer: dict[int, tuple[Role, int]] = {}  # places of outer homes, by index
+        self._outer: dict[int, tuple[Role, int]] = {}  # locations of outer homes, by index
         self._names: dict[Procedure, str] = {}
         self._functions: list[Function] = []
 
     def level(self, level: _Level, base: int) -> None:
-        """Write the calls of a level, whose memory begins at byte `base`."""
+        """Generate code for the step or one block, whose scratch memory starts at offset `base`."""
         before = len(self._elements)
         begins: list[int] = []
         for run in level.schedule.runs:
@@ -500,7 +506,7 @@ class _ProgramWriter:
         self.lifetimes += _lifetimes(level, base, begins)
 
     def planned(self, plan: Plan) -> Planned:
-        """Return the program with its plan, whose arguments are in the order of their roles."""
+        """Return the program with its plan, with arguments in the order of their roles."""
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
@@ -515,7 +521,7 @@ class _ProgramWriter:
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction.of("halt")))
         program = Program([main, *functions])
         scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
-        leave_out(program, scratch)  # nothing else reads it
+        leave_out(program, scratch)  # no other program reads it
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
         takes, moments = tuple(self.takes), tuple(self.moments)
@@ -525,13 +531,13 @@ class _ProgramWriter:
         each, home = placed(use.value), use.value.home
         if each is not None:
             return Location("scratch", base + level.places[each], use.type)
-        assert home is not None  # else it would be placed
+        assert home is not None  # otherwise the plan places it
         if home.role == "outer":
             return Location(*self._outer[home.index], use.type)
         return home.location(use.type)
 
     def push(self, use: Use, level: _Level, base: int) -> None:
-        """Write code that pushes the tensor."""
+        """Generate code that pushes the tensor."""
         if use in self._loads:
             self.code.append(self._loads[use])
             return
@@ -539,7 +545,7 @@ class _ProgramWriter:
         if each.role != "element":
             number = self.numbers.setdefault(each, len(self.numbers))
             self.code.append(Instruction.of("load_arg", number))
-            if use.value.home is None:  # then this is the only place that it ever has
+            if use.value.home is None:  # a planned value has only this location
                 self._loads[use] = self.code[-1]
             return
         self.code.append(Instruction.of("get", each.place))
@@ -547,7 +553,7 @@ class _ProgramWriter:
             self.code += _reshaped(each.type)
 
     def _call(self, run: Run, level: _Level, base: int) -> None:
-        """Write the call of a host function."""
+        """Generate the call of a host function."""
         row: Sequence[Use] = (*run.outs, *run.ins)
         [first, *others] = run.unit.calls
         name, attributes = first.name, first.attributes
@@ -569,7 +575,7 @@ class _ProgramWriter:
             self.takes.append(len(self.code) - 1)
 
     def _control(self, run: Run, inside: _Inside, level: _Level, base: int) -> None:
-        """Write a branch or a loop."""
+        """Generate a branch or a loop."""
         [call] = run.unit.calls
         self._place_outer(inside, level, base)
         within = base
@@ -594,14 +600,16 @@ class _ProgramWriter:
             self._land(back)
 
     def _place_outer(self, inside: _Inside, level: _Level, base: int) -> None:
-        """Note the places of values that are outer to the blocks of a call."""
+        """Record the locations of values that are outer to the blocks of a call."""
         for index, value in inside.outer.items():
             role, place, _ = self._location(Use(value, _BYTE), level, base)
             self._outer[index] = role, place
 
     def _call_function(self, call: Call, inside: _Inside | None, level: _Level, base: int) -> None:
-        """Write the call of a function of the program and, if it comes from outside, all functions
-        that it reaches."""
+        """Generate the call of a function of the program.
+
+        A call from outside also generates all functions that it reaches.
+        """
         assert call.callee is not None
         if inside is not None:
             self._place_outer(inside, level, base)
@@ -616,7 +624,7 @@ class _ProgramWriter:
             self.lines[len(self.code) - 1] = call.line
 
     def _call_user(self, call: Call, level: _Level, base: int) -> None:
-        """Write the call of a user's function, as a function of the program that copies results."""
+        """Generate the call of a user's function, as a program function that copies results."""
         name = self._name(call.name)
         self._names[Procedure(name, Block())] = name
         nouts, nins = len(call.outs), len(call.ins)
@@ -638,7 +646,7 @@ class _ProgramWriter:
             self.lines[len(self.code) - 1] = call.line
 
     def _name(self, proposal: str) -> str:
-        """Return a name for a function that no other has."""
+        """Return an unused name for a function, based on the proposal."""
         plain = re.sub(r"\W+", "_", proposal).strip("_") or "function"
         in_use = {"main", *self._names.values()}
         names = (f"{plain}_{n}" if n else plain for n in itertools.count())
@@ -655,18 +663,21 @@ class _ProgramWriter:
         return Function(name, len(procedure.params), 0, tuple(code))
 
     def _jump(self, opcode: str) -> int:
-        """Write a jump whose target `_land` sets later. Return its pc."""
+        """Generate a jump whose target `_land` sets later; return its pc."""
         self.code.append(Instruction.of(opcode, 0))
         return len(self.code) - 1
 
     def _land(self, jump: int) -> None:
-        """Set the target of a jump to the present pc."""
+        """Set the target of a jump to the current pc."""
         self.code[jump] = self.code[jump]._replace(immediates=(len(self.code),))
 
 
 class _FrameWriter(_ProgramWriter):
-    """Code generation of a function. Values of scratch memory are tensors of the frame here: each
-    slot has one tensor for all values of its type at one place of the plan."""
+    """Code generator of a function.
+
+    Values of scratch memory are tensors of the frame: each slot has one tensor for all values with
+    its type and offset in the plan.
+    """
 
     def __init__(self, around: _ProgramWriter, procedure: Procedure) -> None:
         super().__init__()
@@ -680,7 +691,7 @@ class _FrameWriter(_ProgramWriter):
             home.index: (i - nparams, home.type) for i, home in enumerate(procedure.params)
         }
 
-        self._framed: dict[int, tuple[int, TensorType]] = {}  # values outer to blocks of it
+        self._framed: dict[int, tuple[int, TensorType]] = {}  # values that are outer to its blocks
 
     def push(self, use: Use, level: _Level, base: int) -> None:
         home, each = use.value.home, placed(use.value)
@@ -701,19 +712,19 @@ class _FrameWriter(_ProgramWriter):
     def _place_outer(self, inside: _Inside, level: _Level, base: int) -> None:
         for index, value in inside.outer.items():
             each = placed(value)
-            assert each is not None  # others have a place already
+            assert each is not None  # other values already have a location
             self._framed[index] = self._own(each, level, base)
 
     def _slot(self, place: tuple[int, TensorType]) -> tuple[int, TensorType]:
         return self._slots.setdefault(place, len(self._slots)), place[1]
 
     def _own(self, each: Placed, level: _Level, base: int) -> tuple[int, TensorType]:
-        """Return the place of a level's value or home, and its type."""
+        """Return the location of a level's value or home, and its type."""
         type = each.type if isinstance(each, Home) else level.types[each]
         return base + level.places[each], type
 
     def whole(self) -> list[Instruction]:
-        """Return the code with the frame's tensors before it, and a return behind."""
+        """Return the code, preceded by the frame's tensors and followed by a return."""
         frame: list[Instruction] = []
         for _, type in self._slots:
             frame += host_call("zeros", 0, 1, {"shape": type.shape, "dtype": type.dtype.name})
@@ -721,8 +732,10 @@ class _FrameWriter(_ProgramWriter):
 
 
 def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime]:
-    """Return the live range of each value and scratch home of a level, with the call that computes
-    it. The level's runs begin at the moments `begins`, and it ends at the last of these."""
+    """Return the live range of each value and scratch home of a level, with the call that sets it.
+
+    The level's runs begin at the times `begins`; the level ends at the last of these.
+    """
     schedule = level.schedule
     producers: dict[Value, Call] = {}
     first: dict[Placed, Use] = {}
@@ -750,8 +763,10 @@ def _lifetimes(level: _Level, base: int, begins: Sequence[int]) -> list[Lifetime
 
 
 def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Schedule]:
-    """Return schedules of the step, the fastest first. The last is the step as it was recorded:
-    its calls one by one, each once."""
+    """Return schedules of the step, the fastest first.
+
+    The last is the step as it was recorded: each call once, unfused.
+    """
     fuse, recompute, policy, *_ = options
     calls, units = flow.calls, UnitTable()
     if not options.ordered:
@@ -764,14 +779,16 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
         schedule = _ordered(chains, live_out, enough=most)
         if not policy.passes:
             return schedule
-        # a unit that has moved to its operand, as the update of a parameter, joins its producer
+        # A unit that was moved to its operand, such as the update of a parameter, joins its
+        # producer.
         again = joined([run.unit for run in schedule.runs], schedule.most_alive, policy, units)
         return Schedule(again, live_out) if len(again) < len(chains) else schedule
 
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most, schedules = plain.most_alive, list[Schedule]()
         sloped = with_slopes(calls) if policy.passes else calls
-        # Beside collectives, whose order is fixed, slices stay: without them products would move.
+        # If there are collectives, whose order is fixed, slices stay; otherwise products would
+        # move.
         has_order = any(call.fixed for call in calls)
         windowed = with_windows(sloped, live_out) if policy.windows and not has_order else sloped
         if windowed is not sloped:
@@ -785,7 +802,7 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
             schedules.append(in_order(chains, most))
             if schedules[-1].most_alive <= most:
                 return schedules
-        calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less
+        calls = [call for run in plain.runs for call in run.unit.calls]  # it may need less memory
         return [*schedules, Schedule(fused(calls, most, policy, units), live_out)]
 
     plain = one_by_one(calls)
@@ -801,8 +818,11 @@ def _schedules(flow: Flow, live_out: set[Value], options: _Options) -> list[Sche
 
 
 def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Schedule:
-    """Return the units in the better of two orders: earlier where it frees or, if that needs more
-    than `enough` bytes, as they are."""
+    """Return the units in the better of two orders.
+
+    They run earlier if that frees memory; if this needs more than `enough` bytes, the original
+    order is compared.
+    """
     earlier = earlier_where_it_frees(units, live_out)
     best = Schedule(earlier, live_out)
     if best.most_alive > enough and not all(map(is_, earlier, units)):
@@ -811,8 +831,10 @@ def _ordered(units: Sequence[Unit], live_out: set[Value], enough: int = 0) -> Sc
 
 
 def _smallest(schedules: Sequence[Schedule], effort: int) -> tuple[Schedule, Plan]:
-    """Return the first schedule with the smallest plan, and that plan. It is not improved where the
-    others need as much."""
+    """Return the first schedule with the smallest plan, and that plan.
+
+    The plan is not improved if the other schedules need as much memory.
+    """
     best: tuple[float, int, Plan] | None = None
     needs = [each.most_alive for each in schedules]
     order = sorted(range(len(needs)), key=needs.__getitem__)
@@ -820,6 +842,6 @@ def _smallest(schedules: Sequence[Schedule], effort: int) -> tuple[Schedule, Pla
         if best is None or (needs[i], i) < best[:2]:
             planned = plan(schedules[i].blocks, enough=enough, effort=effort)
             best = min(best or (math.inf, i, planned), (planned.nbytes, i, planned))
-    assert best is not None  # there is a last schedule
+    assert best is not None  # there is at least one schedule
     _, i, smallest = best
     return schedules[i], smallest._replace(unfused=schedules[-1].most_alive)

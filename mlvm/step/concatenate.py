@@ -1,4 +1,4 @@
-"""Several launches as one program."""
+"""Concatenation of several launches to one program."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from mlvm.core.machine.decode import argument_of, decode
 from mlvm.core.program.program import STAR, Instruction, Program
 
 Launch: TypeAlias = tuple[Program, tuple[int, ...]]
-"""A program, and the handles of the tensors it was launched on."""
+"""Program, and the handles of the tensors it was launched on."""
 
 
 def concatenate(launches: Sequence[Launch]) -> Program:
-    """Return one program of several launches: each argument is loaded by its handle.
+    """Return one program for several launches, in which each argument is loaded by its handle.
 
-    Raises `ProgramError` for a launched program that is more than a straight `main`, or whose
-    `cfunc *` would take values of other launches from the stack.
+    Raises `ProgramError` for a program that is more than a `main` without branches, or whose `cfunc
+    *` would pop values of other launches from the stack.
     """
     code: list[Instruction] = []
     for program, args in launches:
         if len(program.functions) > 1 or program.constants:
-            raise ProgramError("only straight programs without constants are concatenated")
+            raise ProgramError("expected programs without branches and constants")
         for each in decode(program)["main"].instructions():
             if each.kind == "cfunc" and program.main.code[each.pc].immediates[0] == STAR:
-                raise ProgramError("a program with cfunc * is not concatenated")
+                raise ProgramError("a program with cfunc * cannot be concatenated")
             if each.kind == "cfunc" and each.at != 0:
-                raise ProgramError("a program that returns values is not concatenated")
+                raise ProgramError("a program that returns values cannot be concatenated")
             end = each.pc
             if each.kind == "halt":
                 break

@@ -1,9 +1,9 @@
 """A recorded step as data flow: calls, and the values that they read and write.
 
-Recorded calls write to the same memory again and again. Here each write has a new `Value`, so that
-a call depends on the values it reads and on nothing else (static single assignment: Cytron et al.,
-ACM TOPLAS 13, 1991). A value with a `Home` has a fixed place in memory: an argument, a parameter, a
-result. The plan places the others, for their live range.
+Recorded calls write to the same memory repeatedly. Here each write has a new `Value`, so that a
+call depends only on the values that it reads (static single assignment: Cytron et al., ACM TOPLAS
+13, 1991). A value with a `Home` has a fixed location: an argument, a parameter, a result. The plan
+allocates the other values for their live range.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlvm.core.op import Attributes, Op
 from mlvm.core.types import TensorType
 
 VISIBLE: Final = frozenset({"input", "state", "outer"})
-"""Roles of memory whose contents a caller sees, also after an error."""
+"""Roles of memory that the caller can observe, also after an error."""
 
 Role = Literal["input", "output", "state", "scratch", "element", "outer"]
 
@@ -25,8 +25,8 @@ class Location(NamedTuple):
     """Location of a tensor of a planned step.
 
     role: `input`, `output` or `state`; `element` of a queue; `scratch` memory.
-    place: its number; of an element the stack slot; of scratch the offset in bytes.
-    type: the type that it is used as.
+    place: its number; for an element the stack slot; for scratch memory the offset in bytes.
+    type: the type with which it is used.
     """
 
     role: Role
@@ -36,12 +36,12 @@ class Location(NamedTuple):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Home:
-    """Memory of several values in turn.
+    """Memory of successive values.
 
     role: an `input`, `output` or `state` of the step, an `element` of a queue, `scratch` that a
         function updates in place, or `outer`, memory from outside of a block.
-    index: the number of the tensor among those of its role.
-    type: its type; uses may have others of its size.
+    index: the number of the tensor among those with its role.
+    type: its type; uses may have other types of the same size.
     """
 
     role: Role
@@ -49,35 +49,35 @@ class Home:
     type: TensorType
 
     def location(self, type: TensorType) -> Location:
-        """Return its location as a type, once its index is final."""
+        """Return its location with that type, once its index is final."""
         return Location(self.role, self.index, type)
 
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """Value that one call writes. `home`: its fixed place, None if the plan places it."""
+    """Value that one call writes. `home` is its location, or None if the plan allocates it."""
 
     nbytes: int
     home: Home | None = None
 
 
 class Use(NamedTuple):
-    """Use of a value as a type."""
+    """Use of a value with a type."""
 
     value: Value
     type: TensorType
 
 
 class LoopInfo(NamedTuple):
-    """A `while` that is a scan.
+    """Description of a `while` that is a scan.
 
-    i: the iteration's number.
+    i: the number of the iteration.
     length: the trip count.
-    total: the rows of the stacks of results; None if that is unknown.
-    reverse: whether the numbers go down.
-    xs: the tensors that an iteration reads a row of.
+    total: the rows of the stacked results; None if unknown.
+    reverse: whether the numbers decrease.
+    xs: the tensors of which an iteration reads one row.
     rows: these rows.
-    ys: the stacks of results, each with the row that an iteration adds.
+    ys: the stacked results, each with the row that an iteration adds.
     """
 
     i: Use
@@ -93,25 +93,25 @@ class LoopInfo(NamedTuple):
 class Call:
     """Call of a host function, or control flow.
 
-    name: of the function; `cond`, `while` and `call` for control flow.
+    name: name of the function; `cond`, `while` and `call` for control flow.
     op: None for a function that may read and write all its operands. Such calls keep their order;
-        `outs` has a new value for each operand, in their order, and `ins` the values before.
-    attributes: of the function.
+        `outs` has a new value for each operand, in order, and `ins` the previous values.
+    attributes: attributes of the function.
     outs, ins: the values that it writes and reads.
     line: the line of Python that made the call.
-    again: whether it recomputes an earlier value; then it does not move forward.
-    queue: the handle of the queue that it takes an element from, its `outs`.
-    blocks: of control flow. `cond` runs one of two, by its first operand; `while` runs the second
-        for as long as the result of the first is true.
+    again: whether it recomputes an earlier value; such a call does not move forward.
+    queue: the handle of the queue from which it reads an element, its `outs`.
+    blocks: blocks of control flow. `cond` runs one of two, by its first operand; `while` runs the
+        second while the result of the first is true.
     orderly: whether it only writes `outs` and only reads `ins`, as ops do, though `op` is None.
     may_raise: whether later updates that are visible outside must wait for it.
     callee: the function of the program that a `call` runs.
     passed: the operands of that call, in the order of its parameters.
     procedures: for a call from outside, all functions that it reaches.
-    loop: of a `while` that is a scan.
-    pushes: whether it gets its `ins` alone and pushes its results, as users' functions do.
+    loop: description of a `while` that is a scan.
+    pushes: whether it gets only its `ins` and pushes its results, as users' functions do.
     sized: whether types or attributes depend on lengths of the launch.
-    window: whether it is a slice whose only reader can read it where it is (`mlvm.step.windows`).
+    window: whether it is a slice whose only reader can read it in place (`mlvm.step.windows`).
     """
 
     name: str
@@ -135,7 +135,7 @@ class Call:
 
     @property
     def fixed(self) -> bool:
-        """True if it keeps its order among others of its kind."""
+        """True if it keeps its order relative to calls of its kind."""
         if self.blocks:
             return any(call.fixed for block in self.blocks for call in block.calls)
         return self.op is None
@@ -143,7 +143,7 @@ class Call:
 
 @dataclass(eq=False)
 class Block:
-    """Calls inside a call. They may read values from outside, and write to homes from outside.
+    """Calls inside a call. They may read values and write to homes from outside.
 
     homes: the homes of the block itself.
     result: the condition that a test computes.
@@ -155,17 +155,17 @@ class Block:
 
     @property
     def flow(self) -> Flow:
-        """The calls, and the condition that they compute."""
+        """Return the calls and the condition that they compute."""
         return Flow(self.calls, [] if self.result is None else [self.result.value])
 
 
 @dataclass(eq=False)
 class Procedure:
-    """A function of the program.
+    """Function of the program.
 
-    params: `outer` homes of its block: its results, for which the caller has memory, and then its
+    params: `outer` homes of its block: its results, which the caller allocates, and then its
         arguments.
-    rule: for its derivatives, in a trace of the eager language.
+    rule: rule for its derivatives, in a trace of the eager language.
     """
 
     name: str
@@ -187,14 +187,14 @@ def _may_raise(call: Call) -> bool:
 class Unit:
     """Scheduling unit: one call, or a fused chain of calls.
 
-    makes, reads: the values that it writes, and the earlier ones that it reads.
+    makes, reads: the values that it writes, and the earlier values that it reads.
     writes_to, reads_from: the homes of these.
-    fixed: whether it keeps its order among others of its kind.
+    fixed: whether it keeps its order relative to units of its kind.
     may_raise: whether later updates must wait for it.
     updates: whether its writes are visible outside.
-    movable: whether it may run earlier though that frees nothing.
-    run: its latest `mlvm.step.schedule.Run`, if it has one.
-    touched: the values and homes that the plan places for it, once they are known.
+    movable: whether it may run earlier even if that frees nothing.
+    run: its latest `mlvm.step.schedule.Run`, if any.
+    touched: the planned values and homes that it uses, once they are known.
     """
 
     __slots__ = (
@@ -225,7 +225,7 @@ class Unit:
         self.movable = not any(call.op is None or call.again for call in calls)
 
     def joined(self, later: Unit) -> Unit:
-        """Return one unit of these calls and then the later unit's."""
+        """Return one unit of these calls, followed by the later unit's calls."""
         unit = object.__new__(Unit)
         unit.calls = [*self.calls, *later.calls]
         unit.run = unit.touched = None
@@ -250,8 +250,10 @@ class Unit:
         )
 
     def operands(self, stored: Container[object]) -> tuple[list[Use], list[Use]]:
-        """Return the uses that its function writes and reads, in the order of its parameters. A
-        chain writes only values in `stored`, and only the last one of each home."""
+        """Return the uses that its function writes and reads, in the order of its parameters.
+
+        A chain writes only values in `stored`, and only the last value of each home.
+        """
         if len(self.calls) == 1:
             [call] = self.calls
             if call.op is None and not call.blocks and not call.orderly:
@@ -271,7 +273,7 @@ class Unit:
 class UnitTable(dict[Call, Unit]):
     """Units of single calls, shared by all schedules of the same calls.
 
-    domains: the shapes that calls work through, by fusion policy.
+    domains: the shapes over which calls iterate, by fusion policy
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Fusion: chains of ops on one shape that run as one call of the host function `fused`.
 
-A call joins the chain that computes one of its operands, if one of the two can move to the place of
-the other. Values that only the chain reads are never written to memory. But all operands and
-results of a chain are alive at once. So a chain grows only while the bytes alive stay within the
-limit.
+A call joins the chain that computes one of its operands, if one of the two can move to the position
+of the other. Values that only the chain reads are never written to memory. But all operands and
+results of a chain are live at the same time. So a chain grows only while the live bytes stay within
+the limit.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from mlvm.step.schedule import Placed, Run, in_place, placed
 from mlvm.step.windows import may_write, written_shape
 
 WINDOW: Final = 64
-"""The most units between a call and a chain that it joins."""
+"""Maximum number of units between a call and a chain that it joins."""
 
 MOST_OPERANDS: Final = 192
-"""The most values that a chain reads."""
+"""Maximum number of values that a chain reads."""
 
 
 class FusionPolicy(NamedTuple):
-    """Chains that gain time with a machine's kernels.
+    """Policy for chains that save time with a machine's kernels.
 
-    heads: whether a product may begin a chain (`Op.heads`).
+    heads: whether a matrix product may begin a chain (`Op.heads`).
     reductions: whether a reduction may end a chain.
-    passes: whether ops may be links whose reference kernels make several passes.
-    shortest: the fewest links of a chain; an update in place may have fewer.
-    longest: the most links of a chain.
-    panels: whether products take weights in panels that were packed before.
-    halves: whether row functions widen halves as they read them (`mlvm.step.halves`).
-    transposes: whether products accept transposed factors, with the same bits.
+    passes: whether ops whose reference kernels make several passes may be links.
+    shortest: minimum number of links; an update in place may have fewer.
+    longest: maximum number of links.
+    panels: whether matrix products accept packed weights.
+    halves: whether row functions widen half precision while reading (`mlvm.step.halves`).
+    transposes: whether matrix products accept transposed factors, with the same bits.
     windows: whether chains read and write slices in place.
-    near: the most units between a call and a chain that it joins.
+    near: maximum number of units between a call and a chain that it joins.
     """
 
     heads: bool = False
@@ -61,7 +61,7 @@ class FusionPolicy(NamedTuple):
 
     @property
     def of_formulas(self) -> FusionPolicy:
-        """The policy for large formulas, whose chains have any length."""
+        """Return the policy for large formulas, whose chains have any length."""
         return self._replace(longest=math.inf, near=64)
 
     def is_cut(self, units: Iterable[Unit]) -> bool:
@@ -70,13 +70,13 @@ class FusionPolicy(NamedTuple):
 
 
 REFERENCE: Final = FusionPolicy()
-"""With numpy, two ops gain less by sharing the cache than the blocks cost."""
+"""With numpy, two ops gain less from the cache than the blocks cost."""
 
 _SHORTCUTS: Final = {"passes": True, "panels": True, "halves": True, "transposes": True}
 NATIVE: Final = FusionPolicy(
     heads=True, reductions=False, shortest=2, longest=24, windows=True, **_SHORTCUTS
 )
-"""A reduction alone is as fast as in a chain, for which there is no row function."""
+"""A separate reduction is as fast as one in a chain, for which there is no row function."""
 
 
 def policy_of(vm: VMProtocol) -> FusionPolicy:
@@ -92,8 +92,8 @@ def fused(
 ) -> list[Unit]:
     """Return the calls in units, in an order in which they can run.
 
-    A chain has at most `most` bytes alive at once, or as many as its calls have unfused. `units`
-    has those of single calls.
+    The live bytes of a chain are at most `most`, or what its calls need unfused. `units` has the
+    units of single calls.
     """
     units = UnitTable() if units is None else units
     return joined(_units(calls, policy, units), most, policy, units)
@@ -102,7 +102,7 @@ def fused(
 def joined(
     chains: Iterable[Unit], most: float, policy: FusionPolicy, units: UnitTable
 ) -> list[Unit]:
-    """Fuse calls that are in chains already (see `fused`)."""
+    """Fuse calls that already are in chains; see `fused`."""
     row = _Row(chains)
     producers: dict[Value, Unit] = {}
     domains = units.domains.setdefault(policy, _Domains(policy))
@@ -142,8 +142,10 @@ def joined(
 
 
 def with_slopes(calls: Sequence[Call]) -> list[Call]:
-    """Move each slope (see `Op.slope`) right behind the nearest call that computes the value of the
-    same operand: one pass computes both. From there on the slope is saved, not the operand."""
+    """Move each slope (see `Op.slope`) after the nearest call with the same operand.
+
+    One pass then computes both. The slope is saved for later instead of the operand.
+    """
     values: dict[tuple[str, *tuple[Use, ...]], Call] = {}
     slopes: dict[Call, Call] = {}
     for call in calls:
@@ -181,13 +183,13 @@ def _units(calls: Sequence[Call], policy: FusionPolicy, units: UnitTable) -> Ite
 
 
 _Step: TypeAlias = tuple[int, Unit, set[Placed]]
-"""A place, its unit, and the placed values and homes that this writes or reads."""
+"""Position, its unit, and the planned values and homes that the unit writes or reads."""
 
 
 class _Row:
-    """Units in order, each in its place.
+    """Units in order, each at its position.
 
-    The live range of a value, or of a scratch home, goes from the first to the last place that
+    The live range of a value, or of a scratch home, goes from the first to the last position that
     writes or reads it. Live ranges change only near two units that merge.
     """
 
@@ -210,7 +212,7 @@ class _Row:
         for each, (first, last) in self._life.items():
             change[first + 1] += self._nbytes[each]
             change[last + 1] -= self._nbytes[each]
-        self._before = list(accumulate(change))  # the bytes alive when the unit there begins
+        self._before = list(accumulate(change))  # live bytes at the start of the unit
 
     def in_order(self) -> list[Unit]:
         return [unit for unit in self._groups if unit is not None]
@@ -220,8 +222,10 @@ class _Row:
         return [unit for unit in inner if unit is not None]
 
     def merged(self, earlier: Unit, later: Unit, at: int, most: float) -> Unit | None:
-        """Merge two units in the place `at` of one of them; return None if then more bytes are
-        alive than `most`, and more than now."""
+        """Merge two units at position `at` of one of them.
+
+        Return None if the live bytes would exceed `most` and the current live bytes.
+        """
         start, end = self.place[earlier], self.place[later]
         moved = earlier if at == end else later
         now: dict[Placed, tuple[int, int]] = {}
@@ -264,7 +268,7 @@ class _Row:
         return [(self.place[unit], unit, self._touched[unit]) for unit in units]
 
     def _levels(self, steps: Iterable[_Step], alive: int) -> list[_Level]:
-        """Return the bytes alive at each of the steps. `alive` are those before the first."""
+        """Return the live bytes at each of the steps; `alive` is the number before the first."""
         levels = []
         for place, unit, touched in steps:
             begun = {each for each in touched if self._life[each][0] == place}
@@ -278,8 +282,8 @@ class _Row:
 class _Level(NamedTuple):
     """Liveness at a unit.
 
-    before: bytes alive before it runs.
-    most: bytes alive while it runs, without sharing.
+    before: live bytes before it runs.
+    most: live bytes while it runs, without reuse of operands' memory.
     begun, ended: values and homes whose live range begins or ends there.
     """
 
@@ -291,14 +295,14 @@ class _Level(NamedTuple):
     ended: set[Placed]
 
     def exactly(self) -> int:
-        """Return the bytes alive while it runs, if results take the place of operands."""
+        """Return the live bytes while it runs, if results reuse the memory of operands."""
         run = Run(self.unit, *self.unit.operands(self.begun))
         hosts = in_place(run, self.ended)
         return self.most - sum(rounded(operand.nbytes) for operand in hosts.values())
 
 
 def _highest(levels: Iterable[_Level], enough: float) -> int:
-    """Return the most bytes alive at one of the levels, exactly if more than `enough`."""
+    """Return the maximum of live bytes at the levels; exact if it is more than `enough`."""
     return max(level.exactly() if level.most > enough else level.most for level in levels)
 
 
@@ -310,9 +314,11 @@ def _touched(unit: Unit) -> set[Placed]:
 
 
 def _partners(call: Call, producers: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
-    """Return the units that compute an operand of the call, which may join them, the nearest first.
-    A recomputing call may not move forward, so it has none. Recomputing units come last: their
-    chain would otherwise need the product that their result is multiplied with too early."""
+    """Return the units that compute an operand of the call and may join it, the nearest first.
+
+    A recomputing call may not move forward, so it has none. Recomputing units come last: otherwise
+    their chain would need too early the product that their result is multiplied with.
+    """
     if call.again:
         return []
     units = {producers[use.value] for use in call.ins if use.value in producers}
@@ -320,7 +326,7 @@ def _partners(call: Call, producers: dict[Value, Unit], place: dict[Unit, int]) 
 
 
 class _Domains(dict[Call, "Shape | None"]):
-    """Domain of each call: the shape that it works through; see `_domain_of`."""
+    """Cache of the domain of each call: the shape over which it iterates; see `_domain_of`."""
 
     def __init__(self, policy: FusionPolicy) -> None:
         super().__init__()
@@ -332,9 +338,12 @@ class _Domains(dict[Call, "Shape | None"]):
 
 
 def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
-    """Return whether the unit is a chain, or the beginning of one, that the calls may join. They
-    must have its domain, and read its values as the type they were computed as, and no reduction.
-    They may not write over memory that the unit reads as another type, in other places."""
+    """Return whether the unit is a chain, or the start of one, that the calls may join.
+
+    They must have its domain, and read its values with the type of their computation, but no
+    reduction. They may not overwrite memory that the unit reads with another type at other
+    positions.
+    """
     first, policy = unit.calls[0], domains.policy
     if first.op is None:
         return False
@@ -361,7 +370,7 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
             if home is None:
                 continue
             if is_head and any(use.value.home is home for use in first.ins):
-                return False  # it must not write over operands of a later row
+                return False  # it must not overwrite operands of a later row
             if home in unit.reads_from or home in unit.writes_to:
                 uses = [use for each in unit.calls for use in each.ins if use.value.home is home]
                 if any(use.type is not out.type for use in uses):
@@ -370,13 +379,15 @@ def _takes(unit: Unit, calls: Sequence[Call], domains: _Domains) -> bool:
 
 
 def _has_window(call: Call) -> bool:
-    """Return whether a call reads or writes a window, if it may be in a chain."""
+    """Return whether a call reads or writes a window that may be in a chain."""
     return call.window or written_shape(call) is not None
 
 
 def _is_one_row(call: Call) -> bool:
-    """Return whether a product is a row times a matrix, or a batch of these. Alone it takes half
-    the time that it takes in a chain, whose tiles read the matrix by columns."""
+    """Return whether a matrix product is a row times a matrix, or a batch of these.
+
+    A separate call is twice as fast as a call in a chain, whose tiles read the matrix by columns.
+    """
     y, out = call.ins[1].type, call.outs[0].type
     is_batch = y.ndim > 2 and out.dtype.is_inexact
     rows = out.shape[-2:-1] if is_batch else out.shape[:-1]
@@ -384,7 +395,7 @@ def _is_one_row(call: Call) -> bool:
 
 
 def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
-    """Return whether a call of the unit that is no reduction computes the value, as that type."""
+    """Return whether a call of the unit computes the value with that type, and is no reduction."""
     return any(
         use in call.outs
         and call.op is not None
@@ -394,14 +405,14 @@ def _makes_whole(unit: Unit, use: Use, policy: FusionPolicy) -> bool:
 
 
 def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
-    """Return the shape that the call works through, if it may follow another in a chain."""
+    """Return the shape over which the call iterates, if it may follow another call in a chain."""
     op = call.op
     if op is None:
         return None
     out = call.outs[0].type
     if policy.windows and _has_window(call):
         return out.shape if call.window else written_shape(call)
-    if policy.links(op) and not out.dtype.is_storage:  # its items are no elements
+    if policy.links(op) and not out.dtype.is_storage:  # its array items are not elements
         return out.shape
     if (
         policy.reductions
@@ -409,13 +420,16 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
         and "axis" in op.attributes
         and call.ins[0].type.size <= BLOCK_SIZE
     ):
-        return call.ins[0].type.shape  # in one block, as the op alone would see it
+        return call.ins[0].type.shape  # in one block, as in a separate call
     return None
 
 
 def chain_of(run: Run) -> Chain:
-    """Return the chain that runs the unit. It stores the values that the run writes; the others
-    pass in scratch. A write into a window of a tensor that is not read again is left out."""
+    """Return the chain that runs the unit.
+
+    It stores the values that the run writes; the others stay in temporaries. A write into a window
+    of a tensor that is not read again is omitted.
+    """
     unit, outs, ins = run.unit, run.outs, run.ins
     numbers: dict[Use, int] = {use: number for number, use in enumerate([*outs, *ins])}
     scratch = _Scratch()
@@ -429,10 +443,10 @@ def chain_of(run: Run) -> Chain:
     links = []
     windows = {call.outs[0] for call in calls if call.window}
     for i, call in enumerate(calls):
-        assert call.op is not None  # or it would be in no chain
+        assert call.op is not None  # only ops are in chains
         [out] = call.outs
         sources = tuple([numbers[use] for use in call.ins])
-        # In order: every process numbers them alike.
+        # Sorted, so that every process numbers them equally.
         ended = [
             use
             for use in dict.fromkeys(call.ins)
@@ -454,7 +468,7 @@ def chain_of(run: Run) -> Chain:
 
 
 class _Scratch:
-    """Numbers of scratch blocks, reused for values of the same type."""
+    """Allocator of numbers for temporaries, which are reused for values of the same type."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,8 +1,9 @@
-"""Row functions of f32 that read halves: removal of casts to f32 in front of them.
+"""Removal of casts to f32 before row functions that read half precision.
 
-Under `ml.autocast` a LayerNorm of a half is one of f32 behind a cast, and its gradient is rounded
-by another cast. Kernels that widen rows as they read them, and round them as they write them, have
-the same bits without the f32 copy. The step would otherwise save that copy for the backward pass.
+Under `ml.autocast` a LayerNorm of half-precision x is computed in f32 after a cast, and its
+gradient is rounded by another cast. Kernels that widen rows while reading, and round them while
+writing, have the same bits without the f32 copy. Otherwise the step would save that copy for the
+backward pass.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from mlvm.core.types import f32
 from mlvm.step.flow import Call, Flow, Use, Value
 
 _READ: Final = {"layer_norm": 0, "layer_norm_scale_vjp": 1, "layer_norm_vjp": 1}
-"""Ops whose operand in that place may be a half beside others that are f32."""
+"""Ops with the position of the operand that may be in half precision while the others are f32."""
 _ROUNDED: Final = "layer_norm_vjp"
-"""Its result has the dtype of that operand."""
+"""Op whose result has the dtype of that operand."""
 
 
 def in_halves(flow: Flow) -> list[Call]:
-    """Return the calls without casts whose results only these ops read; they read the half."""
+    """Return the calls without casts that only these ops read; they read the cast's operand."""
     casts = [call for call in flow.calls if call.op is not None and call.op.name == "astype"]
     readers: dict[Value, list[Call]] = {}
     for call in flow.calls if casts else ():
@@ -61,12 +62,12 @@ def in_halves(flow: Flow) -> list[Call]:
             ins, outs = [narrow if use == wide else use for use in user.ins], user.outs
             if user.op is not None and user.op.name == _ROUNDED:
                 cast = cast_of(user)
-                assert cast is not None  # or it would not read the half
+                assert cast is not None  # it reads half precision only after a cast
                 changed[cast], outs = None, cast.outs
             changed[user] = replace(user, ins=ins, outs=outs)
     return [new for call in flow.calls if (new := changed.get(call, call)) is not None]
 
 
 def _is_free(use: Use) -> bool:
-    """Return whether nothing writes over the value later."""
+    """Return whether nothing overwrites the value later."""
     return use.value.home is None

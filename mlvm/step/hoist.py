@@ -1,8 +1,8 @@
-"""Hoisting: calls of a step that depend on its states alone become a separate program.
+"""Hoisting: calls of a step that depend only on its states become a separate program.
 
-Such calls have the same results at each launch, until a write to the states: a weight that is
-converted, transposed or dequantized, a batch norm's factor, a mask. The step reads the results as
-further states. The same ops run on the same operands, so no bit changes.
+Such calls have the same results at each launch until a write to the states: a weight that is
+converted, transposed or dequantized, the scale of a batch norm, a mask. The step reads the results
+as additional states. The same ops run on the same operands, so no bit changes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 from mlvm.step.panels import packing
 
 LARGER: Final = 4
-"""The most bytes of a hoisted value, times those of the states that it depends on: a weight of u8
-is hoisted as f32, one of four bits is not."""
+"""Maximum ratio of the bytes of a hoisted value to those of the states that it depends on.
+
+A weight of u8 is hoisted as f32, a 4-bit weight is not.
+"""
 
 SMALL: Final = 1 << 14
-"""Bytes of a value that is hoisted whatever it depends on."""
+"""Bytes up to which a value is always hoisted."""
 
 
 class Hoist(NamedTuple):
@@ -32,8 +34,11 @@ class Hoist(NamedTuple):
 
 
 class SplitFlow(NamedTuple):
-    """A step in two: `hoisted` has outputs of these `types`, which depend on states alone; `rest`
-    reads each of them as a state, numbered behind the others."""
+    """Step that is split in two.
+
+    `hoisted` has outputs of these `types`, which depend only on states. `rest` reads each of them
+    as a state, numbered after the other states.
+    """
 
     hoisted: Flow
     rest: Flow
@@ -41,8 +46,10 @@ class SplitFlow(NamedTuple):
 
 
 def split_flow(flow: Flow, hoist: Hoist, *, panels: bool = False) -> SplitFlow | None:
-    """Split the step in two; None where it has no call to hoist. With `panels`, products get their
-    weights packed (`mlvm.step.panels`)."""
+    """Split the step in two; return None if it has no call to hoist.
+
+    With `panels`, weights of matrix products are packed (`mlvm.step.panels`).
+    """
     steady = _steady(flow, hoist)
     producers = _pure(flow, steady)
     if panels:
@@ -70,7 +77,7 @@ def split_flow(flow: Flow, hoist: Hoist, *, panels: bool = False) -> SplitFlow |
 
 
 class _Producer(NamedTuple):
-    """A call that depends on states alone, and these states."""
+    """Call that depends only on states, and these states."""
 
     call: Call
     states: frozenset[Home]
@@ -91,7 +98,7 @@ def _steady(flow: Flow, hoist: Hoist) -> set[Home]:
 def _states_of(
     use: Use, steady: set[Home], producers: dict[Value, _Producer]
 ) -> frozenset[Home] | None:
-    """Return the states that a value depends on, if it depends on steady states alone."""
+    """Return the states that a value depends on, if it depends only on steady states."""
     home = use.value.home
     if home is None:
         return producers[use.value].states if use.value in producers else None
@@ -99,13 +106,15 @@ def _states_of(
 
 
 def _is_worth(nbytes: int, states: frozenset[Home]) -> bool:
-    """Return whether a value of that size, which depends on these states, is hoisted."""
+    """Return whether a value of that size that depends on these states is hoisted."""
     return nbytes <= max(SMALL, LARGER * sum(home.type.nbytes for home in states))
 
 
 def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Producer]:
-    """Return the values that depend on states alone, in order, with the calls that produce them.
-    Blocks may never run, so calls in blocks count only if they cannot fail."""
+    """Return the values that depend only on states, in order, with the calls that compute them.
+
+    Blocks may never run, so calls in blocks count only if they cannot fail.
+    """
     results, outermost = set(flow.results), set(map(id, flow.calls))
     producers: dict[Value, _Producer] = {}
     for call in with_blocks(flow.calls):
@@ -121,8 +130,11 @@ def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Producer]:
 
 
 class _Packer:
-    """Replaces products by products of panels, where weights are `steady` or depend on steady
-    states alone. The calls that pack panels are added to `producers`."""
+    """Replacement of matrix products by products with panels.
+
+    The weights are `steady` or depend only on steady states. The calls that pack panels are added
+    to `producers`.
+    """
 
     def __init__(self, steady: set[Home], producers: dict[Value, _Producer]) -> None:
         self.steady, self.producers = steady, producers
@@ -160,8 +172,10 @@ class _Packer:
 
 
 def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value]:
-    """Return the values to hoist: those that the rest of the step reads. The rest keeps producers
-    of values that are too large."""
+    """Return the values to hoist: those that the rest of the step reads.
+
+    The rest keeps the producers of values that are too large.
+    """
     worth = {value for value, (_, states) in producers.items() if _is_worth(value.nbytes, states)}
     values = worth & _read_by_rest(flow.calls, producers, worth)
     return [value for value in producers if value in values]
@@ -170,8 +184,10 @@ def _hoisted_values(flow: Flow, producers: dict[Value, _Producer]) -> list[Value
 def _read_by_rest(
     calls: Sequence[Call], producers: dict[Value, _Producer], hoisted: Container[Value]
 ) -> set[Value]:
-    """Return the produced values that the step reads, or its own producers, those of values that
-    are not hoisted."""
+    """Return the produced values that the step or its own producers read.
+
+    Its own producers compute the values that are not hoisted.
+    """
     rest = [call for call in with_blocks(calls) if not _is_producer(call, producers)]
     return _closure([use.value for call in rest for use in _read_by(call)], producers, hoisted)
 
@@ -181,8 +197,7 @@ def _is_producer(call: Call, producers: dict[Value, _Producer]) -> bool:
 
 
 def _read_by(call: Call) -> Iterable[Use]:
-    """Return the uses that the call itself reads: of control flow, without those of its blocks'
-    calls."""
+    """Return the uses that the call itself reads; for control flow, without calls in its blocks."""
     if not call.blocks:
         return call.ins
     results = [block.result for block in call.blocks if block.result is not None]
@@ -192,8 +207,7 @@ def _read_by(call: Call) -> Iterable[Use]:
 def _closure(
     values: Iterable[Value], producers: dict[Value, _Producer], ends: Container[Value] = ()
 ) -> set[Value]:
-    """Return the produced ones of these values, and all that they depend on, but not what only
-    `ends` depend on."""
+    """Return the produced values among these and their dependences, except those of `ends`."""
     needed: set[Value] = set()
     stack = list(values)
     while stack:
@@ -208,8 +222,7 @@ def _closure(
 def _without(
     calls: Sequence[Call], producers: dict[Value, _Producer], values: Iterable[Value]
 ) -> list[Call]:
-    """Return the calls without producers of hoisted values, and without those that only these
-    needed."""
+    """Return the calls without producers of hoisted values, and without their dependences."""
     hoisted = set(values)
     removed = producers.keys() - (_read_by_rest(calls, producers, hoisted) - hoisted)
 

@@ -1,9 +1,9 @@
 """Lanes: code generation of a recorded function for many inputs at once (`mlvm.machines.lanes`).
 
-Each value has a slot of a frame. The calls between two branches or calls of functions are a
-segment, a function of the program, which is also compiled for some numbers of rows. Copies,
-reshapes, saved values and passed ones stand between segments: in lanes they move numbers of rows,
-and no bytes."""
+Each value has a slot of a frame. The calls between two branches or function calls are a segment, a
+function of the program, which is also compiled for certain numbers of rows. Copies, reshapes, saved
+values and passed values are between segments: for lanes they move row numbers, not bytes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 SUM_COUNTS: Final = (1, 4, 16, 64, 256)
 
 _LIGHT: Final = 64
-"""Most bytes of a value of control flow; a segment of such values does not wait for more rows."""
+"""Maximum bytes of values of control flow; a segment of such values does not wait for more rows."""
 
 _Key: TypeAlias = Value | Home
 
@@ -47,9 +47,12 @@ def lanes_of(
     *,
     is_read: bool = False,
 ) -> LaneProgram:
-    """Write the program of a function, for `lanes.run`. The parameters of `main` are its arguments;
-    it returns `results`. `shared`: the values that it reads from outside, in order. `sums`: homes
-    outside to which frames add. `is_read`: from a file, whose code is for this family alone.
+    """Generate the program of a function, for `lanes.run`.
+
+    main: the function; its parameters are the program's arguments, and it returns `results`.
+    shared: the values that it reads from outside, in order.
+    sums: homes outside to which frames add.
+    is_read: whether it comes from a file, whose code is only for this family.
 
     Raises `CaptureError` for a host function that lanes cannot run, and for any other update of a
     value outside.
@@ -83,7 +86,7 @@ def _spelled(
     shared: Sequence[Use],
     sums: Mapping[Home, int],
 ) -> Any:
-    """Return a key that is equal for functions equal up to the identity of their values."""
+    """Return a key that is equal for functions that differ only in the identity of their values."""
     numbers: dict[Any, int] = {}
 
     def number(each: object) -> int:
@@ -131,9 +134,9 @@ class _SegmentCall(NamedTuple):
 
 
 class _SegmentCalls:
-    """Calls of a segment, whatever function they are of.
+    """Calls of a segment, independent of its function.
 
-    inputs: the numbers of operands from outside, and of the shared ones behind these.
+    inputs: the numbers of operands from outside, followed by those of shared operands.
     outs: the numbers of results.
     key: equal for segments that have the same parts.
     """
@@ -164,8 +167,10 @@ class _SegmentCalls:
         self.key = tuple(rows), tuple(self.inputs), len(self.shared), tuple(self.outs)
 
     def rows(self, count: int) -> list[Call]:
-        """Return the calls, each batched over `count` rows. Raises `CaptureError` for one that has
-        no such form."""
+        """Return the calls, each batched over `count` rows.
+
+        Raises `CaptureError` for a call that cannot be batched.
+        """
         now: dict[int, Value] = {}
         last = {call.out[0]: i for i, call in enumerate(self.calls)}
         batched_calls: list[Call] = []
@@ -201,7 +206,7 @@ def _batched(
 
 
 class _Writer:
-    """Writer of a program, function by function."""
+    """Code generator of a program, function by function."""
 
     def __init__(
         self,
@@ -226,7 +231,7 @@ class _Writer:
         self.hoisted: list[Use] = []
         self.first_calls: list[Call] = []
         self.names: dict[Procedure, str] = {}
-        # Of the function that is being written:
+        # State of the current function:
         self.code: list[Instruction] = []
         self.slots: dict[_Key, int] = {}
         self.types: list[TensorType] = []
@@ -244,8 +249,10 @@ class _Writer:
     def procedure(
         self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] | None = None
     ) -> None:
-        """Write a function: `main`, which returns `results`, or one whose results are the first of
-        its parameters."""
+        """Generate a function: `main`, which returns `results`, or another.
+
+        The results of another function are the first of its parameters.
+        """
         everything = list(with_blocks(calls))
         params = procedure.params
         outs = [] if results is not None else params[: self.nresults[procedure]]
@@ -253,7 +260,7 @@ class _Writer:
         self.slots = {home: i for i, home in enumerate(params[len(outs) :])}
         self.types = [home.type for home in params[len(outs) :]]
         self.nparams = len(self.types)
-        self.types.append(TensorType(i64))  # the number of the call
+        self.types.append(TensorType(i64))  # number of the call
         self.readers = {}
         reads = [(use, id(call)) for call in everything for use in call.ins]
         blocks = [block for call in everything for block in call.blocks]
@@ -290,8 +297,10 @@ class _Writer:
         self.functions.append(Function(name, self.nparams, count, (*head, *code)))
 
     def _products(self, calls: Sequence[Call]) -> dict[Value, Call]:
-        """Find the products x^T y that are only added to a sum: rows of x and y are saved instead,
-        and multiplied once in the end."""
+        """Find the matrix products x^T y that are only added to a sum.
+
+        Rows of x and y are then saved instead, and multiplied once at the end.
+        """
         makers = {use.value: call for call in calls for use in call.outs}
         products: dict[Value, Call] = {}
         for call in calls:
@@ -314,7 +323,7 @@ class _Writer:
         return products
 
     def slot(self, key: _Key, type: TensorType) -> int:
-        """Return the slot of a home or value, which gets one if it has none."""
+        """Return the slot of a home or value; allocate one if it has none."""
         if key not in self.slots:
             self.slots[key] = len(self.types)
             self.types.append(type)
@@ -340,7 +349,7 @@ class _Writer:
         return bool(call.outs) and call.outs[0].value.home in self.sums
 
     def read(self, use: Use, *, alias: bool = False) -> None:
-        """Push the value: a copy where its slot is updated in place, unless `alias`."""
+        """Push the value: a copy if its slot is updated in place, unless `alias`."""
         key = self.key(use)
         if key in self.shared:
             at = self.shared[key]
@@ -397,7 +406,7 @@ class _Writer:
         self.flush()
 
     def moves(self, call: Call) -> bool:
-        """Write a call that only takes, puts or moves rows; return False for others."""
+        """Generate a call that only reads, writes or moves rows; return False for other calls."""
         assert call.op is not None
         [out] = call.outs
         name = call.op.name
@@ -475,7 +484,7 @@ class _Writer:
             )
 
     def call(self, call: Call) -> None:
-        """Call a function."""
+        """Generate the call of a function."""
         assert call.callee is not None
         nresults = self.nresults[call.callee]
         for use, home in zip(call.passed[nresults:], call.callee.params[nresults:], strict=True):
@@ -520,7 +529,7 @@ class _Writer:
     # --- sums -------------------------------------------------------------------------------
 
     def add(self, call: Call) -> None:
-        """Write an update of a value outside: each frame adds its part to a sum."""
+        """Generate an update of a value outside: each frame adds its part to a sum."""
         assert call.op is not None
         place = self.sums[call.outs[0].value.home]  # type: ignore[index]
         name, total = call.op.name, call.outs[0]
@@ -530,7 +539,9 @@ class _Writer:
             name not in ("add", "index_add", "slice_add")
             or call.ins[0].value.home is not total.value.home
         ):
-            raise CaptureError(f"{call.line or 'here'}: a lane updates what lies outside of it")
+            raise CaptureError(
+                f"{call.line or 'here'}: a lane must not update a tensor from outside of it"
+            )
         if product is not None:
             operands = list(product.ins)
         whole = name == "add" or (
@@ -554,7 +565,10 @@ class _Writer:
     # --- segments ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write the pending calls as segments: calls without a batching rule are segments alone."""
+        """Generate segments for the pending calls.
+
+        A call without a batching rule is a separate segment.
+        """
         calls, self.pending = self.pending, []
         run: list[Call] = []
         for call in calls:
@@ -574,7 +588,7 @@ class _Writer:
         return over_lanes(call.op, call.attributes, types, which, 2) is not None
 
     def segment(self, calls: list[Call], counts: Sequence[int] = COUNTS) -> None:
-        """Write calls that run for many rows at once."""
+        """Generate calls that run for many rows at once."""
         if not calls:
             return
         mine = {id(call) for call in calls}
@@ -608,7 +622,7 @@ class _Writer:
             self.write(last[key])
         batched = _SegmentCalls(calls, self.key, ins, shared, outs)
         if (self.scope, counts[-1], batched.key) not in _parts.entries:
-            batched.rows(min(counts[-1], 2))  # raises its errors now
+            batched.rows(min(counts[-1], 2))  # raises errors early
         in_bytes = [type.nbytes for type in ins.values()]
         out_bytes = [out_types[key].nbytes for key in outs]
         places = [self.nargs + i for i in shared.values()]
@@ -619,7 +633,7 @@ class _Writer:
     def alone(
         self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
     ) -> None:
-        """Write the function of a segment for one row."""
+        """Generate the function of a segment for one row."""
         outer = self.code, self.slots, self.types, self.nparams, self.owned
         types = [self.types[self.slots[key]] for key in ins]
         self.code, self.slots, self.types = [], {key: i for i, key in enumerate(ins)}, types
@@ -630,7 +644,7 @@ class _Writer:
                 self.read(use)
             self.op(call.op.name, len(call.ins), 1, **call.attributes)
             [out] = call.outs
-            self.slots[self.key(out)] = len(self.types)  # where it lies now
+            self.slots[self.key(out)] = len(self.types)  # its new slot
             self.types.append(out.type)
         for key in outs:
             self.emit("get", self.slots[key] - self.nparams)
@@ -639,8 +653,10 @@ class _Writer:
         self.code, self.slots, self.types, self.nparams, self.owned = outer
 
     def part(self, name: str, count: int, key: Any, make_calls: Callable[[], list[Call]]) -> None:
-        """Write the part of a segment for `count` rows. `key` is equal for segments that have the
-        same parts."""
+        """Generate the part of a segment for `count` rows.
+
+        `key` is equal for segments that have the same parts.
+        """
         part = partial(Part, partial(_compiled, make_calls, self.scope[0]))
         self.segments[name].parts[count] = _parts.get((self.scope, count, key), part)
 
@@ -660,7 +676,7 @@ class _Writer:
         return LaneProgram(Program([main, *self.functions]), self.segments, family)
 
     def hoist_first(self) -> None:
-        """Write the function of the values that all rows share."""
+        """Generate the function of the values that all rows share."""
         names = {
             use.value: Value(use.type.nbytes, Home("output", i, use.type))
             for i, use in enumerate(self.hoisted)
@@ -690,8 +706,10 @@ def _given_back(call: Call) -> int:
 
 
 def _summed(call: Call, product: Call | None, operands: Sequence[Use], count: int) -> list[Call]:
-    """Return the calls that add `count` rows of the operands to a sum. `product`: the matmul of the
-    operands, if they are not the call's."""
+    """Return the calls that add `count` rows of the operands to a sum.
+
+    product: the matmul of the operands, if they are not the call's operands
+    """
     assert call.op is not None
     type, name = call.outs[0].type, call.op.name
     before = Use(Value(type.nbytes, Home("input", 0, type)), type)
@@ -717,7 +735,7 @@ def _op(name: str, attributes: Attributes, out: Use, ins: Sequence[Use]) -> Call
 
 
 def _is_row(call: Call, operand: int) -> bool:
-    """Return True if the call takes or replaces rows, and that operand is the row's number."""
+    """Return True if the call reads or replaces rows, and that operand is the row's number."""
     return call.attributes["axis"] == 0 and call.ins[operand].type.shape == ()
 
 

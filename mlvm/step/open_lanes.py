@@ -1,9 +1,9 @@
-"""Functions of lanes whose types depend on open lengths, and the same as fields of a file.
+"""Functions of lanes whose types depend on dynamic lengths, and their encoding in files.
 
-In: a function as `lanes_of` takes it, recorded with placeholders of lengths. Out: `OpenLanes`, an
-attribute of `lanes.run`, of which a launch's lengths make a program for rows.
-In a file each home, value and block has a number, and a block the numbers of those inside it.
-Callers: `ml.batch` in a trace with open lengths; `OpenStep`, which reads files from anywhere.
+In: a function as for `lanes_of`, recorded with placeholders of lengths. Out: `OpenLanes`, an
+    attribute of `lanes.run`, from which a launch's lengths make a program for rows. In a file each
+    home, value and block has a number, and a block lists the numbers of its inner blocks.
+Callers: `ml.batch` in a trace with dynamic lengths; `OpenStep`, which reads untrusted files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class LaneFunction(NamedTuple):
-    """A recorded function for lanes: the arguments of `lanes_of`."""
+    """Recorded function for lanes: the arguments of `lanes_of`."""
 
     main: Procedure
     procedures: Sequence[Procedure]
@@ -37,7 +37,7 @@ class LaneFunction(NamedTuple):
     policy: FusionPolicy
 
     def changed(self, by: Substitution) -> LaneFunction:
-        """Return the copy of the function."""
+        """Return the copy of the function with the substitution applied."""
         return self._replace(
             main=by.procedure(self.main),
             procedures=list(map(by.procedure, self.procedures)),
@@ -48,9 +48,9 @@ class LaneFunction(NamedTuple):
 
 
 class OpenLanes(OpenPart):
-    """Program of a function whose types or attributes depend on open lengths.
+    """Program of a function whose types or attributes depend on dynamic lengths.
 
-    function: with places.
+    function: the function with places
     """
 
     NFIELDS: Final = 8
@@ -60,7 +60,7 @@ class OpenLanes(OpenPart):
 
     @staticmethod
     def of(function: LaneFunction) -> OpenLanes | None:
-        """Return the function with places; None if nothing of it depends on a length."""
+        """Return the function with places; None if it does not depend on a length."""
         freeze = Freeze()
         frozen = function.changed(freeze)
         return OpenLanes(frozen, freeze.places) if freeze.places else None
@@ -76,17 +76,18 @@ class OpenLanes(OpenPart):
         except Exception as error:
             if not self._is_read:
                 raise
-            raise EncodingError(f"a file has no such function of lanes: {error!r}") from None
+            raise EncodingError(f"invalid function of lanes in the file: {error!r}") from None
 
     def fields(self, closed: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """Return the function in values that a file can have, with types and attributes as `closed`
-        has them; `read` takes them again."""
+        """Return the function as values for a file; `read` is the inverse.
+
+        `closed` converts types and attributes.
+        """
         return _Fields(self.function, closed).all()
 
     @staticmethod
     def read(fields: Any, opened: Callable[[Any], Any]) -> OpenLanes:
-        """Return the function of which `fields` made these values. Raises `ValueError` for
-        others."""
+        """Return the function from the values of `fields`. Raises `ValueError` for other values."""
         numbers: set[int] = set()
 
         def noted(part: Any) -> Any:
@@ -167,7 +168,7 @@ class _Fields:
 
 
 def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
-    """Build the function of which `_Fields` made these values."""
+    """Build the function from the values of `_Fields`."""
     homes, values, blocks, procedures, results, shared, sums, policy = fields
     all_homes = [Home(role, index, _type(opened(type))) for role, index, type in homes]
     all_values = [
@@ -176,7 +177,8 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
     ]
     all_blocks = [Block() for _ in blocks]
     all_procedures = [Procedure(str(name), Block()) for name, _, _ in procedures]
-    free = {*range(len(blocks))}  # those that lie in none so far: none lies in itself, or in two
+    # blocks without a parent: no block contains itself, or is in two blocks
+    free = {*range(len(blocks))}
 
     def use_of(use: Any) -> Use:
         value, type = use
@@ -184,7 +186,7 @@ def _function_of(fields: Any, opened: Callable[[Any], Any]) -> LaneFunction:
 
     def block_of(number: Any, after: int) -> Block:
         if number <= after:
-            raise ValueError("a block lies in itself")
+            raise ValueError("a block contains itself")
         free.remove(number)
         return _at(all_blocks, number)
 
@@ -229,7 +231,7 @@ def _at(rows: Sequence[T], number: Any) -> T:
 
 def _type(type_: Any) -> Any:
     if type(type_) not in (TensorType, OpenType):
-        raise TypeError(f"{type_!r} is no type")
+        raise TypeError(f"expected a type, got {type_!r}")
     return type_
 
 

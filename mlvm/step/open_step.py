@@ -1,11 +1,11 @@
-"""Open part of a saved step: lengths, and the formulas by which the step follows from them.
+"""Dynamic part of a saved step: lengths, and the formulas that depend on them.
 
 In: a planned template with the formulas of its trace, and their values in the call before saving.
-Out: the step for inputs of other lengths, in the memory of the plan; the same as fields of a file.
-In a file a place among the values is the mapping `{"": place}`, a type with places is
-`{"": (dtype, shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name.
-Callers: `SavedStep`. The functions of formulas are those of `FUNCTIONS` alone, on small integers,
-since a file may come from anywhere.
+Out: the step for inputs of other lengths, in the memory of the plan; and fields for a file. In a
+    file the index of a value is the mapping `{"": index}`, a type with indices is `{"": (dtype,
+    shape)}`, and a function of lanes `{"": fields}`; no attribute has an empty name.
+Callers: `SavedStep`. Formulas use only the functions in `FUNCTIONS`, on small integers, since files
+    may be untrusted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
         *(operator.truth, abs, divmod, math.log),
     )
 }
-"""Functions of formulas, by name."""
+"""Functions of formulas by name."""
 
 _MOST_BITS: Final = 2_000
 _MOST_POWER: Final = 64
@@ -44,8 +44,8 @@ class StepLength(NamedTuple):
     """Length of a saved step.
 
     name, at_most: as in `capture`.
-    place: of its value among all values.
-    axes: those that have it: the number of an input, and the axis.
+    place: index of its value.
+    axes: the axes with this length, as numbers of an input and an axis.
     """
 
     name: str
@@ -55,15 +55,15 @@ class StepLength(NamedTuple):
 
 
 class OpenStep(NamedTuple):
-    """Open part of a saved step.
+    """Dynamic part of a saved step.
 
     lengths: its lengths.
     values: the values of all formulas in the call before saving.
-    steps: the computation: the place of a result, a function's name, the places of its operands.
-    guards: places of values that must be as in that call, each with a line of Python that needed
-        it, or "".
-    scalars: numbers of states that are computed of lengths, each with the place of its value.
-    inputs, outputs, results: types with places, in the order of the step's.
+    steps: the computation: index of a result, a function's name, indices of its operands.
+    guards: indices of values that must be the same as in that call, each with the line of Python
+        that needed it, or "".
+    scalars: numbers of states that are computed from lengths, each with the index of its value.
+    inputs, outputs, results: types with indices, in the order of the step.
     template: the program.
     """
 
@@ -94,8 +94,10 @@ class OpenStep(NamedTuple):
         return [f"{type.dtype.name}[{shape}]" for type, shape in zip(present, shapes, strict=True)]
 
     def values_at(self, types: Sequence[TensorType]) -> list[Any]:
-        """Return the values of all formulas for inputs of these types. Raises `ShapeError` for two
-        sizes of one name, and as `values_of`."""
+        """Return the values of all formulas for inputs of these types.
+
+        Raises `ShapeError` if a name has two sizes, and as `values_of`.
+        """
         sizes: dict[str, int] = {}
         for each in self.lengths:
             first = None
@@ -114,11 +116,11 @@ class OpenStep(NamedTuple):
         return self.values_of(sizes)
 
     def values_of(self, sizes: Mapping[str, int]) -> list[Any]:
-        """Return the values of all formulas for these lengths; others are those of the call before
-        saving.
+        """Return the values of all formulas for these lengths; other lengths are unchanged.
 
-        Raises `ShapeError` for a name that it does not have, for a length of 0 or above its bound,
-        and for lengths at which the function computes otherwise than in that call.
+        Other lengths are those of the call before saving. Raises `ShapeError` for an unknown name,
+        for a length of 0 or above its bound, and for lengths at which the function takes other
+        branches than in that call.
         """
         values = [*self.values]
         names = {each.name: each for each in self.lengths}
@@ -136,7 +138,7 @@ class OpenStep(NamedTuple):
             is_short = any(values[each.place] < 2 for each in self.lengths)
             how = "captured with lengths=False" if is_short else "after a call at these lengths"
             raise ShapeError(
-                f"step: at {self.sizes(values)} the function computes otherwise than at "
+                f"step: at {self.sizes(values)} the function takes other branches than at "
                 f"{self.sizes(self.values)}{line and f', in {line}'}; save another step, {how}"
             )
         return values
@@ -162,8 +164,10 @@ class OpenStep(NamedTuple):
         return ", ".join([f"{each.name} = {values[each.place]}" for each in self.lengths])
 
     def _compute(self, values: list[Any]) -> str | None:
-        """Compute all values of the first ones; return None where all guards hold, else the line of
-        the first that does not, or ""."""
+        """Compute all values from the first ones; return None if all guards hold.
+
+        Otherwise return the line of the first guard that fails, or "".
+        """
         try:
             for place, name, operands in self.steps:
                 arguments = [values[each] for each in operands]
@@ -176,14 +180,16 @@ class OpenStep(NamedTuple):
                     return ""
                 if type(value) is int and value.bit_length() > _MOST_BITS:
                     return ""
-        except (ArithmeticError, ValueError):  # as the eager call, which raises it
+        except (ArithmeticError, ValueError):  # the eager call would raise it
             return ""
         fails = [line for i, line in self.guards if repr(values[i]) != repr(self.values[i])]
         return next(filter(None, fails), "") if fails else None
 
     def planned_at(self, values: Sequence[Any]) -> Planned:
-        """Return the program for these values. Raises `ShapeError` if a temporary is larger than in
-        the plan."""
+        """Return the program for these values.
+
+        Raises `ShapeError` if a temporary is larger than in the plan.
+        """
         planned = self.template.at(values)
         if planned is None:
             raise ShapeError(
@@ -192,7 +198,7 @@ class OpenStep(NamedTuple):
         return planned
 
     def write(self, writer: Writer) -> None:
-        """Write all parts; `read` takes them again."""
+        """Write all parts; `read` is the inverse."""
         template = self.template
         writer.sequence([tuple(each) for each in self.lengths])
         for row in (self.values, self.steps, self.guards, self.scalars):
@@ -206,23 +212,25 @@ class OpenStep(NamedTuple):
 
     @staticmethod
     def read(reader: Reader, planned: Planned) -> OpenStep:
-        """Read the open part of a step whose program this is. Whether it is that of the step is the
-        caller's question. Raises `EncodingError` for what `write` did not write."""
+        """Read the dynamic part of a step with this program.
+
+        The caller checks that it belongs to the step. Raises `EncodingError` for invalid fields.
+        """
         rows: list[tuple[Any, ...]] = [tuple(reader.sequence()) for _ in range(11)]
         try:
             if not rows[0]:
-                raise ValueError("there are none")
+                raise ValueError("expected at least one length")
             lengths = tuple([StepLength(*each) for each in rows[0]])
             for name, at_most, _, axes in lengths:
                 if type(name) is not str or type(at_most) is not int or not axes:
-                    raise ValueError("a length has a name, a bound and axes")
+                    raise ValueError("expected a length with a name, a bound and axes")
             for _, place in rows[4]:
                 if place not in range(len(rows[1])) or type(rows[1][place]) not in _NUMBERS:
-                    raise ValueError("a number of a state is a value")
+                    raise ValueError("expected the number of a state among the values")
             guards = tuple([each if type(each) is tuple else (each, "") for each in rows[3]])
             for place, line in guards:
                 if type(place) is not int or type(line) is not str:
-                    raise ValueError("a guard is a place and a line")
+                    raise ValueError("expected a guard as a place and a line")
             inputs, outputs, results = [tuple(map(_opened, row)) for row in rows[5:8]]
             types = {i: _opened(type) for i, type, _ in rows[8]}
             sizes = {i: nbytes for i, _, nbytes in rows[8] if nbytes >= 0}
@@ -236,7 +244,7 @@ class OpenStep(NamedTuple):
 
 
 def _closed(part: Any) -> Any:
-    """Return a frozen part in values that a file can have."""
+    """Return a frozen part as values for a file."""
     if type(part) is Place:
         return {"": part.number}
     if type(part) is OpenType:
@@ -247,7 +255,7 @@ def _closed(part: Any) -> Any:
 
 
 def _opened(part: Any) -> Any:
-    """Return the part of which `_closed` made these values."""
+    """Return the part from the values of `_closed`."""
     if type(part) is dict and "" in part:
         match part[""]:
             case int() as place:
@@ -257,5 +265,5 @@ def _opened(part: Any) -> Any:
             case (*fields,) if len(fields) == OpenLanes.NFIELDS:
                 return OpenLanes.read(fields, _opened)
             case other:
-                raise ValueError(f"{brief(other)} is no place of a value")
+                raise ValueError(f"{brief(other)} is not the index of a value")
     return mapped(_opened, part)

@@ -1,4 +1,4 @@
-"""Order of units in which less memory is in use at once."""
+"""Reordering of units to reduce the peak memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlvm.step.flow import Home, Unit, Value
 def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> list[Unit]:
     """Return the units in an order that usually needs less memory.
 
-    A unit that frees more bytes than it allocates runs as soon as it can: the update of a parameter
-    frees its gradient. Of several, the one that allocates least is first. A unit that computes no
-    more than a scalar runs early, too: it may be the learning rate that an update waits for.
-    Dependent units keep their order, so every value is the same to the last bit.
+    A unit that frees more bytes than it allocates runs as early as possible: the update of a
+    parameter frees its gradient. Among several, the unit that allocates least is first. A unit that
+    computes only a scalar also runs early, as it may be the learning rate for an update. Dependent
+    units keep their order, so every value is bitwise equal.
     """
     after: list[list[int]] = [[] for _ in units]
     unmet = [0] * len(units)
@@ -23,7 +23,7 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
         unmet[later] = len(dependences)
         for earlier in dependences:
             after[earlier].append(later)
-    # of each value, how many read it that have not run, and the sum of their numbers
+    # for each value: the number of readers that have not run, and the sum of their numbers
     readers = {value: 0 for unit in units for value in unit.makes}
     numbers = readers.copy()
     for value in readers.keys() & live_out:
@@ -38,7 +38,7 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
     early: list[tuple[int, int]] = []
 
     def consider(i: int) -> None:
-        """Let the ready unit i run early, if that frees memory."""
+        """Schedule the ready unit i early, if that frees memory."""
         unit = units[i]
         allocated = sum([x.nbytes for x in unit.makes if x.home is None and readers[x]])
         freed = sum([x.nbytes for x in unit.reads if x.home is None and readers.get(x) == 1])
@@ -74,7 +74,7 @@ def earlier_where_it_frees(units: Sequence[Unit], live_out: Iterable[Value]) -> 
 
 
 def _dependences(units: Sequence[Unit]) -> Iterable[set[int]]:
-    """Yield the numbers of the units that have to run before each unit."""
+    """Yield the numbers of the units that must run before each unit."""
     producers: dict[Value, int] = {}
     written: dict[Home, int] = {}
     readers: dict[Home, list[int]] = {}
@@ -96,7 +96,7 @@ def _dependences(units: Sequence[Unit]) -> Iterable[set[int]]:
                 dependences.add(fixed)
             fixed = i
         if raising is not None and (unit.updates or unit.may_raise):
-            dependences.add(raising)  # the first to raise is the first in eager code
+            dependences.add(raising)  # the first call to raise is the first in eager code
         if unit.may_raise:
             raising = i
         producers.update(dict.fromkeys(unit.makes, i))

@@ -1,8 +1,8 @@
-"""Products with packed weights: panels (`mlvm.core.ops.packed`) that are computed before the step.
+"""Matrix products with packed weights: panels (`mlvm.core.ops.packed`) computed before the step.
 
-Without them a product copies its second operand to panels each time that it runs: for some rows
-much of its time. For fewer rows it reads the operand in place, with large strides. A product with
-packed weights has the same bits as either.
+Without them a product packs its second operand each time it runs, which for few rows needs much of
+its time, or (for very few rows) reads it in place with large strides. A product with packed weights
+has the same bits.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mlvm.core.types import TensorType, bf16, f32
 from mlvm.step.flow import Call, Use, Value
 
 ROWS: Final = (2, 256)
-"""The fewest and the most rows of a product whose weights are packed ahead."""
+"""Minimum and maximum number of rows of a product whose weights are packed in advance."""
 SMALL: Final = 1 << 16
-"""Elements of a weight that fit a cache: it is packed as fast as it is read."""
+"""Elements of a weight that fits into a cache: packing it is as fast as reading it."""
 
 
 class Packed(NamedTuple):
-    """Product that takes panels.
+    """Matrix product with panels.
 
     op, attributes: its op.
-    columns: of the weights.
+    columns: columns of the weights.
     transposed: whether the weights are transposed.
     """
 
@@ -38,8 +38,10 @@ class Packed(NamedTuple):
 
 
 def packing(call: Call) -> tuple[Call, Call] | None:
-    """Return the call that packs the weights of a product, and the product of these; None where
-    that gains nothing, and for other calls."""
+    """Return the call that packs the weights of a product, and the product that uses them.
+
+    Return None if that gains nothing, and for other calls.
+    """
     rule = _RULES.get(call.op.name) if call.op is not None else None
     if rule is None:
         return None

@@ -1,4 +1,4 @@
-"""Values at the peak of a step: those that are in memory when its plan needs most bytes."""
+"""Values at the peak of a step: those in memory when its plan needs most bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlvm.step.schedule import Placed, Run, Schedule, placed
 def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
     """Return the values in memory at the peak, the largest first.
 
-    The peak is the first moment at which the values in memory have most bytes.
+    The peak is the first time with the maximum number of live bytes.
     """
     change = [0] * (len(schedule.runs) + 1)
     for each in schedule.start:
@@ -59,9 +59,9 @@ def at_peak(schedule: Schedule) -> tuple[PeakValue, ...]:
 
 
 def hoisted_values(split: SplitFlow, states: int) -> tuple[PeakValue, ...]:
-    """Return the hoisted values of a step, whose states behind the first `states` ones they are.
+    """Return the hoisted values of a step, which are its states after the first `states`.
 
-    A hoisted value is in memory throughout. It is not computed again, so it has no time for that.
+    A hoisted value is always in memory. It is not recomputed, so it has no time for that.
     """
     last = {
         use.value.home.index: str(call.line or "")
@@ -82,7 +82,7 @@ def hoisted_values(split: SplitFlow, states: int) -> tuple[PeakValue, ...]:
 
 
 def _text(of: TensorType) -> str:
-    """Return a type as text, with ? for lengths that the trace leaves open."""
+    """Return a type as text, with ? for dynamic lengths."""
     shape = ["?" if issubclass(type(n), Length) else str(n) for n in of.shape]
     return f"{of.dtype.name}[{','.join(shape)}]"
 

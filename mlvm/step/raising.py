@@ -1,10 +1,10 @@
 """Calls that may raise, and the updates of arguments and states that wait for them.
 
-A captured step that raises leaves arguments and states as they were. So each update runs after all
-calls that may raise, in whatever order the function made them. Two kinds of updates keep the order
-of eager code: those whose new value such a call needs, and those that may raise themselves, such
-as `w[indices] = v`. A call cannot raise if an earlier call checked the same indices against the
-same limit. So the backward passes of `take` and `softmax_cross_entropy` do not delay updates.
+A captured step that raises leaves arguments and states unchanged. So each update runs after all
+calls that may raise, in any recorded order. Two kinds of updates keep the order of eager code:
+those whose new value such a call needs, and those that may raise themselves, such as `w[indices] =
+v`. A call cannot raise if an earlier call checked the same indices against the same limit. So the
+backward passes of `take` and `softmax_cross_entropy` do not delay updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlvm.step.flow import Call, Flow, Home, Unit, Value
 
 
 def with_raising(flow: Flow) -> Flow:
-    """Return the flow with the mark `may_raise` at calls whose ops may raise for some values."""
+    """Return the flow with `may_raise` set for calls whose ops may raise for some values."""
     return Flow(_marked(flow.calls, set()), flow.results)
 
 
@@ -32,14 +32,14 @@ def _marked(calls: Sequence[Call], checked: set[Any]) -> list[Call]:
             checks = _checks(call)
             if checks is None or checks not in checked:
                 is_float = call.op.elementwise and call.outs[0].type.dtype.is_inexact
-                call = call if is_float else replace(call, may_raise=True)  # pow of integers
+                call = call if is_float else replace(call, may_raise=True)  # integer pow may raise
                 checked.add(checks)
         marked.append(call)
     return marked
 
 
 def _checks(call: Call) -> Any:
-    """Return the values that a call checks: indices, and the number below which they must be."""
+    """Return the values that a call checks: indices, and their upper limit."""
     assert call.op is not None
     types = [use.type for use in call.ins]
     values = [use.value for use in call.ins]
@@ -70,7 +70,7 @@ def _checks(call: Call) -> Any:
 
 
 def _key(limit: Any) -> Any:
-    """Return a key for a limit. An open length, which is not read here, is only equal to itself."""
+    """Return a key for a limit. A dynamic length is only equal to itself, without a guard."""
     if isinstance(limit, tuple):
         return tuple(map(_key, limit))
     return (id(limit),) if issubclass(type(limit), Length) else limit

@@ -1,4 +1,4 @@
-"""Rematerialisation: cheap calls run again, so that their results need not be saved."""
+"""Rematerialization: cheap calls run again, so that their results need not be saved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Final
 from mlvm.step.flow import Call, Home, Use, Value
 
 FAR: Final = 16
-"""Calls between two uses of a value from which on saving it meanwhile matters."""
+"""Number of calls between two uses of a value from which its memory matters."""
 
 
 def recomputed(calls: Sequence[Call]) -> list[Call]:
-    """Repeat cheap calls before a far later use of their result, if their operands are alive at
-    that time anyway. A backward pass then needs the operand of a GELU, but not its result (Chen et
-    al., arXiv 1604.06174). The result has the same bits each time."""
+    """Repeat cheap calls before a much later use of their result, if their operands are still live.
+
+    A backward pass then needs the operand of a GELU, but not its result (Chen et al., arXiv
+    1604.06174). The result has the same bits each time.
+    """
     inside = {use.value for call in calls if call.blocks for use in call.ins}
     uses: dict[Value, list[int]] = {}
     overwritten: dict[Home, list[int]] = {}
@@ -37,7 +39,7 @@ def recomputed(calls: Sequence[Call]) -> list[Call]:
         if call.op is None or not call.op.is_cheap or call.outs[0].value.home is not None:
             continue
         value = call.outs[0].value
-        if value in inside:  # of control flow, which reads it at any time
+        if value in inside:  # read by control flow at any time
             continue
         times = uses.get(value, [])
         for before, at in zip([i, *times], times, strict=False):

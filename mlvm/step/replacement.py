@@ -1,8 +1,8 @@
-"""Replacement of subgraphs: where a step computes a pattern, a host function is called instead.
+"""Replacement of subgraphs that match a pattern by calls of a host function.
 
-A pattern is a small flow of ops on parameters. It matches calls of one block of the step that have
-the same ops, attributes, types and flow. Their inner values have no other use. The calls become
-one, in the place of the last of them.
+A pattern is a small flow of ops on parameters. It matches calls of one block of the step with the
+same ops, attributes, types and flow. Their inner values have no other use. The calls become one
+call, at the position of the last.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Types: TypeAlias = tuple[TensorType, ...]
 
 
 class Match(NamedTuple):
-    """Calls that compute a pattern: by the pattern's values, the uses that stand for them, and the
-    positions of the calls in their block."""
+    """Calls that match a pattern: uses by the pattern's values, and positions of the calls."""
 
     uses: dict[Value, Use]
     positions: list[int]
@@ -32,12 +31,12 @@ class Match(NamedTuple):
 
 @dataclass
 class Pattern:
-    """A recorded pattern.
+    """Recorded pattern.
 
     params: the types of its operands, which are the inputs of the flow, in order.
     calls: its ops; the last computes a result.
-    results: what it returns, in order.
-    constants: by value, the tensor outside of the flow that the value is.
+    results: its results, in order.
+    constants: tensors from outside of the flow, by value.
     """
 
     params: Types
@@ -49,23 +48,28 @@ class Pattern:
     def of(
         cls, flow: Flow, results: Sequence[Use], params: Types, states: Sequence[object]
     ) -> Pattern:
-        """Return the pattern of a recorded flow, which reads `states`. Raises `CaptureError` for
-        one that has other calls than ops, or updates, ignores or returns an operand."""
+        """Return the pattern of a recorded flow, which reads `states`.
+
+        Raises `CaptureError` for a flow with calls other than ops, or with updates, and for an
+        operand that is unused or returned.
+        """
         calls = without_dead_calls(flow)
         for call in calls:
             if call.op is None or call.again:
-                raise CaptureError(f"a pattern consists of ops alone, and has {call.name}")
+                raise CaptureError(f"expected a pattern of ops, got a call of {call.name}")
         outputs = {use.value for call in calls for use in call.outs}
         if any(value.home and value.home.role in ("input", "state") for value in outputs):
-            raise CaptureError("a pattern updates a tensor in place; compute a new one")
+            raise CaptureError("a pattern must not update a tensor in place; compute a new one")
         values = [use.value for use in results]
         if not values or not outputs.issuperset(values) or len({*values}) < len(values):
-            raise CaptureError("a pattern returns tensors that it computes, each once")
+            raise CaptureError("expected a pattern that returns computed tensors, each once")
         read = {use.value for call in calls for use in call.ins} - outputs
         numbers = {value.home.index for value in read if value.home and value.home.role == "input"}
         unused = [number for number in range(len(params)) if number not in numbers]
         if unused:
-            raise CaptureError(f"a pattern does not use its operand {unused[0]}")
+            raise CaptureError(
+                f"expected a pattern that uses all operands; operand {unused[0]} is unused"
+            )
         constants = {
             value: states[value.home.index]
             for value in read
@@ -75,7 +79,7 @@ class Pattern:
 
     @cached_property
     def makers(self) -> dict[Value, Call]:
-        """The call that computes each value."""
+        """Return the call that computes each value."""
         return {use.value: call for call in self.calls for use in call.outs}
 
     def operands(self, match: Match) -> list[Use]:
@@ -89,7 +93,7 @@ class Pattern:
 
 
 class Matcher:
-    """Searches one block of a step, whose `states` are the tensors that it reads by itself."""
+    """Matcher for one block of a step; `states` are the tensors that the step reads."""
 
     def __init__(self, calls: list[Call], flow: Flow, states: Sequence[object]) -> None:
         self.calls = calls
@@ -101,8 +105,10 @@ class Matcher:
         }
 
     def matches(self, pattern: Pattern, *, exact: bool) -> Iterator[Match]:
-        """Yield the matches, by their last call. Unless `exact`, attributes and types may differ:
-        such a match proposes types of operands."""
+        """Yield the matches, by their last call.
+
+        Unless `exact`, attributes and types may differ: such a match proposes types of operands.
+        """
         last = pattern.calls[-1]
         for i, call in enumerate(self.calls):
             if call.op is last.op and call.name == last.name:
@@ -113,7 +119,7 @@ class Matcher:
     def _match(self, pattern: Pattern, last: int, *, exact: bool) -> Match | None:
         """Return the match whose last call has that position."""
         match = self._unify(pattern, Match({}, []), pattern.calls[-1], last, exact=exact)
-        for result in pattern.results:  # those that the last call does not depend on
+        for result in pattern.results:  # results that the last call does not depend on
             if match is not None and result.value not in match.uses:
                 maker = pattern.makers[result.value]
                 tries = (
@@ -127,7 +133,7 @@ class Matcher:
     def _unify(
         self, pattern: Pattern, match: Match, target: Call, position: int, *, exact: bool
     ) -> Match | None:
-        """Return the match with that call, and what it depends on, for the target one."""
+        """Return the match extended by the target call and the calls that it depends on."""
         match = Match(dict(match.uses), list(match.positions))
         pending = [(target, position)]
         while pending:
@@ -162,8 +168,10 @@ class Matcher:
         return match
 
     def _operand(self, pattern: Pattern, ours: Use, theirs: Use) -> Use:
-        """Return the step's use. For an operand that the pattern only sees as another type, its
-        type is the one that the value was written as."""
+        """Return the use in the step.
+
+        If the pattern only views an operand with another type, the use has the type of the write.
+        """
         home, value = ours.value.home, theirs.value
         if home is None or home.role != "input" or ours.type == pattern.params[home.index]:
             return theirs
@@ -173,15 +181,18 @@ class Matcher:
         return Use(value, value.home.type) if value.home is not None else theirs
 
     def _state(self, value: Value) -> object:
-        """Return the tensor whose value before the step this is, if it is one."""
+        """Return the tensor whose initial value this is, if any."""
         home = value.home
         if home is None or home.role != "state" or value in self._written:
             return None
         return self._states[home.index]
 
     def _may_replace(self, pattern: Pattern, match: Match) -> bool:
-        """Return whether the calls may be one at the place of the last: inner values have no other
-        use, and no call between them touches results or overwrites operands."""
+        """Return whether the calls can be replaced by one call at the position of the last.
+
+        Inner values must have no other use, and no call between them may touch results or overwrite
+        operands.
+        """
         inside = [self.calls[i] for i in match.positions]
         results = {match.uses[use.value].value for use in pattern.results}
         outputs = {use.value for call in inside for use in call.outs}
@@ -203,7 +214,7 @@ class Matcher:
 
 
 class Replaced(NamedTuple):
-    """A replacement: the name of the host function, and the line that the last call is from."""
+    """Replacement: the name of the host function, and the line of the last call."""
 
     name: str
     line: str | None
@@ -212,11 +223,11 @@ class Replaced(NamedTuple):
 def replaced(
     flow: Flow, patterns: Sequence[tuple[Any, str]], instances: Any, states: Sequence[object]
 ) -> tuple[Flow, list[list[Replaced]]]:
-    """Return the flow with calls of host functions in place of what `patterns` compute, and for
-    each pattern where. The first pattern goes first, and calls that match belong to it.
+    """Return the flow with calls of host functions instead of the matches of `patterns`.
 
-    `instances(pattern, types)` returns its `Pattern` for operands of these types, or None;
-    for `types` of None it returns a list of some that propose types.
+    Also return the replacements for each pattern. Earlier patterns have priority.
+    `instances(pattern, types)` returns its `Pattern` for operands of these types, or None; for
+    `types` of None it returns a list of patterns that propose types.
     """
     flow = Flow(without_dead_calls(flow), flow.results)
     places: list[list[Replaced]] = [[] for _ in patterns]
@@ -227,7 +238,7 @@ def replaced(
 
 
 def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> Iterator[Replaced]:
-    """Replace the pattern in one block, and yield where."""
+    """Replace the pattern in one block, and yield the replacements."""
     calls = matcher.calls
     proposals: dict[Types, None] = {}
     for probe in instances(pattern, None):
@@ -281,7 +292,7 @@ def _blocks(flow: Flow) -> Iterator[list[Call]]:
 
 
 def _uses(flow: Flow) -> Counter[Value]:
-    """Return how often each value is read, in all blocks, or returned."""
+    """Return the number of reads of each value, in all blocks, including returns."""
     blocks: list[Block] = [block for call in with_blocks(flow.calls) for block in call.blocks]
     read = [use.value for call in with_blocks(flow.calls) for use in call.ins]
     read += [block.result.value for block in blocks if block.result is not None]

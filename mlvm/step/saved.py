@@ -1,8 +1,8 @@
-"""A planned step as bytes: its program and plan, and the state it starts from.
+"""Encoding of a planned step: its program and plan, and its initial state.
 
-A file of `Captured.save` runs without the Python function, on any VM. Each call goes on from the
-state after the call before. A step with lengths is that of the call before saving, and has an open
-part, from which the steps of other lengths are made (`mlvm.step.open_step`).
+A file of `Captured.save` runs without the Python function, on any VM. Each call continues from the
+state after the previous call. A step with dynamic lengths is stored as in the last call before
+saving, with a dynamic part that provides the step for other lengths (`mlvm.step.open_step`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class SavedStep(NamedTuple):
     """Saved step.
 
     planned: its program and plan.
-    inputs, outputs: the types that it takes and allocates.
+    inputs, outputs: the types of its inputs, and of the outputs that it allocates.
     results: the locations of its results.
     states: its state, by number.
-    open: its lengths, if it has some; the other fields are those of the call before saving.
+    open: its dynamic lengths, if any; the other fields are those of the call before saving.
     """
 
     planned: Planned
@@ -54,12 +54,14 @@ class SavedStep(NamedTuple):
 
     @property
     def input_types(self) -> Sequence[object]:
-        """The types that it takes, with the names of lengths."""
+        """The types of its inputs, with the names of lengths."""
         return self.inputs if self.open is None else self.open.input_types()
 
     def at(self, types: Sequence[TensorType]) -> SavedStep:
-        """Return the step for inputs of these types, without its open part. Raises `ShapeError` if
-        it is for no such lengths."""
+        """Return the step for inputs of these types, without its dynamic part.
+
+        Raises `ShapeError` if it does not support these lengths.
+        """
         if self.open is None:
             self._require(types, self.inputs)
             return self
@@ -87,8 +89,10 @@ class SavedStep(NamedTuple):
                 raise kind(f"step: expected input {i} as {self.input_types[i]}, got {got}")
 
     def at_values(self, values: Sequence[Any]) -> SavedStep:
-        """Return the step for these values of its formulas, with the states of this one. Raises
-        `ShapeError` if a temporary is larger than in the plan."""
+        """Return the step for these values of its formulas, with the states of this step.
+
+        Raises `ShapeError` if a temporary is larger than in the plan.
+        """
         assert self.open is not None
         results = zip(self.results, self.open.results, strict=True)
         return SavedStep(
@@ -100,7 +104,7 @@ class SavedStep(NamedTuple):
         )
 
     def to_bytes(self) -> bytes:
-        """Encode the step as docs/wire.md describes; `from_bytes` reads it back."""
+        """Encode the step in the format of docs/wire.md; `from_bytes` is the inverse."""
         planned, plan, writer = self.planned, self.planned.plan, Writer()
         writer.blob(planned.program.to_bytes())
         writer.sequence([tuple(each) for each in planned.arguments])
@@ -119,7 +123,7 @@ class SavedStep(NamedTuple):
 
     @staticmethod
     def from_bytes(data: bytes) -> SavedStep:
-        """Decode a step. Raises `EncodingError` if the bytes are no step of `to_bytes`."""
+        """Decode a step. Raises `EncodingError` if the bytes are not a step."""
         _, reader = open_message(data, Kind.step)
         program = Program.from_bytes(reader.blob())
         arguments = tuple(reader.sequence(_read_location))
@@ -129,13 +133,13 @@ class SavedStep(NamedTuple):
         plan = _read_plan(reader)
         lines = reader.mapping(Reader.text)
         lifetimes = tuple(reader.sequence(_read_lifetime))
-        has_moments = reader.remaining  # an older file has none
+        has_moments = reader.remaining  # older files have none
         moments = tuple(reader.sequence(Reader.integer)) if has_moments else ()
         by_place: dict[tuple[str, int], str] = {}
         for place, line in lines.items():
             function, _, pc = place.rpartition(" ")
             if not pc.isdecimal():
-                raise EncodingError(f"a line has a function and a pc, not {brief(place)}")
+                raise EncodingError(f"expected a line with a function and a pc, got {brief(place)}")
             by_place[function, int(pc)] = line
         planned = Planned(program, arguments, plan, by_place, lifetimes, moments=moments)
         opened = OpenStep.read(reader, planned) if reader.remaining else None
@@ -146,7 +150,7 @@ class SavedStep(NamedTuple):
         return step
 
     def _check_open(self) -> None:
-        """Raise `EncodingError` unless the open part makes this step for the call before saving."""
+        """Raise `EncodingError` unless the dynamic part gives this step for its own lengths."""
         try:
             step = self.at(self.inputs)
             values = [] if self.open is None else self.open.values_at(self.inputs)
@@ -159,14 +163,14 @@ class SavedStep(NamedTuple):
             ValueError,
         ) as e:
             raise EncodingError(f"the lengths are not those of the step: {e}") from None
-        program = Program.from_bytes(step.planned.program.to_bytes())  # as in a file
+        program = Program.from_bytes(step.planned.program.to_bytes())  # as read from a file
         planned = replace(step.planned, program=program, lines=self.planned.lines)
         is_same = self.open is None or repr(values) == repr([*self.open.values])
         if not is_same or (planned, *step[1:4]) != (self.planned, *self[1:4]):
             raise EncodingError(f"the lengths ({self.open}) are not those of the step")
 
     def _check(self) -> None:
-        """Raise `EncodingError` unless all locations exist and lie within the scratch memory."""
+        """Raise `EncodingError` unless all locations exist and are inside the scratch memory."""
         types = {
             "input": self.inputs,
             "output": self.outputs,
@@ -181,10 +185,10 @@ class SavedStep(NamedTuple):
             if not fits:
                 raise EncodingError(f"there is no {role} {place} for a {type}")
         size = len(self.planned.program.main.code)
-        moments = self.planned.moments or range(size)  # each is of one instruction or more
+        moments = self.planned.moments or range(size)  # each has at least one instruction
         for pc in moments:
             if not 0 <= pc < size:
-                raise EncodingError(f"main has {size} instructions, and no pc {brief(pc)}")
+                raise EncodingError(f"expected a pc below {size}, got {brief(pc)}")
         for each in self.planned.lifetimes:
             in_time = 0 <= each.start <= each.end <= len(moments)
             in_place = 0 <= each.offset <= each.offset + each.nbytes <= self.planned.plan.nbytes
@@ -193,7 +197,7 @@ class SavedStep(NamedTuple):
 
 
 class LoadedStep:
-    """A saved step on a VM, with its memory, which `close` gives back."""
+    """Saved step on a VM, with its memory, which `close` frees."""
 
     def __init__(self, step: SavedStep, vm: VMProtocol) -> None:
         self.step = step
@@ -212,7 +216,7 @@ class LoadedStep:
 
     def _use(self, step: SavedStep) -> None:
         """Prepare the memory of a step for the lengths of the next calls."""
-        self._now = None  # until all of it is there
+        self._now = None  # until the memory is complete
         for key in [key for key in self._handles if key[0] != "state"]:
             self.vm.dealloc_tensor(self._handles.pop(key))
         for home in [home for home in self._storages if home[0] in ("input", "output")]:
@@ -223,12 +227,11 @@ class LoadedStep:
         self._now = step
 
     def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
-        """Run the step on arrays of its inputs' types, and return copies of its results. As in a
-        captured function, f64, numpy's default, becomes a narrower float.
+        """Run the step on arrays of its inputs' types, and return copies of its results.
 
-        Raises `ProgramError` for another number of arrays, `DTypeError` and `ShapeError` for
-        arrays of other types, `ShapeError` for a length that it is not for, and errors of the
-        program.
+        As in a captured function, f64, numpy's default, becomes a narrower float. Raises
+        `ProgramError` for a wrong number of arrays, `DTypeError` and `ShapeError` for arrays of
+        other types, `ShapeError` for an unsupported length, and errors of the program.
         """
         inputs = self.step.inputs
         if len(arrays) != len(inputs):
@@ -261,14 +264,14 @@ class LoadedStep:
         ]
 
     def close(self) -> None:
-        """Give all memory back to the VM. Idempotent. A later call raises `HandleError`."""
+        """Return all memory to the VM. Idempotent. A later call raises `HandleError`."""
         self._is_closed = True
         while self._storages:
             self.vm.dealloc_storage(self._storages.popitem()[1])
         self._handles.clear()
 
     def _handle(self, role: Role, place: int, type: TensorType) -> TensorHandle:
-        """Return the handle of the tensor of that role, as the type."""
+        """Return the handle of the tensor of that role, with that type."""
         key = role, place, type
         if key not in self._handles:
             home, offset, nbytes = (role, place), 0, type.nbytes

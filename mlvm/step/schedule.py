@@ -1,7 +1,7 @@
 """Schedules: units in the order in which they run, and live ranges.
 
-A moment is the run of one unit. A plan places values without a home, and scratch homes with all
-values that lie in them (`Placed`).
+Each unit advances the time by one. A plan allocates values without a home, and scratch homes with
+all their values (`Placed`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Placed: TypeAlias = Value | Home
 
 
 def placed(value: Value) -> Placed | None:
-    """Return what the plan places for the value; None if its home is not the plan's."""
+    """Return what the plan allocates for the value; None if its home is not planned."""
     if value.home is None:
         return value
     return value.home if value.home.role == "scratch" else None
 
 
 class Run:
-    """A unit, and the uses that its function writes and reads.
+    """Unit with the uses that its function writes and reads.
 
-    places: the bytes of each placed value and home among these, by first use.
-    hosts: of each value that may take the place of an operand, the operands.
+    places: the bytes of each planned value and home among these, by first use.
+    hosts: for each value that may reuse an operand's memory, the operands.
     """
 
     __slots__ = ("hosts", "ins", "outs", "places", "unit")
@@ -50,23 +50,23 @@ class Run:
 
 
 def _run_of(unit: Unit, stored: Container[object]) -> Run:
-    """Return the run of a unit; that of a single call does not depend on `stored`."""
+    """Return the run of a unit; the run of a single call does not depend on `stored`."""
     if unit.run is None or len(unit.calls) > 1:
         unit.run = Run(unit, *unit.operands(stored))
     return unit.run  # type: ignore[no-any-return]
 
 
 class Schedule:
-    """UnitTable in an order, with live ranges.
+    """Units in an order, with live ranges.
 
     runs: the units with their operands.
-    start, end: live ranges, as moments `start` .. `end - 1`.
+    start, end: live ranges, as times `start` .. `end - 1`.
     size: bytes.
-    root: the first value in a place. A value may take the place of an operand whose live range ends
-        with the unit that computes it.
+    root: the first value with the same memory. A value may reuse the memory of an operand whose
+        live range ends with the unit that computes the value.
     roots: these, each once.
-    blocks: the blocks that a plan has to place, one for each root.
-    most_alive: the largest total of bytes alive at once.
+    blocks: the blocks that a plan must place, one for each root.
+    most_alive: the maximum of live bytes.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Schedule:
                 ended = {each for each in run.places if end[each] == moment}
                 host.update(in_place(run, ended).items())
         until: dict[Placed, int] = {}
-        for each in start:  # a host comes before the value that takes its place
+        for each in start:  # a host precedes the value that reuses its memory
             root = self.root[each] = self.root[host[each]] if each in host else each
             until[root] = max(until.get(root, 0), end[each])
         for successor, operand in host.items():
@@ -110,14 +110,17 @@ class Schedule:
 
     @cached_property
     def most_alive(self) -> int:
-        """The largest total of bytes alive at once."""
+        """Maximum of live bytes."""
         return lower_bound(self.blocks)
 
 
 def in_place(run: Run, ended: Container[Placed]) -> dict[Value, Value]:
-    """Return the values that take the place of an operand, as value -> operand. The operand has
-    `ended` with the unit, and no call of the unit reads it after the value is written. The call
-    that writes the value may read the operand if its op may overwrite it."""
+    """Return the values that reuse the memory of an operand, as value -> operand.
+
+    The operand's live range has `ended` with the unit, and no call of the unit reads it after the
+    value is written. The call that writes the value may read the operand if its op may overwrite
+    it.
+    """
     hosts: dict[Value, Value] = {}
     for out, operands in run.hosts:
         for value in operands:
@@ -137,13 +140,13 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
     free = [use for use in ins if use.value.home is None and use.value.nbytes in sizes]
     if not free:
         return []
-    needed: dict[Value, float] = {}  # the last call before which the value must be whole
+    needed: dict[Value, float] = {}  # last call before which the value must be intact
     types: dict[Value, set[TensorType]] = {}
     writer: dict[Value, int] = {}
     slices = {call.outs[0].value: call for call in calls if call.window}
     windows: dict[
         Value, list[tuple[Attributes, int]]
-    ] = {}  # by value: each, with what `needed` has of it
+    ] = {}  # candidates by value, with their entry in `needed`
     for i, call in enumerate(calls):
         assert call.op is not None
         for j, (value, type) in enumerate(call.ins):
@@ -158,7 +161,7 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
             needed[value] = max(needed.get(value, 0), i + (j >= call.op.in_place))
             types.setdefault(value, set()).add(type)
         writer[call.outs[0].value] = i
-        if call.op.heads:  # later rows of a product need all of its operands
+        if call.op.heads:  # later rows of a matrix product read all of its operands
             needed.update((value, math.inf) for value, _ in call.ins)
     hosts = []
     for out in sorted(own, key=lambda use: -use.value.nbytes):
@@ -179,10 +182,10 @@ def _hosts(unit: Unit, outs: Sequence[Use], ins: Sequence[Use]) -> list[tuple[Va
 def _is_free(
     value: Value, windows: Sequence[tuple[Attributes, int]], calls: Sequence[Call], at: int
 ) -> bool:
-    """Return whether call `at` of a chain may overwrite a value whose windows are read.
+    """Return whether call `at` of a chain may overwrite a value of which windows are read.
 
-    It must write a window of the value. Each window that is read must be disjoint from it, or the
-    same window if no later call reads it.
+    It must write a window of the value. Each window that is read must be disjoint from it, or equal
+    to it if no later call reads it.
     """
     if not windows:
         return True

@@ -1,9 +1,9 @@
-"""A flow whose types and attributes are formulas of lengths: a template of flows.
+"""Templates of flows, whose types and attributes are formulas of lengths.
 
-A trace with open lengths has types and attributes with numbers of the trace. `frozen` replaces each
-by a `Place`, its position among the values of a launch; `FlowTemplate.flow` returns the flow for
-such values. Nothing of the trace is alive then. `PlannedTemplate` is the same for the compiled
-program: planned once, at bounds of the lengths.
+A trace with dynamic lengths has types and attributes with numbers of the trace. `frozen` replaces
+each number by a `Place`, its index among the values of a launch; `FlowTemplate.flow` returns the
+flow for such values. The template does not keep the trace alive. `PlannedTemplate` is the same for
+the compiled program, which is planned once, at the bounds of the lengths.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from mlvm.step.flow import Block, Call, Flow, Home, LoopInfo, Procedure, Use, Va
 
 
 class Place(NamedTuple):
-    """Position of a number among the values of a launch."""
+    """Index of a number among the values of a launch."""
 
     number: int
 
 
 class OpenPart:
-    """Base of parts of an attribute that are made of the values of a launch.
+    """Base class of parts of an attribute that depend on the values of a launch.
 
-    places: the numbers of the places in it.
+    places: the indices of its numbers
     """
 
     places: set[int]
@@ -57,7 +57,7 @@ class OpenType(NamedTuple):
 
 
 def frozen(value: Any) -> Any:
-    """Return a type or an attribute with places for the numbers of the trace."""
+    """Return a type or an attribute with places instead of the numbers of the trace."""
     kind = type(value)
     if kind is TensorType:
         if not value.is_open:
@@ -81,8 +81,10 @@ def at(part: Any, values: Sequence[Any]) -> Any:
 
 
 def mapped(change: Callable[[Any], Any], part: Any) -> Any:
-    """Return a tuple, list or mapping with its items changed; the same object where none is, and
-    for anything else."""
+    """Return a tuple, list or mapping with its items changed.
+
+    If no item changes, and for other objects, return the same object.
+    """
     kind = type(part)
     if kind is tuple or kind is list:
         items = list(map(change, part))
@@ -94,7 +96,7 @@ def mapped(change: Callable[[Any], Any], part: Any) -> Any:
 
 
 def places(part: Any) -> set[int]:
-    """Return the numbers of the places in a frozen type or attribute."""
+    """Return the indices of the places in a frozen type or attribute."""
     if type(part) is Place:
         return {part.number}
     if type(part) is OpenType:
@@ -111,13 +113,13 @@ def _is(x: object, y: object) -> bool:
 
 
 class Substitution:
-    """A copy of flows, with `change` applied to each type and to each attribute."""
+    """Copy of flows with `change` applied to each type and attribute."""
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
         self._change = change
         self._changed: dict[int, Any] = {}  # types
         self._keepalive: list[object] = []
-        self._copies: dict[Any, Any] = {}  # of homes, values, blocks and procedures
+        self._copies: dict[Any, Any] = {}  # copies of homes, values, blocks and procedures
 
     def flow(self, flow: Flow) -> Flow:
         """Return the copy of a flow."""
@@ -215,16 +217,18 @@ class Substitution:
 
 
 class Freeze(Substitution):
-    """Substitution of places for the numbers of a trace. The size of a value is that of the type as
-    which it is used.
+    """Substitution of places for the numbers of a trace.
 
-    places: the numbers of all places so far.
+    The size of a value is the size of the type with which it is used.
+
+    places: the indices of all places so far
     """
 
     def __init__(self) -> None:
         numbers = self.places = set[int]()
 
-        def freeze_part(part: Any) -> Any:  # a method's cycle would keep a trace's numbers alive
+        # not a method, whose reference cycle would keep the numbers alive
+        def freeze_part(part: Any) -> Any:
             part = frozen(part)
             numbers.update(places(part))
             return part
@@ -260,7 +264,7 @@ class FlowTemplate:
     """Template of flows.
 
     frozen: the flow with places.
-    places: the numbers of all places in it.
+    places: the indices of all places in it.
     """
 
     def __init__(self, flow: Flow, places: set[int]) -> None:
@@ -268,8 +272,7 @@ class FlowTemplate:
 
     @staticmethod
     def of(flow: Flow) -> tuple[FlowTemplate, Callable[[Home], Home]]:
-        """Return the template of a recorded flow, and the function from its homes to frozen
-        ones."""
+        """Return the template of a recorded flow, and a function from homes to frozen homes."""
         freeze = Freeze()
         return FlowTemplate(freeze.flow(flow), freeze.places), freeze.home
 
@@ -284,8 +287,11 @@ def _canonical(immediates: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Site(NamedTuple):
-    """A call of a program: a function's name, its frozen attributes, and the numbers and
-    frozen types of the arguments that it takes."""
+    """Call of a program.
+
+    It has the function's name, its frozen attributes, and the numbers and frozen types of its
+    arguments.
+    """
 
     name: str
     attributes: Any
@@ -294,21 +300,21 @@ class Site(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A step that jumps, or loads its condition: the name of its code, and its number."""
+    """Step that jumps, or loads its condition: the name of its code, and its number."""
 
     code: str
     number: int
 
 
 class PlannedTemplate:
-    """Template of planned programs: a step that was planned at bounds of its lengths.
+    """Template of planned programs: a step that was planned at the bounds of its lengths.
 
-    planned: the program at the bounds; of a saved step, at the lengths of the last call.
+    planned: the program at the bounds; for a saved step, at the lengths of the last call.
     code: frozen immediates, by function and pc.
     types: frozen types, by argument.
-    sizes: bytes in the plan of temporaries with such types, by argument.
+    sizes: planned bytes of temporaries with such types, by argument.
     lifetimes: frozen types of lifetimes, by their number.
-    places: the numbers of all places in it.
+    places: the indices of all places in it.
     """
 
     def __init__(
@@ -343,9 +349,9 @@ class PlannedTemplate:
         return PlannedTemplate(planned, self.code, self.types, self.sizes, self.lifetimes)
 
     def fix(self, largest: Sequence[Any]) -> None:
-        """Drop the trace's types: make the program that at the largest values."""
+        """Replace the trace's types: make the program at the largest values."""
         planned = self.at(largest)
-        assert planned is not None  # it has just the bytes of the plan
+        assert planned is not None  # it has exactly the bytes of the plan
         self.planned = planned
 
     def type_of(self, argument: int) -> Any:
@@ -354,7 +360,7 @@ class PlannedTemplate:
 
     @cached_property
     def _limits(self) -> Mapping[tuple[int, ...], int]:
-        """The largest products of values at these places for which temporaries fit in the plan."""
+        """Largest products of values at these places for which temporaries fit into the plan."""
         limits: dict[tuple[int, ...], int] = {}
         for i, nbytes in self.sizes.items():
             type = self.types[i]
@@ -371,11 +377,13 @@ class PlannedTemplate:
         return all(math.prod([values[i] for i in places]) <= most for places, most in limits)
 
     def steps(self) -> list[Site | Jump] | None:
-        """Return the steps of a program of calls and jumps alone, as the linker numbers them; None
-        for another."""
+        """Return the steps of a program of calls and jumps, numbered as by the linker.
+
+        Return None for other programs.
+        """
         main = decode(self.planned.program)["main"]
         steps: list[Site | Jump] = []
-        numbers: dict[int, int] = {}  # of the step that begins at a pc
+        numbers: dict[int, int] = {}  # step number by its first pc
         for block in main:
             numbers[block.start] = len(steps)
             for each in block.code:
@@ -403,8 +411,10 @@ class PlannedTemplate:
         return steps
 
     def at(self, values: Sequence[Any]) -> Planned | None:
-        """Return the program for these values, in the memory of the plan; None where a tensor would
-        be larger than at the bounds."""
+        """Return the program for these values, in the memory of the plan.
+
+        Return None if a tensor would be larger than at the bounds.
+        """
         planned = self.planned
         arguments = list(planned.arguments)
         types: dict[Any, TensorType] = {}
@@ -425,7 +435,7 @@ class PlannedTemplate:
         for (name, pc), immediates in self.code.items():
             code = codes[name]
             code[pc] = Instruction(code[pc].opcode, _canonical(at(immediates, values)))
-        program = copy.copy(planned.program)  # it writes to the same arguments
+        program = copy.copy(planned.program)  # the copy writes to the same arguments
         program.functions = {
             name: function._replace(code=tuple(codes[name]))
             for name, function in planned.program.functions.items()

@@ -1,8 +1,8 @@
-"""Products of transposed factors, instead of transposed copies.
+"""Matrix products with transposed factors, instead of transposed copies.
 
 `x @ w.T` is recorded as a transposition and a product, and the gradient of w as a product and a
-transposition. But a product takes transposed factors, with the same bits, and `(x @ y).T` is
-`y.T @ x.T`. A product with a single column adds in another order, so it stays.
+transposition. But a product accepts transposed factors, with the same bits, and `(x @ y).T` is `y.T
+@ x.T`. A product with a single column adds in a different order, so it is unchanged.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from mlvm.step.flow import Call, Flow, Home, Use, Value
 
 _MATMUL, _CONTRACT = OPS["matmul"], OPS["batch_contract"]
 _MOST: Final = 2
-"""The most products that take no longer with a matrix in place than with its copy: one, and one of
-its gradients. More share the copy."""
+"""Maximum number of products that read a transposed matrix in place as fast as a copy.
+
+These are a product and one of its gradients. More products share the copy.
+"""
 _SIDE: Final = 16
-"""A result with fewer rows or columns takes longer if these change places."""
+"""A result with fewer rows or columns is slower if these are exchanged."""
 
 
 def without_transposes(flow: Flow) -> list[Call]:
-    """Return the calls without matrices that are transposed only for products, or products that
-    are only computed to be transposed."""
+    """Return the calls without transpositions that only serve matrix products.
+
+    A transposed factor is passed to the product, and a transposed product is computed transposed.
+    """
     order = None
     for rewrite in (_beside_casts, _of_factors, _of_results):
         if not any(map(_swaps, flow.calls)):
@@ -38,7 +42,7 @@ def without_transposes(flow: Flow) -> list[Call]:
 
 
 class _Order:
-    """Calls in their order, with the readers of values and the writes to homes."""
+    """Calls in order, with the readers of values and the writes to homes."""
 
     def __init__(self, flow: Flow) -> None:
         self._live_out = flow.live_out()
@@ -59,16 +63,17 @@ class _Order:
         return self._readers.get(use.value, ())
 
     def stay(self, ins: Sequence[Use], first: Call, last: Call) -> bool:
-        """Return whether `last` could read the operands of `first`: nothing is written over them
-        meanwhile."""
+        """Return whether `last` could read the operands of `first`, as nothing overwrites them."""
         homes = [use.value.home for use in ins if use.value.home is not None]
         begin, end = self._place[first], self._place[last]
         return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))
 
 
 def _beside_casts(flow: Flow, order: _Order) -> dict[Call, Call | None]:
-    """Transpose matrices in fewer bytes: behind a cast that narrows, and in front of a cast that
-    widens, as `ml.autocast` has them around products."""
+    """Transpose matrices with fewer bytes: after a narrowing cast, and before a widening cast.
+
+    `ml.autocast` adds such casts around matrix products.
+    """
     producers = {call.outs[0].value: call for call in flow.calls if _swaps(call) or _casts(call)}
     changed: dict[Call, Call | None] = {}
     for second in producers.values():
@@ -90,7 +95,7 @@ def _beside_casts(flow: Flow, order: _Order) -> dict[Call, Call | None]:
 
 
 def _of_factors(flow: Flow, order: _Order) -> dict[Call, Call | None]:
-    """Replace transposed copies of factors by products that take the factors transposed."""
+    """Replace transposed copies of factors by products with transposed factors."""
     changed: dict[Call, Call | None] = {}
     for swap in filter(_swaps, flow.calls):
         [factor], [source] = swap.outs, swap.ins
@@ -130,7 +135,7 @@ def _of_results(flow: Flow, order: _Order) -> dict[Call, Call | None]:
 
 
 def _swaps(call: Call) -> bool:
-    """Return whether the call swaps the last two axes, and no others."""
+    """Return whether the call swaps the last two axes, and no other axes."""
     if call.op is None or call.op.name != "permute_dims" or call.ins[0].type.ndim < 2:
         return False
     *rows, i, j = range(call.ins[0].type.ndim)
@@ -142,7 +147,7 @@ def _casts(call: Call) -> bool:
 
 
 def _multiplies(call: Call) -> bool:
-    """Return whether the call is a product whose kernel takes transposed factors."""
+    """Return whether the call is a product whose kernel accepts transposed factors."""
     if call.op not in (_MATMUL, _CONTRACT):
         return False
     x, y = call.ins
@@ -150,8 +155,11 @@ def _multiplies(call: Call) -> bool:
 
 
 def _may_take(call: Call, factor: Use) -> bool:
-    """Return whether the call is a product that may have this factor transposed. A batch times one
-    matrix is one product if the batch is not transposed, and many else."""
+    """Return whether the call is a product that accepts this factor transposed.
+
+    A batch times one matrix is a single product if the batch is not transposed; otherwise it is one
+    product per matrix.
+    """
     if not _multiplies(call) or call.op is not _MATMUL:
         return False
     if {use for use in call.ins if use.value is factor.value} != {factor}:
@@ -169,6 +177,6 @@ def _transposed(product: Call) -> list[bool]:
 
 
 def _with(call: Call, ins: list[Use], transposed: list[bool], flips: list[bool]) -> Call:
-    """Return the product of these factors, transposed once more where `flips` says so."""
+    """Return the product of these factors, with the transposition of `flips` inverted."""
     x, y = (is_set is not flip for is_set, flip in zip(transposed, flips, strict=True))
     return replace(call, ins=ins, attributes={"transpose_x": x, "transpose_y": y})

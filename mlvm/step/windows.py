@@ -1,7 +1,7 @@
-"""Windows: slices that a chain reads where they are, and slices that it writes into.
+"""Windows: slices that a chain reads in place, and slices that it writes into.
 
-Each reader of a slice gets a separate slice, which can then join the reader's chain. There it is
-a window (`mlvm.core.machine.fused`): it is not copied.
+Each reader of a slice gets a separate slice, which can then join the reader's chain. In the chain
+it is a window (`mlvm.core.machine.fused`), which is not copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlvm.step.flow import Call, Home, Use, Value
 
 
 def written_shape(call: Call) -> Shape | None:
-    """Return the shape of the values that a call writes into a window, if a chain may do this."""
+    """Return the shape of the values that a call writes into a window, if a chain supports it."""
     if call.op is None or call.op.name != WRITES_WINDOW or call.sized:
         return None
     x, values = [use.type for use in call.ins]
@@ -101,8 +101,7 @@ def may_write(call: Call, calls: Sequence[Call]) -> bool:
     """Return whether a call that writes to a window may join a chain of calls.
 
     Each window of this memory that the calls read must be the written window or disjoint from it.
-
-    So it is not if the chain would have to copy the tensor of the window that it writes.
+    Otherwise the chain would have to copy the tensor of the written window.
     """
     shape, home = written_shape(call), call.outs[0].value.home
     x = call.ins[0].value if shape is not None else None

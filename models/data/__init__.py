@@ -30,8 +30,7 @@ SPECS = [*MAKERS, *READERS]
 
 
 def parse(spec: str) -> tuple[str, Path | None]:
-    """Match a text to a form of `SPECS`; return the form, and the path in the text if the form has
-    one.
+    """Match a text to a form of `SPECS`; return the form, and the path in the text, if any.
 
     Raises `DataError` for any other text.
     """
@@ -45,9 +44,10 @@ def parse(spec: str) -> tuple[str, Path | None]:
 
 
 def load(spec: str, *, seed: int = 0, image_shape: tuple[int, int, int] | None = None) -> DataSet:
-    """Load the data set that `spec` names. `seed` decides which digits and lines are held out for
-    the test, and the trees. Images of a folder get the `image_shape`, (height, width, channels);
-    other data sets have a fixed shape.
+    """Load the data set that `spec` names.
+
+    `seed` decides which digits and lines are held out for the test, and the trees. Images of a
+    folder get the `image_shape`, (height, width, channels); other data sets have a fixed shape.
 
     Raises `DataError` for an unknown name, and for a file that is missing or corrupt.
     """

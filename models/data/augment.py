@@ -114,8 +114,7 @@ def _mixed(x: NDArray[np.float32], share: NDArray[np.float32]) -> NDArray[np.flo
 
 @dataclass(frozen=True)
 class Distort:
-    """The image turned, sheared, scaled and shifted, each by up to so much either way, and noise
-    added to it."""
+    """Rotate, shear, scale and shift the image randomly, and add noise."""
 
     turn: float = 0  # radians
     shear: float = 0  # columns a row

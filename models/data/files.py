@@ -21,8 +21,10 @@ _MOST_DEFLATED = 1032  # times smaller is the best that gzip's compression can d
 
 
 def opened(file: Path) -> BufferedReader:
-    """Open a file for reading. Raises `OSError`, also for a pipe or a device, which may have no
-    end."""
+    """Open a file for reading.
+
+    Raises `OSError`, also for a pipe or a device, which may have no end.
+    """
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
     except ValueError as error:  # a name that no file can have

@@ -75,8 +75,9 @@ class ImageFolder:
 
 
 def load(folder: Path, shape: Shape = SHAPE) -> DataSet:
-    """Load the images below `folder/train` and `folder/test`, in that shape: height, width,
-    channels.
+    """Load the images of `folder/train` and `folder/test` in that shape.
+
+    The shape is (height, width, channels).
 
     Raises `DataError` for missing folders, classes without images included.
     """
@@ -100,9 +101,10 @@ def _sorted(folder: Path) -> list[Path]:
 
 
 def pixels(file: Path, shape: Shape) -> Bytes:
-    """Read an image as u8[*shape], of 3 channels or of 1. It is turned upright by its EXIF data,
-    put on white where it is transparent, scaled to cover the size, and cut around the middle. 16
-    bits become 8.
+    """Read an image as u8[*shape], of 3 channels or of 1.
+
+    It is turned upright by its EXIF data, put on white where it is transparent, scaled to cover the
+    size, and cut around the middle. 16 bits become 8.
 
     Raises `DataError` for a file that is no image, and for one whose brightness may be any number,
     as floats; `MissingExtra` without Pillow.

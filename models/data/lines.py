@@ -24,8 +24,11 @@ _WORD: Final = re.compile(r"\w+")
 
 
 def load(seed: int = 0) -> DataSet:
-    """Load lines in both forms, label 1 for the exchanged one. `seed` decides which lines are held
-    out, and which words are exchanged. Raises `DataError` if Python has no sources."""
+    """Load lines in both forms, label 1 for the exchanged one.
+
+    `seed` decides which lines are held out, and which words are exchanged. Raises `DataError` if
+    Python has no sources.
+    """
     random = np.random.Generator(np.random.PCG64(seed))
     text = standard_library(MOST).decode(errors="ignore").splitlines()
     lines = list(dict.fromkeys(line.strip() for line in text))

@@ -83,8 +83,9 @@ def symbols(expression: Expression) -> list[int]:
 
 
 def nodes(expression: Expression) -> Array:
-    """Return the tree: i64[MOST_NODES,3], a row (symbol, left, right) for each node, the root
-    first.
+    """Return the tree: i64[MOST_NODES,3], with the root first.
+
+    Each node is a row (symbol, left, right).
 
     A leaf has `NO_CHILD` for children, an inner node the symbol 0. Rows after the last node are
     leaves without a parent.

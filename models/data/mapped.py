@@ -63,8 +63,10 @@ class MappedArray:
 
 
 def open_npy(file: Path) -> MappedArray:
-    """Return the array of a `.npy` file. Raises `DataError` for a file that is missing or
-    corrupt."""
+    """Return the array of a `.npy` file.
+
+    Raises `DataError` for a file that is missing or corrupt.
+    """
     with parsing(file) as stream:
         return _described(file, stream, 0, os.fstat(stream.fileno()).st_size)
 

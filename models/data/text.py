@@ -52,8 +52,9 @@ def load_masked(file: Path | None = None) -> DataSet:
 
 
 def standard_library(most: int = MOST) -> bytes:
-    """Read the single-file modules of the standard library in the order of their names, up to
-    `most` bytes. Names with a leading underscore are left out.
+    """Read the single-file modules of the standard library, up to `most` bytes.
+
+    They are sorted by name; names with a leading underscore are omitted.
 
     Raises `DataError` for an interpreter that has none.
     """
@@ -85,8 +86,10 @@ def _content(file: Path) -> bytes:
 
 
 class Windows:
-    """The windows of a text one after the other: i64[B, LENGTH], each beside itself one byte
-    later."""
+    """Return the consecutive windows of a text: i64[B, LENGTH].
+
+    Each is paired with the window one byte later.
+    """
 
     def __init__(self, tokens: Bytes) -> None:
         self._tokens = tokens
@@ -115,9 +118,11 @@ class Hidden:
 
 
 def hide(arrays: tuple[Array, ...], random: ml.SampleRandom) -> tuple[Array, ...]:
-    """Choose `MASKED` bytes of each window: 8 of 10 become `MASK`, one any byte, one stays. They
-    are labelled with what they were, and the others with `NO_LABEL` (Devlin et al., arXiv
-    1810.04805, 3.1)."""
+    """Choose `MASKED` bytes of each window: 8 of 10 become `MASK`, one any byte, one stays.
+
+    They are labelled with what they were, and the others with `NO_LABEL` (Devlin et al., arXiv
+    1810.04805, 3.1).
+    """
     tokens, _ = arrays
     order = np.argsort(random.uniform(shape=(tokens.shape[1],)), axis=1)
     chosen = order < MASKED

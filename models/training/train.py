@@ -61,11 +61,11 @@ class Options(NamedTuple):
 class Result(TypedDict):
     """Result of a training.
 
-    test_accuracy: share of labels that are predicted right
-    test_loss: mean cross-entropy of the test, nats
-    train_loss: mean loss of each epoch, without steps that overflowed in f16
-    step_ms_median: time of a step; None if the checkpoint had all steps
-    input_wait_share: share of the steps' time that was spent waiting for batches
+    test_accuracy: share of labels that are predicted right.
+    test_loss: mean cross-entropy of the test, nats.
+    train_loss: mean loss of each epoch, without steps that overflowed in f16.
+    step_ms_median: time of a step; None if the checkpoint had all steps.
+    input_wait_share: share of the steps' time that was spent waiting for batches.
     """
 
     model: str
@@ -268,8 +268,10 @@ def train(
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean of the finite losses, nan if there is none. A loss scale may make some
-    infinite."""
+    """Return the mean of the finite losses, nan if there is none.
+
+    A loss scale may make some infinite.
+    """
     finite = [loss for loss in losses if math.isfinite(loss)]
     return statistics.fmean(finite) if finite else math.nan
 
@@ -296,8 +298,10 @@ def _require_possible(options: Options, workers: int, save_every: int | None) ->
 def opened(
     group: ml.parallel.AnyGroup | str | None,
 ) -> AbstractContextManager[ml.parallel.AnyGroup | None]:
-    """Open the group that a text names, for the block; another group is returned unchanged. Raises
-    `OptionError` for an unknown text."""
+    """Open the group that a text names, for the block; another group is returned unchanged.
+
+    Raises `OptionError` for an unknown text.
+    """
     if not isinstance(group, str):
         return nullcontext(group)
     try:
@@ -314,8 +318,10 @@ def speaks(group: ml.parallel.AnyGroup | None) -> bool:
 def _connected(
     address: str | None, secret_file: Path | None, tls: Path | bool, device: str
 ) -> AbstractContextManager[ml.RemoteVM | ml.VM | None]:
-    """Open a VM of that server, or on the device, for the block. Raises `OptionError`, and the
-    errors of `ml.connect` and `ml.VM`."""
+    """Open a VM of that server, or on the device, for the block.
+
+    Raises `OptionError`, and the errors of `ml.connect` and `ml.VM`.
+    """
     if address is None:
         if secret_file is not None or tls:
             raise OptionError("a secret and TLS are for a server: see --vm")
@@ -348,8 +354,9 @@ def _save(
 def _resumed(
     file: Path, options: Options, steps: int, trainer: Trainer, pipeline: ml.Pipeline
 ) -> list[float]:
-    """Restore trainer and pipeline from a checkpoint; return the losses so far. An epoch has
-    `steps` steps.
+    """Restore trainer and pipeline from a checkpoint; return the losses so far.
+
+    An epoch has `steps` steps.
 
     Raises `CheckpointError` for a file that is not of such a training.
     """

@@ -43,8 +43,9 @@ class ArenaReport(TypedDict):
 
 
 class Replica:
-    """A model and its optimizer, AdamW under a cosine schedule, on one VM, alone or as a member of
-    a group. Members call the same methods together.
+    """Trainer of a model with AdamW and a cosine schedule, on one VM.
+
+    It may be a member of a group, whose members call the same methods together.
 
     With `init`, a file that `models.weights` reads, the model begins with its weights. With "f16"
     or "bf16" for `dtype` a step computes in that dtype, for f16 under a loss scale; weights, the
@@ -133,8 +134,10 @@ class Replica:
             return self.optimizer.rate
 
     def loss_scale(self) -> float:
-        """Return the factor of the next loss: 1 without a loss scale. While it exceeds 1, a step
-        with an infinite loss changes nothing but the factor."""
+        """Return the factor of the next loss: 1 without a loss scale.
+
+        While it exceeds 1, a step with an infinite loss changes nothing but the factor.
+        """
         return 1.0 if self.scale is None else float(self.scale.value)
 
     def test(self, batch_size: int) -> Score | None:
@@ -153,8 +156,10 @@ class Replica:
         return Score(correct / count, loss / count)
 
     def state(self) -> dict[str, Array]:
-        """Return the state of later steps by name: parameters, buffers, optimizer, random keys. The
-        first member returns whole tensors, other members nothing."""
+        """Return the state of later steps by name: parameters, buffers, optimizer, random keys.
+
+        The first member returns whole tensors, other members nothing.
+        """
         with self.batch:
             tensors = self._tensors()
             if ml.parallel.rank():

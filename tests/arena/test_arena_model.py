@@ -160,7 +160,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def rewind_to_a_mark_that_has_passed(self, data: st.DataObject) -> None:
         mark = data.draw(st.sampled_from(self.passed))
-        refuses(ArenaError, "arena 'batch' was reset or rewound past", self.arena.rewind, mark)
+        refuses(ArenaError, "the mark is no longer valid", self.arena.rewind, mark)
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
@@ -188,9 +188,14 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         group = data.draw(st.sampled_from([g for g in self.groups if g.base is not None]))
         assert group.base is not None
         for view in group.views:
-            refuses(ArenaError, "expected a base, got a view: free its base", self.arena.free, view)
+            refuses(
+                ArenaError,
+                "expected a tensor that owns its memory, got a view",
+                self.arena.free,
+                view,
+            )
         self.arena.free(group.base)
-        self.end(group, "it was freed")
+        self.end(group, "arena.free freed it")
 
     @rule()
     def reset(self) -> None:
@@ -227,7 +232,8 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         tensor, why = data.draw(st.sampled_from(self.stale))
         assert tensor.handle == STALE
         text = re.escape(
-            f"this {tensor.type} of arena 'batch' ended: {why}; read it or copy it before"
+            f"use of a freed tensor: {tensor.type} of arena 'batch' was freed: {why}; copy it out "
+            "first, for example with weights.keep(x)"
         )
         assert re.fullmatch(text, str(tensor.stale()))
         with pytest.raises(StaleTensor, match=text if tensor.base is None else why):

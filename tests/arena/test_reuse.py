@@ -57,7 +57,7 @@ def test_every_use_of_a_tensor_that_has_ended_raises(how: str) -> None:
             assert isinstance(tensor, ml.Tensor)
             assert how in repr(tensor)
             for use in uses:
-                refuses(StaleTensor, f"arena 'batch' ended: .* {how}", use, tensor)
+                refuses(StaleTensor, f"arena 'batch' was freed: .* {how}", use, tensor)
     if how != "closed":
         np.testing.assert_array_equal([tensor.numpy() for tensor in again], np.zeros((2, 2, 3)))
     del other
@@ -87,9 +87,14 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     weights = ml.Arena(vm, "weights", capacity=64)
     with ml.Arena(elsewhere, "batch") as batch:
         x = ml.ones(3)
-        refuses(ArenaError, r"on here was asked to keep a f32\[3\] .* on there", weights.keep, x)
+        refuses(ArenaError, r"here, got a f32\[3\] on there", weights.keep, x)
         assert batch.used == 64
-    refuses(ArenaError, "arena 'weights' keeps tensors, not a ndarray", weights.keep, np.ones(3))  # type: ignore[arg-type]
+    refuses(
+        ArenaError,
+        "arena 'weights': keep: expected a tensor, got a ndarray",
+        weights.keep,  # type: ignore[arg-type]
+        np.ones(3),
+    )
     with ml.Arena(vm, "batch"), pytest.raises(ArenaOverflow):
         weights.keep(ml.ones(100))
     assert weights.used == 0
@@ -112,7 +117,7 @@ def test_a_loop_that_rewinds_finds_the_same_addresses(vm: ml.VM, capacity: int |
         assert len(set(addresses)) == 1
         np.testing.assert_array_equal(x.numpy(), np.ones(16))
         refuses(StaleTensor, "its arena was rewound", z.numpy)
-    refuses(ArenaError, "arena 'batch' was reset", arena.rewind, mark)
+    refuses(ArenaError, "the mark is no longer valid: the arena was reset", arena.rewind, mark)
 
 
 def test_rewind_refuses_marks_that_are_not_its_own(vm: ml.VM) -> None:
@@ -121,11 +126,14 @@ def test_rewind_refuses_marks_that_are_not_its_own(vm: ml.VM) -> None:
     inner = arena.mark()
     arena.rewind(inner)
     arena.rewind(outer)
-    refuses(ArenaError, "rewound past this mark", arena.rewind, inner)
+    refuses(ArenaError, "the mark is no longer valid", arena.rewind, inner)
     refuses(
-        ArenaError, "expected a mark of it, got one of arena 'other'", arena.rewind, other.mark()
+        ArenaError,
+        "expected a mark of this arena, got one of arena 'other'",
+        arena.rewind,
+        other.mark(),
     )
-    refuses(ArenaError, "expected a mark of it, got 3", arena.rewind, 3)  # type: ignore[arg-type]
+    refuses(ArenaError, "expected a mark of this arena, got 3", arena.rewind, 3)  # type: ignore[arg-type]
 
 
 def test_holders_tell_bytes_types_and_lines() -> None:
@@ -160,8 +168,9 @@ def test_an_overflow_names_the_largest_holders_and_their_lines() -> None:
         caught = refuses(ArenaOverflow, "", ml.ones, 128)
     line = test_an_overflow_names_the_largest_holders_and_their_lines.__code__.co_firstlineno + 3
     assert str(caught) == (
-        f"arena 'batch': f32[128] asks for 512 bytes; 448 of 1,024 are left, in pieces of at most "
-        f"384; the largest holders are f32[96]: 384 bytes, {__file__}:{line}; "
+        "arena 'batch': f32[128] needs 512 bytes; 448 of 1,024 bytes are free, in blocks of at "
+        f"most 384; raise capacity= or free tensors; the largest tensors are f32[96]: 384 bytes, "
+        f"{__file__}:{line}; "
         f"f32[32]: 128 bytes, {__file__}:{line}; f32[16]: 64 bytes, {__file__}:{line}"
     )
 

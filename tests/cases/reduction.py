@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,12 +98,26 @@ def _decisions(of: Callable[[list[Any]], bool]) -> list[Case]:
     ]
 
 
-def _cumulative_sum(x: Array, axis: int | None = None, dtype: str | None = None) -> Array:
+def _running(
+    of: Callable[[Any, Any], Any], x: Array, axis: int | None = None, dtype: str | None = None
+) -> Array:
     wide = {"i": np.int64, "u": np.uint64}.get(x.dtype.kind, x.dtype.type)
     along = np.moveaxis(x, axis or 0, -1)
-    rows = [list(itertools.accumulate(row)) for row in along.reshape(-1, along.shape[-1]).tolist()]
-    result = np.array(rows, DType.named(dtype).numpy if dtype else wide)
-    return np.moveaxis(result.reshape(along.shape), -1, axis or 0)
+    rows = along.reshape(-1, along.shape[-1]).tolist()
+    result = [list(itertools.accumulate(row, of)) for row in rows]
+    results = np.array(result, DType.named(dtype).numpy if dtype else wide)
+    return np.moveaxis(results.reshape(along.shape), -1, axis or 0)
+
+
+def _cumulative(of: Callable[[Any, Any], Any]) -> list[Case]:
+    expected = partial(_running, of)
+    return [
+        Case((_X[0, 0],), expected),
+        Case((_X,), expected, {"axis": 1}),
+        Case((_F32,), expected, {"axis": -3, "dtype": "f64"}),
+        Case((_INTS,), expected, {"axis": -1}),
+        Case((_Z,), expected, {"axis": 1}),
+    ]
 
 
 _Z = (_X + 1j * _X[:, ::-1])[..., :2]
@@ -146,11 +162,9 @@ CASES: dict[str, list[Case]] = {
         *_complex(any, np.bool_),
         Case((_Z * 0 + 1j,), _lists(any, np.bool_)),
     ],
-    "cumulative_sum": [
-        Case((_X[0, 0],), _cumulative_sum),
-        Case((_X,), _cumulative_sum, {"axis": 1}),
-        Case((_F32,), _cumulative_sum, {"axis": -3, "dtype": "f64"}),
-        Case((_INTS,), _cumulative_sum, {"axis": -1}),
-        Case((_Z,), _cumulative_sum, {"axis": 1}),
+    "cumulative_sum": _cumulative(operator.add),
+    "cumulative_prod": [
+        *_cumulative(operator.mul),
+        Case((np.array([2.0, 0.0, 3.0, 0.0]),), partial(_running, operator.mul)),
     ],
 }

@@ -133,10 +133,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
         storage = self.storage(data)
         self.store.dealloc_storage(storage)
         nbytes = len(self.storages.pop(storage))
-        self.ended[storage] = f"was a storage of {nbytes} bytes, ended by dealloc_storage"
+        self.ended[storage] = f"was a storage of {nbytes} bytes, freed by dealloc_storage"
         for handle in [h for h, place in self.tensors.items() if place.storage == storage]:
             type = self.tensors.pop(handle).type
-            self.ended[handle] = f"was a tensor {type}, ended with its storage {storage}"
+            self.ended[handle] = f"was a tensor {type}, freed with its storage {storage}"
 
     @precondition(lambda self: self.tensors)
     @rule(data=st.data())
@@ -146,7 +146,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.store.swap(x, y)
             self.tensors[x], self.tensors[y] = self.tensors[y], self.tensors[x]
         else:
-            refuses(DTypeError, "swap needs two tensors of one type, not ", self.store.swap, x, y)
+            refuses(
+                DTypeError, "swap: expected two tensors of one type, got ", self.store.swap, x, y
+            )
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data())
@@ -166,10 +168,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def confuse(self, data: st.DataObject) -> None:
         tensor, storage = self.tensor(data), self.storage(data)
-        with pytest.raises(HandleError, match=f"handle {storage} names a storage, not a tensor"):
+        with pytest.raises(
+            HandleError, match=f"handle {storage} refers to a storage, not to a tensor"
+        ):
             self.store.dealloc_tensor(storage)
         type = re.escape(str(self.tensors[tensor].type))
-        with pytest.raises(HandleError, match=f"{tensor} names a tensor {type}, not a storage"):
+        with pytest.raises(
+            HandleError, match=f"{tensor} refers to a tensor {type}, not to a storage"
+        ):
             self.store.dealloc_storage(tensor)
 
     @invariant()
@@ -194,7 +200,7 @@ TestStoreAgainstModel = StoreAgainstModel.TestCase
 @cases("nbytes", -1, MAX_NBYTES + 1)
 def test_an_impossible_size(nbytes: int) -> None:
     store = FreeStore()
-    text = f"a storage: expected 0 to {MAX_NBYTES} bytes, got {nbytes}"
+    text = f"alloc_storage: expected a size of 0 to {MAX_NBYTES} bytes, got {nbytes}"
     refuses(ShapeError, text, store.alloc_storage, nbytes)
     assert store.consumed == 0
 
@@ -205,7 +211,7 @@ def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: Patch) -> None
     handles = [store.alloc_tensor(TensorType(f32)) for _ in range(3)]
     for handle in handles:
         store.dealloc_tensor(handle)
-    refuses(HandleError, "never issued, or ended long ago", store.entry, handles[0])
+    refuses(HandleError, "it was never created, or freed long ago", store.entry, handles[0])
     refuses(HandleError, "ended by dealloc_tensor", store.entry, handles[1])
 
 

@@ -132,12 +132,12 @@ def test_the_raw_machine_refuses_a_launch_with_too_few_arguments() -> None:
     vm = VM(checked=False)
     x = put(vm, f32s(1))
     for _ in range(2):
-        refuses(ProgramError, "the program loads 3 arguments of 1", vm.launch, ADD_INTO, [x])
+        refuses(ProgramError, "the program loads 3 arguments, got 1", vm.launch, ADD_INTO, [x])
     assert_usable(vm)
 
 
 def test_a_handle_of_another_vm_is_refused(vm: VM) -> None:
-    refuses(HandleError, "names nothing in this VM", vm.launch, NEGATE, [put(VM(), f32s(1))])
+    refuses(HandleError, "does not exist in this VM", vm.launch, NEGATE, [put(VM(), f32s(1))])
 
 
 def test_numpys_warnings_stay_inside_and_its_settings_stay_outside(vm: VM) -> None:
@@ -222,7 +222,7 @@ def test_a_launch_after_the_end_of_the_storage_is_refused(vm: VM) -> None:
     view = vm.tensor_from_storage(storage, VECTOR, 0)
     vm.launch(NEGATE, [view])
     vm.dealloc_storage(storage)
-    refuses(HandleError, rf"f32\[2\], ended with its storage {storage}", vm.launch, NEGATE, [view])
+    refuses(HandleError, rf"f32\[2\], freed with its storage {storage}", vm.launch, NEGATE, [view])
 
 
 def test_more_launches_than_are_remembered(monkeypatch: Patch, vm: VM) -> None:

@@ -96,14 +96,16 @@ class Short(Numbers):
 
 
 def test_a_length_that_lies_is_told_with_the_sample() -> None:
-    with pytest.raises(PipelineError, match="says it has 20 samples, and has no") as caught:
+    with pytest.raises(PipelineError, match="reports 20 samples, but has no") as caught:
         filled(recipe(Lying()), Batch(2, 8, 12))
     assert caught.value.__notes__ == ["at sample 10, position 10 of epoch 2"]
     assert isinstance(caught.value.__cause__, IndexError)
 
 
 def test_too_few_rows_are_told_with_the_batch() -> None:
-    with pytest.raises(PipelineError, match=r"asked for 4 samples, and gives an array \(2,\)") as e:
+    with pytest.raises(
+        PipelineError, match=r"must return 4 samples, got an array of shape \(2,\)"
+    ) as e:
         filled(recipe(Short()), Batch(0, 2, 6))
     assert e.value.__notes__ == ["at sample 3, position 3 of epoch 0"]
 

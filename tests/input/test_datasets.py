@@ -120,7 +120,11 @@ def test_a_frame_of_pandas_gives_rows_by_position() -> None:
         assert (str(x.type), y.tolist()) == ("f32[3,2]", [0, 1, 2])
     frame["text"] = "a"
     refuses(
-        PipelineError, "no tensor has the dtype of samples in column 'text'", ml.Pipeline, frame, 3
+        PipelineError,
+        "no dtype of mlvm matches the samples in column 'text'",
+        ml.Pipeline,
+        frame,
+        3,
     )
 
 

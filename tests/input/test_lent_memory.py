@@ -29,10 +29,10 @@ def test_a_storage_over_given_bytes_is_a_storage_like_others() -> None:
     np.testing.assert_array_equal(vm.read(x), [5, 5, 5, 5])
     vm.write(x, np.ones(4, np.float32))
     np.testing.assert_array_equal(memory[64:80].view(np.float32), [1, 1, 1, 1])
-    refuses(HandleError, "a storage of the VM already", vm.storage_over, memory[:128])
+    refuses(HandleError, "belongs to a storage of this VM", vm.storage_over, memory[:128])
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    refuses(HandleError, "ended with its storage", vm.read, x)
+    refuses(HandleError, "freed with its storage", vm.read, x)
     vm.dealloc_storage(vm.storage_over(memory))
 
 

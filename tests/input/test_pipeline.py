@@ -456,7 +456,7 @@ def test_the_end_of_the_last_epoch(epochs: int) -> None:
     with pipeline(workers=1, epochs=epochs) as batches:
         assert len(digests(batches)) == 5 * epochs
         for call in (batches.get, lambda: list(batches), lambda: next(iter(batches))):
-            refuses(ShutDown, f"all {epochs} epochs are over; with epochs=None", call)
+            refuses(ShutDown, f"all {epochs} epochs are finished; with epochs=None", call)
 
 
 # --- other processes -----------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_a_forked_child_is_told_and_harms_nobody() -> None:
                     batches.get()
                 except PipelineError as error:
                     batches.close()
-                    status = 0 if "make one in each process" in str(error) else 2
+                    status = 0 if "create a pipeline in each process" in str(error) else 2
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0

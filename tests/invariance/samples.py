@@ -22,6 +22,7 @@ _PRODUCTS: Final = (
 )
 """k and n."""
 _REDUCTIONS: Final = ("sum", "mean", "var", "prod", "max", "min", "all", "any", "logsumexp")
+_RUNNING: Final = ("cumulative_sum", "cumulative_prod")
 _SQUARES: Final = ("inv", "expm", "det", "slogdet", "eigvals", "eigvalsh", "eigh", "eig", "lu")
 
 
@@ -53,9 +54,9 @@ def _rows() -> Iterator[Sample]:
     for n in LENGTHS:
         for op in ("softmax", "log_softmax"):
             yield _of(op, (3, n))
-        for op in ("cumulative_sum", "argmax", "argmin", *_REDUCTIONS):
+        for op in (*_RUNNING, "argmax", "argmin", *_REDUCTIONS):
             yield _of(op, (3, n), axis=1)
-        for op in ("sum", "prod", "cumulative_sum"):
+        for op in ("sum", "prod", *_RUNNING):
             yield _of(op, (3, n), axis=1, dtype="f64")
         yield Sample("mean", (np.arange(3 * n).reshape(3, n),), {"axis": 1})
         yield _of("layer_norm", (3, n), (n,), (n,), eps=1e-5)
@@ -71,7 +72,7 @@ def _rows() -> Iterator[Sample]:
         yield _of("take", (n, 3), axis=0).with_integers(np.arange(5) % n)
         yield _of("take_along_axis", (3, n), axis=1).with_integers(np.arange(6).reshape(3, 2) % n)
     for n, inner in _COLUMNS:
-        for op in ("softmax", "log_softmax", "cumulative_sum", "sort", "argsort"):
+        for op in ("softmax", "log_softmax", *_RUNNING, "sort", "argsort"):
             yield _of(op, (3, n, inner), axis=1)
         for op in ("argmax", "argmin", *_REDUCTIONS):
             yield _of(op, (3, n, inner), axis=1)

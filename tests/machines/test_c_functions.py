@@ -197,7 +197,9 @@ def test_an_error_is_typed_and_leaves_the_vm_as_it_was(vm: VM, case: int) -> Non
 
 
 def test_no_place_for_a_number(call: Callable[..., Any]) -> None:
-    with pytest.raises(HostFunctionError, match=r"^wrong: number: the place for 'value' is NULL$"):
+    with pytest.raises(
+        HostFunctionError, match=r"^wrong: number: the pointer for 'value' is NULL$"
+    ):
         call("wrong", 31, value=1)
 
 
@@ -207,11 +209,11 @@ def test_values_that_c_does_not_have(call: Callable[..., Any], value: int | str)
 
 
 def test_calls_are_held_to_the_counts_of_the_table(vm: VM) -> None:
-    with pytest.raises(MachineError, match="describe takes 1 parameters, got 0"):
+    with pytest.raises(MachineError, match="describe: expected 1 parameters, got 0"):
         vm.launch(Program.of_op("describe", 0, {}, 1))
-    with pytest.raises(ProgramError, match="describe leaves 1 results, not 2"):
+    with pytest.raises(ProgramError, match="describe returns 1 results, the call expects 2"):
         vm.launch(Program.of_op("describe", 1, {}, 2), [put(vm, f32s(1))])
-    with pytest.raises(MachineError, match="liar: announced 1 results, left 0"):
+    with pytest.raises(MachineError, match="liar: expected 1 results, got 0"):
         vm.launch(Program.of_op("liar", 0, {}, 1))
 
 
@@ -271,7 +273,7 @@ def test_no_library(tmp_path: Path) -> None:
     text.write_text("this is no library")
     refuses(LibraryError, r"^no library at .*missing\.so$", register, tmp_path / "missing.so")
     refuses(LibraryError, r"^no library at", register, tmp_path)
-    refuses(LibraryError, r"text\.so is not loaded: ", register, text)
+    refuses(LibraryError, r"text\.so cannot be loaded: ", register, text)
 
 
 @cases("name, text, message", *[row for row in MISTAKES if len(row) == 3])

@@ -27,8 +27,8 @@ def test_it_counts_as_the_real_one(kind: type[VM]) -> None:
     assert vm.consumed_size_in_mib() * 2**20 == 256
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    refuses(HandleError, "ended with its storage", vm.type_of, tensor)
-    with pytest.raises(ShapeError, match="needs bytes 60 to 68 of a storage of 64"):
+    refuses(HandleError, "freed with its storage", vm.type_of, tensor)
+    with pytest.raises(ShapeError, match="ends at byte 68, but the storage has 64"):
         vm.tensor_from_storage(vm.alloc_storage(64), VECTOR, 60)
 
 
@@ -47,10 +47,14 @@ def test_a_launch_is_verified_and_not_run() -> None:
     handles = [vm.alloc_tensor(VECTOR) for _ in range(3)]
     assert vm.launch(ADD_INTO, handles) == []
     add, longer = Program.of_op("add", 2, {}, 1), vm.alloc_tensor(TensorType(f32, (3,)))
-    refuses(HandleError, "is a dry VM: it has no values to return", vm.launch, add, handles[:2])
+    refuses(
+        HandleError, "is a dry VM, which computes no values to return", vm.launch, add, handles[:2]
+    )
     refuses(ShapeError, "shapes do not broadcast", vm.launch, ADD_INTO, [*handles[:2], longer])
     endless = straight(("load_arg", 0))
-    refuses(ProgramError, "the end is reached without halt", vm.launch, endless, handles)
+    refuses(
+        ProgramError, "execution can reach the end of the function", vm.launch, endless, handles
+    )
     vm.dealloc_tensor(handles[0])
     refuses(HandleError, "ended by dealloc_tensor", vm.launch, ADD_INTO, handles)
 
@@ -66,4 +70,4 @@ def test_there_is_nothing_to_read() -> None:
     vm = DryVM("plan")
     handle = vm.alloc_tensor(VECTOR)
     for read in (vm.read, vm.borrow):
-        refuses(HandleError, r"plan is a dry VM: f32\[2\] has no bytes to read", read, handle)
+        refuses(HandleError, r"plan is a dry VM: f32\[2\] has no values to read", read, handle)

@@ -359,7 +359,7 @@ def test_zeros_are_quantized_by_one() -> None:
     (only(node("Neg", "x", "y"), opset=0), "expected an opset from 1 to 999, got 0"),
     (
         only(node("Add", "x w", "y"), constants=[constant("w", B), constant("w", B)]),
-        "two initializers are called 'w'",
+        "two initializers have the name 'w'",
     ),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[1 << 60])]), "expected"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[-4])]), "shape"),

@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a check": (checked, r"test_save.py:\d+: machine.check has no form"),
     "complex numbers": (lambda x: ml.abs(ml.astype(x, "c64")), r"astype of c64 has no form"),
     "a recursion": (endless, r"the function 'endless', which calls itself, has no form"),
-    "no tensor": (lambda x: 3, "a function that returns no tensor is not written"),
+    "no tensor": (lambda x: 3, "expected a function that returns a tensor"),
     "unknown turns": (ml.grad(doubled), r"test_save.py:\d+: residuals.push has no form"),
 }
 
@@ -523,7 +523,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
             {0: "b"},
             r"type\(n\).* isinstance\(n, int",
         ),
-        (lambda x: x * (x.shape[0] & 3), {0: "b"}, r"and_ of a length has no form in ONNX"),
+        (lambda x: x * (x.shape[0] & 3), {0: "b"}, r"and_ of a length cannot be expressed in ONNX"),
     ):
         refuses(ml.errors.ModelError, text, save, fn, [images], path, dynamic_axes={"x": axes})
     with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
@@ -534,7 +534,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         ({"x": {4: "b"}}, "it has no axis 4"),
         ({"x": {0: "2 b"}}, "'2 b' is no name"),
         ({"x": {1: "3*b"}}, r"axis 1 of x is 8, which is no 3\*b"),
-        ({"x": [0]}, "it is a dict such as"),
+        ({"x": [0]}, "expected a dict such as"),
         ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "no input 'y'"),
     )
     for option, text in bad:

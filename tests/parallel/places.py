@@ -243,7 +243,7 @@ class Counting:
 
 def main(what: str) -> None:
     """The program of an MPI process. The first one tells in JSON what all have found."""
-    with group("mpi", timeout=1.0 if what == "stops" else None) as members:
+    with group("mpi", timeout=60) as members:
         rank = members.rank  # type: ignore[attr-defined]
         results: Any
         if what == "everything":
@@ -260,7 +260,11 @@ def main(what: str) -> None:
             if rank == 1:
                 raise RuntimeError("enough")
             results = outcome(members, reduce)
+        elif what == "raises":
+            results = members.run(fails)
         elif what == "stops":
+            members.run(reduce)  # so that the timeout does not include the start of the processes
+            members.timeout = members._seat.member._timeout = 1.0  # type: ignore[attr-defined]
             results = outcome(members, is_stopped)
         else:
             results = outcome(members, is_killed)

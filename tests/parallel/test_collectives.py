@@ -101,7 +101,7 @@ def test_programs_with_collectives_are_verified() -> None:
         program = Program.of_op("all_gather.out", 2, {}, 0)
         with pytest.raises(errors.ShapeError, match=r"the result is f32\[6\]"):
             group.vms[0].estimate(program, [TensorType("f32", (3,)), TensorType("f32", (3,))])
-        with pytest.raises(errors.ProgramError, match="leaves 1 results, not 2"):
+        with pytest.raises(errors.ProgramError, match="returns 1 results, the call expects 2"):
             group.vms[0].estimate(Program.of_op("all_gather", 1, {}, 2), [TensorType("f32", (3,))])
 
 
@@ -112,7 +112,7 @@ def test_a_result_that_overlaps_an_operand_is_refused() -> None:
         y = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 8)
         vm.launch(Program.of_op("reduce_scatter.out", 2, {}, 0), (y, x))
 
-    refuses(errors.MachineError, "would write over an operand", run, 2, step)
+    refuses(errors.MachineError, "overlaps an operand that is still read", run, 2, step)
 
 
 @cases("name", "all_reduce", "broadcast")

@@ -47,7 +47,7 @@ def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(tried)
     assert done.stderr.splitlines() == [
         "launch: member 1 was killed by SIGKILL; all members are started again, 1 of 2 times",
-        "launch: member 1 has ended with status 7; all members are started again, 2 of 2 times",
+        "launch: member 1 has exited with status 7; all members are started again, 2 of 2 times",
     ]
 
 
@@ -133,10 +133,10 @@ def test_ray_has_the_resources_that_actors_need() -> None:
 @cases(
     "text, options",
     ("2 actors need 20000 CPU; this host has \\d+ CPU", {"num_cpus": 10_000}),
-    ("no options of an actor: The quantity", {"num_cpus": -1}),
-    ("no options of an actor: .*'num_cpus'", {"num_cpus": "x"}),
-    ("no options of an actor: .*'resources'", {"resources": 3}),
-    ("no options of an actor: .* nosuch", {"nosuch": 3}),
+    ("invalid options of an actor: The quantity", {"num_cpus": -1}),
+    ("invalid options of an actor: .*'num_cpus'", {"num_cpus": "x"}),
+    ("invalid options of an actor: .*'resources'", {"resources": 3}),
+    ("invalid options of an actor: .* nosuch", {"nosuch": 3}),
     ("mixed=: expected True or False, got 3", {"mixed": 3}),
     ("a group's start is", {"start": -1}),
 )
@@ -144,6 +144,17 @@ def test_wrong_options_of_actors_start_no_ray(text: str, options: dict[str, Any]
     ray = pytest.importorskip("ray")
     refuses(GroupError, text, ml.parallel.RayGroup, 2, **options)
     assert not ray.is_initialized()
+
+
+def test_a_ray_that_does_not_start_is_named(monkeypatch: Patch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out\nduring startup")
+
+    monkeypatch.setattr(ray, "init", init)
+    text = "RayGroup: Ray has not started: The current node timed out$"
+    refuses(GroupError, text, ml.parallel.RayGroup, 1)
 
 
 test_rows = claims("launch", globals())

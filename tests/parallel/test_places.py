@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -270,16 +271,29 @@ def test_an_mpi_process_that_leaves_is_named() -> None:
 @needs_mpi
 def test_an_mpi_process_that_stops_is_named_and_ended() -> None:
     done = mpirun("stops")
-    text = r"GroupTimeout: member 0 (vm0) has waited 1 s in barrier() for member 1 (vm1)"
-    assert text in done.stdout, done.stderr
+    text = r"GroupTimeout: member \d \(vm\d\) has waited 1 s in barrier\(\) for member 1 \(vm1\)"
+    assert re.search(text, done.stdout), done.stderr
     assert done.returncode != 0
 
 
 @needs_mpi
+def test_one_mpi_process_prints_the_traceback_of_an_error_that_all_raise() -> None:
+    done = mpirun("raises")
+    assert done.returncode != 0
+    lines = done.stderr.splitlines()
+    assert sum(line.startswith("Traceback") for line in lines) == 1, done.stderr
+    assert lines.count("ValueError: boom") == 1, done.stderr
+    for rank in (0, 2, 3):
+        line = f"member {rank} (vm{rank}): ValueError: boom; see the traceback of member 1 (vm1)"
+        assert line in lines, done.stderr
+
+
+@needs_mpi
 def test_mpiexec_ends_all_when_one_is_killed() -> None:
-    began, there = time.monotonic(), set(SHARED.glob("mpich_shm_*"))
-    assert mpirun("is_killed").returncode != 0
-    assert time.monotonic() - began < 10
+    there = set(SHARED.glob("mpich_shm_*"))
+    done = mpirun("is_killed")
+    assert done.returncode != 0
+    assert "Group" not in done.stdout  # no member has waited for the timeout
     assert set(SHARED.glob("mpich_shm_*")) <= there
 
 

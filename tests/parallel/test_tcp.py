@@ -347,7 +347,7 @@ def test_what_is_changed_on_its_way_is_refused(what: str) -> None:
         "nonsense": bytes(len(data)),
     }[what]
     far.sendall(data)
-    refuses(EncodingError, "changed on its way|no message", other.receive)
+    refuses(EncodingError, "changed in transit|not a message", other.receive)
     assert len(other.inbox) == (what == "repeated")
     for each in (one.socket, other.socket, near, far):
         each.close()
@@ -373,7 +373,7 @@ def test_nothing_that_arrives_is_unpickled() -> None:
 
 
 def test_what_is_no_plain_data_is_refused_by_all(three: Joined) -> None:
-    refuses(GroupError, "is no plain data", three.run, lambda rank, vm: threading.Lock())
+    refuses(GroupError, "is not plain data", three.run, lambda rank, vm: threading.Lock())
     assert three.run(places.reduce) == [[3.0] * 4] * 3
 
 

@@ -304,7 +304,7 @@ def test_a_script_may_trace_its_vm_itself(tmp_path: Path) -> None:
         x = ml.ones(3)
         with vm.trace(tmp_path / "trace.json"):
             x = x + x
-            with pytest.raises(ml.errors.MachineError, match="here has an instrument already"):
+            with pytest.raises(ml.errors.MachineError, match="here already has an instrument"):
                 vm.trace(tmp_path / "other.json").__enter__()
         x = x * x
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -421,7 +421,7 @@ def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text("utf-8")
     fields = probed(page, PROBE, tmp_path)
     assert fields["start"].startswith("step.mlvm | ")
-    assert "at most 832 bytes in use at once; planned in 832 bytes" in fields["start"]
+    assert "peak use 832 bytes; plan of 832 bytes" in fields["start"]
     first = next(x for x in SavedStep.from_bytes(saved.read_bytes()).planned.lifetimes)
     line = line_with("ml.matmul(x, w)  # first")
     assert fields["tip"].startswith(f"{first.op}: f32[8,8] | size 256 bytes | address ")

@@ -49,7 +49,7 @@ def test_a_tensor_is_a_rectangle_that_tells_what_it_is(batch: ml.Arena, tmp_path
     tooltips = {re.split(":", hover)[0]: hover.splitlines() for hover in hovers(root)}
     assert set(tooltips) == {"copied in", "square", "sum", "add"}
     assert tooltips["copied in"][:3] == [
-        "copied in: f32[16,32]", "2,048 bytes at 0", "moments 1 to 6",
+        "copied in: f32[16,32]", "2,048 bytes at 0", "events 1 to 6",
     ]  # fmt: skip
     assert tooltips["copied in"][3].endswith(line)
     assert tooltips["add"][3].endswith(f"{Path(__file__).name}:{batch_line('z + 1.0')}")
@@ -76,7 +76,7 @@ def test_lower_bound_and_high_water_are_lines_with_labels(batch: ml.Arena) -> No
     root = parse(timeline(batch.recording))
     assert texts(root)[1].endswith(" times the lower bound")
     bound, top = max(batch.recording.used()), 2 * 2048 + 64 + 64
-    assert f"lower bound: {bound:,} bytes alive at once" in texts(root)
+    assert f"lower bound: {bound:,} bytes live at the same time" in texts(root)
     assert any(re.fullmatch(r"highest address: 4,\d+ bytes", t) for t in texts(root))
     assert bound == 2 * 2048 + 64 < top
     lines = [p for p in root.iter(f"{SVG}path") if "level" in p.attrib.get("class", "")]
@@ -164,8 +164,8 @@ def test_a_queue_has_its_slots_by_what_they_are() -> None:
         del x
     moments = [hover.splitlines()[::2][:2] for hover in hovers(parse(timeline(recording)))]
     assert moments == [
-        ["full slot: f32[4]", "moments 1 to 1"],
-        ["lent slot: f32[4]", "moments 3 to 3"],
+        ["full slot: f32[4]", "events 1 to 1"],
+        ["lent slot: f32[4]", "events 3 to 3"],
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_running_recording_can_be_drawn(tmp_path: Path) -> None:
         ml.square(x)
         batch.plot(tmp_path / "now.svg")
     root = parse((tmp_path / "now.svg").read_text("utf-8"))
-    assert [hover.splitlines()[2] for hover in hovers(root)] == ["moments 1 to 3", "moments 2 to 2"]
+    assert [hover.splitlines()[2] for hover in hovers(root)] == ["events 1 to 3", "events 2 to 2"]
 
 
 def test_an_arena_in_which_nothing_happened_can_be_drawn() -> None:
@@ -192,12 +192,12 @@ def test_a_picture_says_what_is_forgotten(tmp_path: Path) -> None:
     batch.plot(tmp_path / "a.svg")
     labels = texts(parse((tmp_path / "a.svg").read_text("utf-8")))
     assert labels[0] == "Arena batch \ufffd \ufffd"
-    assert "in use at once at most 448" in labels[1]
+    assert "peak use 448" in labels[1]
     assert labels[2] == (
         f"12 tensors that ended by moment {recording.first} are forgotten; "
         "since then at most 64 bytes in use"
     )
-    assert "lower bound: 64 bytes alive at once" in labels
+    assert "lower bound: 64 bytes live at the same time" in labels
 
 
 def test_a_picture_is_drawn_alike_everywhere(tmp_path: Path) -> None:

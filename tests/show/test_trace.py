@@ -82,7 +82,7 @@ def test_there_is_one_at_a_time_and_none_after() -> None:
     vm = VM()
     with vm.instrumented(Log()):
         refuses(
-            MachineError, "has an instrument already", lambda: vm.instrumented(Log()).__enter__()
+            MachineError, "already has an instrument", lambda: vm.instrumented(Log()).__enter__()
         )
         vm.register("mine", lambda frame: None)
         assert vm.functions.binding("mine").instrument is not None

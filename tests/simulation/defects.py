@@ -57,7 +57,7 @@ DEFECTS: Final[dict[str, tuple[Any, str, str, str]]] = {
         "elif len(self._here) == self.size - 1:",
         "else:",
     ),
-    "leaks connections": (_Meeting, "_put", "made[1].socket.close()", "pass"),
+    "leaks connections": (_Meeting, "_put", "connection[1].socket.close()", "pass"),
     "does not tell who failed": (
         _Meeting,
         "_leave",

@@ -1,4 +1,4 @@
-/* What a build writes as tables, and step.c runs. */
+/* Tables that a build generates for step.c. */
 #ifndef MLVM_BUILT_H
 #define MLVM_BUILT_H
 
@@ -9,14 +9,15 @@
 
 #include <stddef.h>
 
-/* A call, and from which byte on it has its scratch memory: each thread's, and behind them the shared. */
+/* A call with the offsets of its scratch memory: that of each thread, followed by the shared
+ * memory. */
 typedef struct {
     KernelCall call;
     size_t scratch;
 } Placed;
 
-/* Where a tensor lies: in the caller's memory or among the weights, at an offset; or what the caller
- * gives as input of that number. */
+/* Location of a tensor: an offset in the caller's memory or in the weights, or the number of an
+ * input. */
 typedef enum { IN_MEMORY, IN_WEIGHTS, IN_INPUT } Where;
 
 typedef struct {
@@ -26,24 +27,24 @@ typedef struct {
 
 typedef struct {
     size_t nbytes;
-    int copied; /* the step writes to it: it has memory of its own, at `at` */
+    int copied; /* the step writes to it, so it is copied to `at` */
     size_t at;
 } Input;
 
-/* A tensor that lives from step to step. One that is only read stays among the weights. */
+/* A tensor that persists between steps. One that is only read stays in the weights. */
 typedef struct {
     size_t nbytes, in_weights;
     int copied;
     size_t at;
 } State;
 
-/* An argument that goes over the stack. */
+/* An argument that is passed on the stack. */
 typedef struct {
     uint32_t argument;
     const Type *type;
 } Pushed;
 
-/* What the loop does at a step: an op, and the line of Python that wrote it; both by number. */
+/* Source of a step of the loop: numbers of its op and of its line of Python. */
 typedef struct {
     uint16_t op, line;
 } Place;
@@ -54,21 +55,22 @@ typedef struct {
     int64_t most, saved;
 } Length;
 
-/* Field of an image that lengths decide: an integer or a real, and the number of its formula. */
+/* Field of an image that depends on lengths: an integer or a real, and the number of its
+ * formula. */
 typedef struct {
     size_t at;
     int is_real;
     uint32_t formula;
 } Patch;
 
-/* Value that a formula has wherever a variant is valid. */
+/* Value that a formula must have for a variant to be valid. */
 typedef struct {
     uint32_t formula;
     Number value;
 } Guard;
 
-/* The functions of the step for some lengths: an image of them with pointers into itself, which are at
- * `pointers`, and fields by formulas. It begins with the function `main`. */
+/* Functions of the step for some lengths: an image with internal pointers, listed in `pointers`,
+ * and fields computed by formulas. It begins with the function `main`. */
 typedef struct {
     const Guard *guards;
     const size_t *pointers;
@@ -84,7 +86,7 @@ typedef struct {
     const uint32_t *formulas;
 } Shape;
 
-/* State of one number that is computed of lengths. */
+/* State of one number that depends on lengths. */
 typedef struct {
     size_t at;
     int dtype;
@@ -98,11 +100,11 @@ typedef struct {
     const void *const *images;
 } Set;
 
-/* What is done by this program and by no kernel. */
+/* Operations that this program implements without a kernel. */
 enum { RECORDS_BEGIN, RECORDS_PUSH, RECORDS_READ, RECORDS_READ_ROWS, RECORDS_ADD, RECORDS_END, LANES_RUN };
 
 typedef struct {
-    const Set *sets; /* the best first; closed by a name of NULL */
+    const Set *sets; /* the best first; ends with a name of NULL */
     const char *const *ops, *const *lines;
     const Place *const *places; /* by function and step */
     uint32_t narguments, npushed, ninputs, noutputs, nstates;
@@ -111,29 +113,29 @@ typedef struct {
     const Input *inputs;
     const Address *outputs;
     const State *states;
-    size_t memory; /* bytes in all; the step's tensors begin at 0 */
-    size_t ours;   /* where the machine's own begin */
-    int threads;   /* the most */
+    size_t memory; /* total bytes; the step's tensors start at 0 */
+    size_t ours;   /* offset of the machine's own memory */
+    int threads;   /* maximum number */
     uint32_t values, frames;
-    size_t heap;    /* bytes for tensors that functions make */
+    size_t heap;    /* bytes for tensors that functions allocate */
     size_t records; /* bytes for residuals */
     size_t lanes;   /* bytes for rows and frames of lanes */
-    /* lanes_run of lanes.h, or NULL: then it is not in the program. */
+    /* lanes_run of lanes.h, or NULL if the program does not contain it. */
     const char *(*run_lanes)(const LaneCode *code, Pool *pool, char *memory, char *room, size_t nbytes,
                              const Value *params, int64_t count, char why[128]);
-    size_t weights; /* bytes with their header */
+    size_t weights; /* bytes including their header */
     uint64_t fingerprint;
     const void *embedded; /* the weights, or NULL */
-    /* Of a step with lengths alone: */
+    /* Only for a step with lengths: */
     uint32_t nformulas, nvariants, nscalars;
     const Length *lengths;
-    const Formula *formulas; /* the first are the lengths */
-    const Number *constants; /* as many as formulas, with the values of constants */
+    const Formula *formulas; /* starting with the lengths */
+    const Number *constants; /* one per formula; set for constants */
     const Variant *variants;
     const Scalar *scalars;
-    const uint32_t *input_formulas; /* of the bytes of inputs */
+    const uint32_t *input_formulas; /* formulas of the bytes of inputs */
     const Shape *shapes;            /* of outputs */
-    size_t image;                   /* bytes of the largest */
+    size_t image;                   /* bytes of the largest image */
 } Built;
 
 extern const Built built;

@@ -1,4 +1,4 @@
-/* The command line of a step: reads its inputs, runs it, and writes what it leaves. */
+/* Command line of a step: reads its inputs, runs it, and writes its outputs. */
 #define _POSIX_C_SOURCE 200809L
 #include "built.h"
 #include "described.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#ifdef _WIN32 /* has the like of it, and another `free` for what that gives */
+#ifdef _WIN32 /* Windows has _aligned_malloc, with its own `free` */
 #include <malloc.h>
 #define aligned_alloc(alignment, nbytes) _aligned_malloc(nbytes, alignment)
 #define free _aligned_free
@@ -53,7 +53,7 @@ static int complain(const char *what, const char *why)
     return 1;
 }
 
-/* All of a file, at a multiple of 64 bytes. */
+/* Read a whole file into memory aligned to 64 bytes. */
 static int read_file(const char *name, Data *data)
 {
     FILE *file = fopen(name, "rb");
@@ -84,7 +84,7 @@ static int read_file(const char *name, Data *data)
 
 enum { MOST_DIMENSIONS = 64 };
 
-/* Read the lengths of a shape as Python writes it, and return how many there are. */
+/* Parse the lengths of a shape in Python's notation, and return their number. */
 static int read_shape(const char *text, unsigned long long *lengths)
 {
     int count = 0;
@@ -97,8 +97,8 @@ static int read_shape(const char *text, unsigned long long *lengths)
     return count;
 }
 
-/* Return whether an array has a shape, or several of them along its first axis or a new one. Note the
- * lengths of the step in it; one that was noted before is the same. */
+/* Return whether an array has the expected shape, possibly with an additional first axis. Record
+ * the lengths of the step; a length that was recorded before must be equal. */
 static int fits_shape(const char *text, const TensorSpec *spec, unsigned long long *sizes)
 {
     unsigned long long lengths[MOST_DIMENSIONS], input[MOST_DIMENSIONS];
@@ -129,7 +129,7 @@ static size_t nbytes_of(const TensorSpec *spec, const unsigned long long *sizes)
     return nbytes;
 }
 
-/* Leave the elements of a .npy file, if it is one. Returns NULL, or what is wrong with it. */
+/* Remove the header of a .npy file, if it is one. Return NULL, or an error message. */
 static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long *sizes)
 {
     static char reason[2048];
@@ -168,7 +168,7 @@ static const char *unpack(Data *data, const TensorSpec *spec, unsigned long long
     return NULL;
 }
 
-/* Make a folder, and those that it lies in. What fails is told by what is opened in it. */
+/* Create a folder and its parents. Errors are reported when a file in it is opened. */
 static void make_folder(const char *name)
 {
     char part[4096];
@@ -237,9 +237,9 @@ static int run(const Options *options, char **names, int count)
     }
     if (options->weights && read_file(options->weights, &weights))
         return 1;
-    if (options->out) /* first, as `save` may be in it */
+    if (options->out) /* created first, as `save` may be inside it */
         make_folder(options->out);
-    FILE *save = options->save ? fopen(options->save, "ab") : NULL; /* what is there stays */
+    FILE *save = options->save ? fopen(options->save, "ab") : NULL; /* existing contents remain */
     if (options->save && (!save || fclose(save)))
         return complain(options->save, strerror(errno));
     struct step step;

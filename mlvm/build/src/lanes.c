@@ -7,11 +7,11 @@ enum { ALIGNMENT = 64 };
 static const char FULL[] = "frames of lanes need more bytes than --records says";
 
 typedef struct {
-    Lanes lanes; /* the first: those of plan/lanes.c */
+    Lanes lanes; /* first member: the Lanes of plan/lanes.c */
     const LaneCode *code;
     Pool *pool;
-    char *memory;     /* the code's own */
-    char **addresses; /* of its places */
+    char *memory;     /* memory of the code */
+    char **addresses; /* addresses of its places */
     char *room, *top, *end, *last;
     char *why;
 } Running;
@@ -28,7 +28,7 @@ static int fail(Running *r, const char *why)
     return -1;
 }
 
-/* --- memory: what grows last grows where it is; what it leaves otherwise is lost till the end --- */
+/* --- memory: the last block grows in place; a moved block is lost until the end --- */
 
 static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
 {
@@ -45,7 +45,7 @@ static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
     return to;
 }
 
-/* So many zeros. */
+/* Allocate `count` zeroed elements. */
 static void *zeros(Running *r, int64_t count, size_t size)
 {
     r->last = NULL;
@@ -117,7 +117,7 @@ static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)
     if (!strcmp(what, "index"))
         snprintf(r->why, 128, "index %lld is out of range for length %lld", (long long)a, (long long)b);
     else if (!strcmp(what, "depth"))
-        snprintf(r->why, 128, "%lld calls lie within each other, the most that may", (long long)a);
+        snprintf(r->why, 128, "call depth exceeds the limit of %lld", (long long)a);
     else
         return fail(r, "no such record is there");
     return -1;
@@ -130,7 +130,7 @@ static const LanesRunner runner = {.resize = resize,
                                    .look = look,
                                    .refuse = refuse};
 
-/* --- all of it --- */
+/* --- the whole run --- */
 
 static int prepare(Running *r, const LaneCode *code, const Value *shared)
 {

@@ -5,13 +5,13 @@
 #include "../../machines/native/src/plan/lanes.h"
 #include "../../machines/native/src/plan/loop.h"
 
-/* Where the bytes of a tensor of a part lie: in the code's own memory, or in an operand that all share. */
+/* Location of a part's tensor: in the code's own memory, or in an operand shared by all rows. */
 typedef struct {
     int shared; /* its number, or -1 */
     size_t at;
 } LanePlace;
 
-/* Kernels for so many rows. Operands and results are in the code's own memory, each from a byte on. */
+/* Kernels for a fixed number of rows. Operands and results are at offsets in the code's memory. */
 typedef struct {
     const BoundCall *calls;
     int count;
@@ -24,7 +24,7 @@ typedef struct {
     const LanePart *parts;
 } LaneSegment;
 
-/* A sum that frames add to by the segment of that number. */
+/* A sum to which frames add by the segment of that number. */
 typedef struct {
     int64_t segment, sum, nbytes, noperands;
     const int64_t *sizes;
@@ -34,18 +34,18 @@ typedef struct {
     int64_t nresults, nsums, nargs, nshared, nhoisted, nsteps, nsizes, nsegments, nsites, nplaces, width;
     const int64_t *code, *at, *sizes;
     const char *heavy, *lent;
-    const char *const *messages; /* of checks, by step */
+    const char *const *messages; /* error messages of checks, by step */
     const LaneRegister *params, *returned;
     const LaneSegment *segments;
     const LaneSite *sites;
-    const LanePart *first; /* makes what is hoisted; NULL if nothing is */
+    const LanePart *first; /* computes hoisted values; NULL if there are none */
     const size_t *hoisted;
-    const LanePlace *places; /* of the calls of all parts */
-    size_t memory;           /* from which byte of the step's memory on it has its own */
+    const LanePlace *places; /* of the calls in all parts */
+    size_t memory;           /* offset of its own memory in the step's memory */
 } LaneCode;
 
-/* Run lanes on the tensors of these parameters. `room` is for rows and frames. Returns NULL, or what is
- * wrong, which `why` has room for. */
+/* Run lanes on the tensors of these parameters. `room` is memory for rows and frames. Return
+ * NULL, or an error message, for which `why` has space. */
 const char *lanes_run(const LaneCode *code, Pool *pool, char *memory, char *room, size_t nbytes,
                       const Value *params, int64_t count, char why[128]);
 

@@ -1,4 +1,5 @@
-/* A step without Python: the loop of plan/loop.c on the tables of a build, in the caller's memory. */
+/* A step without Python: the loop of plan/loop.c on the tables of a build, in the caller's
+ * memory. */
 #include "step.h"
 
 #include "built.h"
@@ -12,14 +13,14 @@
 #include <string.h>
 
 enum { ALIGNMENT = 64, HEADER = 64 };
-static const double WORTH_SHARING = 4000; /* nanoseconds; waking the others costs about 500 */
+static const double WORTH_SHARING = 4000; /* in nanoseconds; waking the others costs about 500 */
 
-/* --- the threads, which the caller has --- */
+/* --- the caller's threads --- */
 
 struct Pool {
-    const struct step_threads *threads; /* NULL: none */
-    unsigned char *memory;              /* the step's */
-    const KernelCall *call;             /* the job */
+    const struct step_threads *threads; /* NULL for a single thread */
+    unsigned char *memory;              /* memory of the step */
+    const KernelCall *call;             /* the current job */
     char *const *p;
     int count;
     atomic_int result;
@@ -30,7 +31,7 @@ static size_t rounded(size_t nbytes)
     return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* The scratch memory of a thread; behind that of all threads is the shared. */
+/* Return the scratch memory of a thread; shared memory follows after that of all threads. */
 static char *scratch_of(const Pool *pool, const KernelCall *call, int index)
 {
     size_t at = ((const Placed *)(const void *)call)->scratch;
@@ -66,7 +67,7 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
     return result;
 }
 
-/* --- memory for tensors that functions make: a stack, of which what is free on top is given back --- */
+/* --- memory for tensors that functions allocate: a stack; free blocks on top are released --- */
 
 typedef struct Block {
     Tensor tensor;
@@ -75,20 +76,20 @@ typedef struct Block {
 } Block;
 
 typedef struct {
-    Machine m; /* the first: the loop's */
+    Machine m; /* first member: the state of the loop */
     Pool pool;
     struct step *step;
     Records records;
-    char *residuals; /* from the front records, and from the end their table */
+    char *residuals; /* records from the start, their table from the end */
     int64_t residuals_used;
     char *heap, *heap_end, *heap_top;
     Block *top;
-    char *room; /* for lanes */
+    char *room; /* memory for lanes */
     const unsigned char *weights;
     const Set *set;
     const Variant *variant; /* NULL without lengths */
-    Number *numbers;        /* of formulas, at the lengths */
-    char *image;            /* of the variant */
+    Number *numbers;        /* values of formulas for the lengths */
+    char *image;            /* addresses of the arguments, then the rest of the machine's memory */
     char *addresses[];      /* of the arguments; behind them the rest of the machine's own */
 } Running;
 
@@ -136,7 +137,7 @@ static void drop_tensor(Machine *m, Value value)
     }
 }
 
-/* --- what the loop asks --- */
+/* --- callbacks of the loop --- */
 
 static int more_values(Machine *m, int64_t count)
 {
@@ -181,7 +182,7 @@ static int call_foreign(Machine *m, const Step *step, int64_t first)
     int64_t count = m->top - first;
     const Value *params = m->stack + first;
     if (!step->foreign)
-        return 1; /* an op, for parameters that overlap */
+        return 1; /* an op with overlapping parameters */
     r->records.why = why;
     switch (step->nparams) {
     case RECORDS_BEGIN:
@@ -259,7 +260,7 @@ size_t step_memory(void)
     return built.ours + parts(NULL, NULL);
 }
 
-/* Lay out what the machine itself needs, from `at` on. Returns the bytes. */
+/* Lay out the machine's own memory from `at` on. Return its bytes. */
 static size_t parts(Running *r, char *at)
 {
     size_t used = rounded(sizeof(Running) + built.narguments * sizeof(char *));
@@ -282,7 +283,7 @@ static size_t parts(Running *r, char *at)
 /* --- lengths --- */
 
 #ifdef STEP_LENGTHS
-/* Return whether all numbers that a variant writes are defined, and fit. */
+/* Return whether all numbers that a variant writes are defined and in range. */
 static int is_defined(const Running *r, const Variant *variant)
 {
     for (uint32_t i = 0; i < built.nscalars; i++) {
@@ -297,7 +298,7 @@ static int is_defined(const Running *r, const Variant *variant)
     return 1;
 }
 
-/* Compute the formulas for these lengths, and return the variant that is valid for them, or NULL. */
+/* Compute the formulas for these lengths, and return the valid variant, or NULL. */
 static const Variant *variant_for(Running *r, const int64_t *lengths)
 {
     memcpy(r->numbers, built.constants, built.nformulas * sizeof(Number));
@@ -316,11 +317,11 @@ static const Variant *variant_for(Running *r, const int64_t *lengths)
     return NULL;
 }
 
-/* Write a number as an element of that dtype: only these four are built. */
+/* Write a number as an element of that dtype; a build supports only these four. */
 static void write_number(void *to, int dtype, const Number *number)
 {
     double real = real_of(number);
-    float narrow = (float)real; /* rounded twice, as numpy does */
+    float narrow = (float)real; /* rounded twice, as in numpy */
     int32_t small = (int32_t)number->integer;
     switch (dtype) {
     case MLVM_F32: memcpy(to, &narrow, sizeof narrow); break;
@@ -330,7 +331,7 @@ static void write_number(void *to, int dtype, const Number *number)
     }
 }
 
-/* Use the variant for the lengths of the numbers. */
+/* Switch to the variant for the current lengths. */
 static void use_variant(Running *r, const Variant *variant)
 {
     const char *image = r->set->images[variant - built.variants];
@@ -481,7 +482,7 @@ void step_use_threads(struct step *step, const struct step_threads *threads)
     running_of(step)->pool.threads = threads;
 }
 
-/* What stopped the loop, and where. */
+/* Describe why and where the loop stopped. */
 static int explain(Running *r)
 {
     struct step *step = r->step;
@@ -493,7 +494,7 @@ static int explain(Running *r)
     return fail(step, "%s: %s, at %s", built.ops[place->op], reason, built.lines[place->line]);
 }
 
-/* Pointer i of the struct: it has nothing else. */
+/* Return pointer i of a struct that consists of pointers. */
 static const void *pointer_in(const void *pointers, size_t i)
 {
     const void *pointer;

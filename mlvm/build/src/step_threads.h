@@ -4,8 +4,8 @@
 
 #include "step.h"
 
-/* So many threads, the caller's among them, for step_use_threads. They end with the process. Returns
- * NULL if the system has none to give. */
+/* Return `count` threads, including the caller's, for step_use_threads. They run until the
+ * process exits. Returns NULL if the system cannot create threads. */
 const struct step_threads *step_threads(int count);
 
 #endif

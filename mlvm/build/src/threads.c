@@ -14,7 +14,7 @@ typedef struct {
     void (*share)(void *job, int index);
     void *job;
     int count;
-    atomic_uint number; /* of the job */
+    atomic_uint number; /* number of the job */
     atomic_int next, running;
     pthread_mutex_t mutex;
     pthread_cond_t wake;

@@ -1,1 +1,1 @@
-"""The reference machine: it verifies, links and runs programs, and finds functions by name."""
+"""Reference machine: it verifies, links and runs programs, and looks up functions by name."""

@@ -1,7 +1,7 @@
-"""Kinds of functions in the function table: ops, `fused`, functions of the user.
+"""Functions in the function table: ops, `fused` and user functions.
 
-Every op is there twice: `add` ( x y -- z ) makes its result, `add.out` ( z x y -- ) writes
-into z. A table of kernels may replace the reference kernels of ops, and that of `fused`.
+Every op has two entries: `add` ( x y -- z ) allocates its result, `add.out` ( z x y -- ) writes it
+into z. A table of kernels may replace the reference kernels of ops and of `fused`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,31 @@ Value = Array | int | str
 Types: TypeAlias = Sequence[TensorType]
 Inferred: TypeAlias = Sequence[TensorType | None]
 ResultRule: TypeAlias = Callable[..., TensorType | tuple[TensorType, ...]]
-"""Type rule of a user's function: from the types of operands, and attributes as keywords."""
+"""Type rule of a user function.
+
+Its arguments are the operands' types, and the attributes as keyword arguments.
+"""
 OUT: Final = ".out"
 
 Kernels: TypeAlias = Mapping[str, Kernel]
-"""Kernels by op name. Each takes what the op's own kernel takes, and replaces it on a machine that
-has a faster one."""
+"""Kernels by op name; each has the signature of the op's own kernel and replaces it on a machine.
+"""
 
 NO_KERNELS: Final[Kernels] = MappingProxyType({})
 
 
 def is_tensor(value: Value) -> TypeIs[Array]:
-    """Return whether a value is a Tensor, in any memory, and neither an Int nor a Str."""
+    """Return whether a value is a Tensor in any memory, rather than an Int or a Str."""
     return not isinstance(value, (int, str))
 
 
 class Callee(Protocol):
-    """A function of the table.
+    """Function in the table.
 
-    `nresults` is how many values it leaves, None if that varies. `kernel`, if any, is called with
-    the parameters themselves, and then does all that `call` does. The table says which `memory`
-    the tensors are in."""
+    nresults: number of results, None if it varies.
+    kernel: optional kernel that is called with the parameters and does all that `call` does.
+    memory: memory of the tensors; the table sets it.
+    """
 
     nresults: int | None
     memory: Memory
@@ -63,22 +67,23 @@ class Callee(Protocol):
     def kernel(self) -> Kernel | None: ...
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """The attributes as `call` takes them. Raises `ArgumentError`."""
+        """Return the attributes in the form that `call` expects. Raises `ArgumentError`."""
 
     def infer(self, operands: Types, attributes: Attributes) -> Inferred | None:
-        """The results' types. None stands for one type, or for all, that only running tells.
+        """Return the results' types; None for one type, or for all types, that depends on values.
 
-        Raises an `OpError` for operands that the function refuses."""
+        Raises an `OpError` for invalid operands.
+        """
 
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
-        """Bytes of the results it makes, and floating-point operations, as far as known."""
+        """Return the bytes of allocated results and the floating-point operations, if known."""
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        """Run on parameters that `infer` accepts, and return the results."""
+        """Run the function on parameters that `infer` accepts, and return the results."""
 
 
 class WritesInto:
-    """Base of functions that leave no results: they write to their first parameters."""
+    """Base class of functions that return nothing and write to their first parameters."""
 
     nresults: int | None = 0
     memory = HOST
@@ -89,7 +94,7 @@ class WritesInto:
         return ()
 
     def writes(self, attributes: Attributes) -> int:
-        """Count the parameters that a call writes to, which come first."""
+        """Return the number of parameters that a call writes to; they come first."""
         raise NotImplementedError
 
     def check_aliasing(self, params: Sequence[Array], attributes: Attributes) -> None:
@@ -98,7 +103,7 @@ class WritesInto:
 
 
 class OpInto(WritesInto):
-    """The form of an op that writes into its first parameter."""
+    """Variant of an op that writes into its first parameter."""
 
     def __init__(self, op: Op, kernel: Kernel | None = None) -> None:
         self.op = op
@@ -124,12 +129,15 @@ class OpInto(WritesInto):
         return 1
 
     def check_aliasing(self, params: Sequence[Array], attributes: Attributes) -> None:
-        """As the base says. An op may overwrite some operands of the result's layout."""
+        """Check the result, which may overwrite some operands with the result's layout.
+
+        Raises `MachineError`.
+        """
         out = params[0]
         for i, x in enumerate(params[1:]):
             if np.may_share_memory(out, x) and (i >= self.op.in_place or not same_place(out, x)):
                 raise MachineError(
-                    f"{self.op.name}{OUT} would write over an operand while it reads it"
+                    f"{self.op.name}{OUT}: the result overlaps an operand that is still read"
                 )
 
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
@@ -137,8 +145,10 @@ class OpInto(WritesInto):
 
 
 def same_place(x: Array, y: Array) -> bool:
-    """Return whether two arrays have the same elements of memory, of any dtype; their shapes may
-    differ in leading axes of length 1."""
+    """Return whether two arrays have the same memory for each element, whatever their dtypes.
+
+    Their shapes may differ in leading axes of length 1.
+    """
     ndim = min(x.ndim, y.ndim)
     return (
         address(x) == address(y)
@@ -148,7 +158,7 @@ def same_place(x: Array, y: Array) -> bool:
 
 
 class Fused(WritesInto):
-    """The host function `fused`: a chain of ops, run block by block (`mlvm.core.machine.fused`)."""
+    """Host function `fused`: a chain of ops, run block by block (`mlvm.core.machine.fused`)."""
 
     name: Final = "fused"
 
@@ -158,8 +168,10 @@ class Fused(WritesInto):
         self._chains: WeakValueDictionary[str, fused.Chain] = WeakValueDictionary()
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """`{"chain": Chain}`: the same one for the same attributes, which are many in a model of
-        equal layers. Raises `ArgumentError` for a chain that makes no sense."""
+        """Return `{"chain": Chain}`, with one shared chain for equal attributes.
+
+        A model with equal layers has many of them. Raises `ArgumentError` for an invalid chain.
+        """
         if isinstance(attributes.get("chain"), fused.Chain):
             return attributes
         key = repr(attributes)
@@ -172,7 +184,8 @@ class Fused(WritesInto):
     def infer(self, operands: Types, attributes: Attributes) -> Inferred:
         try:
             attributes["chain"].infer(operands)
-        except OpError as error:  # of the chain, or of an op in it, which it names
+        # raised by the chain, or by an op of the chain, which the text names
+        except OpError as error:
             raise error.__class__(str(error)).at(self.name, operands) from None
         return ()
 
@@ -188,7 +201,8 @@ class Fused(WritesInto):
                     continue
                 if j < chain.outputs or not same_place(out, x) or not chain.may_replace(i, j):
                     raise MachineError(
-                        f"{self.name} would write parameter {i} over {j} while it is in use"
+                        f"{self.name}: parameter {i}, a result, overlaps parameter {j}, which is "
+                        f"still in use"
                     )
 
     def cost(self, operands: Types, attributes: Attributes) -> tuple[int, int]:
@@ -201,7 +215,7 @@ class Fused(WritesInto):
 
 
 class OpFresh:
-    """The form of an op that makes its result."""
+    """Variant of an op that allocates its result."""
 
     nresults: int | None = 1
     memory = HOST
@@ -221,7 +235,7 @@ class OpFresh:
 
     def call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         type = self.op.infer([TensorType.of(x) for x in params], attributes)
-        if type is None:  # a dynamic op makes the array itself
+        if type is None:  # an op with a dynamic shape allocates the array
             fill = half.suited(self.op, self.fill, params)
             return (self.memory.copy(fill(*params, **attributes)),)
         out = self.memory.new(type)
@@ -230,14 +244,17 @@ class OpFresh:
 
 
 class UserFunction:
-    """A host function that is no op: it takes values of any kind and has no type rule. `nparams`
-    and `nresults` are what it announces, None for any number. `reads` are the tensors that it does
-    not write, None if it may do either with any."""
+    """Host function other than an op: operands may have any kind, and a type rule is optional.
+
+    nparams, nresults: declared numbers of parameters and results, None for any number.
+    reads: slice of the tensors that it only reads; None if it may write to any of them.
+    """
 
     memory = HOST
     kernel: Kernel | None = None
     result: ResultRule | None = None
-    """Its type rule for eager code: from the operands' types and the attributes to the results'."""
+    """Type rule for eager code, from the operands' types and the attributes to the results' types.
+    """
 
     def __init__(
         self, name: str, nparams: int | None, nresults: int | None, reads: slice | None = None
@@ -255,20 +272,22 @@ class UserFunction:
         return 0, 0
 
     def check_count(self, nparams: int) -> None:
-        """Raise `MachineError` unless the function takes that number of parameters."""
+        """Raise `MachineError` unless the function accepts that number of parameters."""
         if self.nparams not in (None, nparams):
-            raise MachineError(f"{self.name} takes {self.nparams} parameters, got {nparams}")
+            raise MachineError(f"{self.name}: expected {self.nparams} parameters, got {nparams}")
 
     def check_results(self, nresults: int) -> None:
-        """Raise `MachineError` unless the function has left as many results as it announces."""
+        """Raise `MachineError` unless the function returned the declared number of results."""
         if self.nresults not in (None, nresults):
-            raise MachineError(f"{self.name}: announced {self.nresults} results, left {nresults}")
+            raise MachineError(f"{self.name}: expected {self.nresults} results, got {nresults}")
 
     def result_types(
         self, operands: Types, attributes: Attributes
     ) -> tuple[TensorType, ...] | None:
-        """Return the types of the results by the type rule; None without one. Raises `MachineError`
-        for a rule that fails or returns something else."""
+        """Return the results' types by the type rule; None without a rule.
+
+        Raises `MachineError` if the rule fails or returns something else.
+        """
         rule = self.result
         if rule is None:
             return None
@@ -293,8 +312,8 @@ class UserFunction:
         if self.nresults not in (None, len(results)):
             plural = "s" * (len(results) != 1)
             raise MachineError(
-                f"{self.name}: its type rule returns {len(results)} type{plural}, nresults is "
-                f"{self.nresults}"
+                f"{self.name}: expected its type rule to return {self.nresults} types "
+                f"(nresults=), got {len(results)} type{plural}"
             )
         return tuple(results)
 
@@ -305,9 +324,10 @@ class UserFunction:
 def misfit(
     what: str, fn: Callable[..., object], args: Sequence[object], keywords: Attributes
 ) -> str | None:
-    """Describe how a user's function and the arguments of a call differ.
+    """Describe how a call's arguments differ from the signature of a user's function.
 
-    Return None if they fit, or if the function has no readable signature."""
+    Return None if they match, or if the function has no readable signature.
+    """
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -322,7 +342,7 @@ def misfit(
 
 
 def describe(values: Sequence[Value]) -> str:
-    """The values by type, as errors show them: `f32[2,3], Int 4, Str "x"`."""
+    """Return the types of the values as text for errors: `f32[2,3], Int 4, Str "x"`."""
     return ", ".join(
         str(TensorType.of(x))
         if is_tensor(x)

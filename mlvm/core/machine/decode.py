@@ -1,15 +1,16 @@
-"""The decoder: a function's code as instructions with operands and results, in basic blocks.
+"""Decoder from stack code to instructions with operands and results, in basic blocks.
 
-Stack code is the public form of a program: it is written, verified and sent. Whoever reads one
-needs the operands of a call and not the way that they took over the stack. `Code.block` follows
-the stack through one basic block and leaves out the pushes:
+Stack code is the public form of a program: it is written, verified and sent. A reader of a program
+needs the operands of a call, not their way over the stack. `Code.block` follows the stack through
+one basic block and leaves out the pushes:
 
     load_arg 1; get 0; push_str "add"; cfunc 2 1; set 0      ->
     cfunc "add" (load_arg 1, slot 0) -> Result(3, 0);  set slot 0 to Result(3, 0)
 
-A reference to an operand is one of three things. An `Instruction` is a push of a value that the
-code contains: `load_arg`, `push_const`, `push_int` or `push_str`. An int is a slot of the frame,
-numbered as in `get`: what it held where the block begins. A `Result` is of a call in the block.
+A reference to an operand is one of the following. An `Instruction` is a push of a value that the
+code contains: `load_arg`, `push_const`, `push_int` or `push_str`. An int is the number of a frame
+slot, as in `get`, and refers to its value at the start of the block. A `Result` refers to the
+result of a call in the block.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 
 _PUSHES: Final = frozenset({Opcode.load_arg, Opcode.push_str, Opcode.push_const, Opcode.push_int})
-_FEW: Final = 32  # results of a call that get a reference each
-_MOST: Final = 1 << 20  # values that one instruction pops one by one
+_FEW: Final = 32  # maximum number of results with individual references
+_MOST: Final = 1 << 20  # maximum number of values that one instruction pops
 
 
 class Result(NamedTuple):
-    """Result number `number` of the call at `pc`."""
+    """Reference to result `number` of the call at `pc`."""
 
     pc: int
     number: int
@@ -39,7 +40,7 @@ Count: TypeAlias = Callable[[str | None], int | None]
 
 
 class Decoded(NamedTuple):
-    """An instruction that does more than push or drop a value.
+    """Decoded instruction; those that only push or drop a value are left out.
 
     Attributes:
         kind: the opcode's name.
@@ -48,7 +49,7 @@ class Decoded(NamedTuple):
         results: number of results that it pushes. None: known only at run time.
         callee: the function's name for a `call`; the reference to its name for a `cfunc`.
         attributes: the attributes of a `cfunc`.
-        at: the slot of a `set`, the target pc of a jump, or the announced results of a `cfunc`.
+        at: the slot of a `set`, the target pc of a jump, or the declared results of a `cfunc`.
         fault: the error in the use of the stack or in immediates, which terminates the block.
     """
 
@@ -64,22 +65,23 @@ class Decoded(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """The name of the host function that a `cfunc` calls; None if the program computes it."""
+        """Return the name of the host function that a `cfunc` calls; None if it is computed."""
         return _immediate(self.callee, Opcode.push_str)  # type: ignore[no-any-return]
 
     @property
     def arguments(self) -> list[int] | None:
-        """The numbers of the launch's arguments that the operands are; None for other operands."""
+        """Return the argument numbers of the launch if all operands are arguments; else None."""
         numbers = [*map(argument_of, self.operands or ())]
         return None if self.operands is None or None in numbers else numbers  # type: ignore[return-value]
 
 
 class Block(NamedTuple):
-    """A basic block: the instructions from pc `start` to before `end`.
+    """Basic block: the instructions from pc `start` to before `end`.
 
-    Effect on the frame: slots from `low` on are dropped, the slots in `changed` are set, and
-    `pushed` are on top. Then follow `many` results of the last instruction, and any number of
-    unknown values if the block `is_open`. `goes_on`: whether the next block follows.
+    Its effect on the frame: slots from `low` on are dropped, the slots in `changed` are set, and
+    the values in `pushed` are pushed. `many` results of the last instruction follow, and any number
+    of unknown values if the block `is_open`. `goes_on` is true if execution may continue with the
+    next block.
     """
 
     start: int
@@ -94,12 +96,12 @@ class Block(NamedTuple):
 
     @property
     def height(self) -> int:
-        """The number of known values above base at the end."""
+        """Return the number of known values above base at the end."""
         return self.low + len(self.pushed) + self.many
 
 
 def argument_of(ref: Ref | None) -> int | None:
-    """Return the number of the launch's argument that an operand is; None for another."""
+    """Return the number of the launch's argument that an operand refers to, or None."""
     return _immediate(ref, Opcode.load_arg)  # type: ignore[no-any-return]
 
 
@@ -109,9 +111,10 @@ def _immediate(ref: Any, opcode: Opcode) -> Any:
 
 @dataclass
 class Code:
-    """A function while it is decoded, block by block.
+    """Function that is decoded block by block.
 
-    targets: the pcs that it jumps to. blocks: those that were decoded, by their first pc.
+    targets: the pcs of its jump targets.
+    blocks: the decoded blocks by their first pc.
     """
 
     function: Function
@@ -124,13 +127,13 @@ class Code:
         return self.function.targets
 
     def block(self, start: int, height: int) -> Block:
-        """Decode the block that begins there, with that number of values above base."""
+        """Decode the block that starts there, with that number of values above base."""
         if start not in self.blocks:
             self.blocks[start] = _Decoder(self, start, height).run()
         return self.blocks[start]
 
     def __iter__(self) -> Iterator[Block]:
-        """Yield all blocks by their first pc, also those that are never reached."""
+        """Yield all blocks by their first pc, including unreachable blocks."""
         code, todo, heights = self.function.code, [0], {0: 0}
         while todo:
             block = self.block(todo[-1], heights[todo.pop()])
@@ -146,12 +149,12 @@ class Code:
             pc = block.end
 
     def instructions(self) -> Iterator[Decoded]:
-        """Yield all instructions that do more than push or drop a value, by their pc."""
+        """Yield all instructions except pushes and pops, by their pc."""
         return (each for block in self for each in block.code)
 
 
 def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code]:
-    """Return the functions of a program; `count` returns how many results a host function has.
+    """Return the decoded functions of a program; `count` is the number of results by host function.
 
     >>> from mlvm.core.machine.decode import decode
     >>> from mlvm.core.program.assembly import assemble
@@ -164,10 +167,11 @@ def decode(program: Program, count: Count = lambda name: None) -> dict[str, Code
 
 
 class _Decoder:
-    """Follower of the stack through one block.
+    """Symbolic stack of one block.
 
-    Slots of the frame below `low` are as the block found them, but for `changed`. `stack` is above
-    these; if the stack `is_open`, any number of unknown values are between.
+    Slots of the frame below `low` have the values from the start of the block, except those in
+    `changed`. `stack` is above them; if the stack `is_open`, any number of unknown values is
+    between.
     """
 
     def __init__(self, code: Code, start: int, height: int) -> None:
@@ -178,7 +182,7 @@ class _Decoder:
         self.is_open = False
         self.many = 0
         self.decoded: list[Decoded] = []
-        self.first = start  # of what the next decoded instruction covers
+        self.first = start  # first pc of the next decoded instruction
 
     def run(self) -> Block:
         code, targets = self.of.function.code, self.of.targets
@@ -207,7 +211,7 @@ class _Decoder:
         return Block(self.start, end, tuple(self.decoded), *state, goes_on)
 
     def step(self, pc: int, opcode: Opcode, immediates: tuple[Any, ...]) -> bool:
-        """Follow one instruction. Return whether the next one follows it."""
+        """Execute one instruction symbolically; return whether the next instruction may follow."""
         kind, goes_on = opcode._name_, True
         operands: Sequence[Ref] | None = ()
         results: int | None = 0
@@ -240,7 +244,7 @@ class _Decoder:
         elif opcode is Opcode.set:
             [at] = immediates
             operands = self.pop(1)
-            self.value(at)  # if it is there
+            self.value(at)  # raises if the slot does not exist
             values: Any = self.stack if at >= self.low else self.changed
             values[at - self.low if at >= self.low else at] = operands[0]
         elif opcode is Opcode.load_global:
@@ -256,7 +260,7 @@ class _Decoder:
         return goes_on
 
     def leave(self, pc: int, results: int | None) -> None:
-        """Push the results of a call; if their number is unknown, the stack is open then."""
+        """Push the results of a call; if their number is unknown, the stack becomes open."""
         if results is None:
             self.changed.update(enumerate(() if self.is_open else self.stack, self.low))
             self.low += 0 if self.is_open else len(self.stack)
@@ -278,12 +282,12 @@ class _Decoder:
             height = len(self.stack) + (0 if self.is_open else self.low)
             if n > height:
                 known = " known" * self.is_open
-                raise ValueError(f"needs {n} values above base; there are {height}{known}")
+                raise ValueError(f"expected {n} values above base, got {height}{known}")
             if n > _FEW and not (self.stack or self.changed):
                 self.low -= n
                 return range(self.low, self.low + n)
             if n > _MOST:
-                raise ValueError(f"needs {n} values above base, more than {_MOST}")
+                raise ValueError(f"expected at most {_MOST} values above base, got {n}")
             self.stack[:0] = [self.value(i) for i in range(self.low + at, self.low)]
             self.low, at = self.low + at, 0
             for i in [i for i in self.changed if i >= self.low]:
@@ -293,7 +297,7 @@ class _Decoder:
         return values
 
     def everything(self) -> Sequence[Ref] | None:
-        """Pop all values above base; None if their number is not known."""
+        """Pop all values above base; return None if their number is unknown."""
         if self.is_open:
             self.low, self.is_open = 0, False
             self.changed = {i: x for i, x in self.changed.items() if i < 0}
@@ -305,8 +309,8 @@ class _Decoder:
         """Return the value of a slot."""
         above = self.low + (0 if self.is_open else len(self.stack))
         if not -self.nparams <= i < above:
-            below = f"{self.nparams} parameters lie below base"
-            raise ValueError(f"slot {i} is not there: {below}, {above} values above")
+            below = f"{self.nparams} parameters are below base"
+            raise ValueError(f"slot {i} does not exist: {below}, {above} values above it")
         return self.stack[i - self.low] if i >= self.low else self.changed.get(i, i)
 
 

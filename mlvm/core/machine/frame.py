@@ -1,4 +1,4 @@
-"""The frame: parameters and results of a host function in Python."""
+"""Frame of a Python host function: its parameters and results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mlvm.core.types import Array, TensorType
 class Frame:
     """Interface of a host function to the machine: its parameters, attributes and results.
 
-    attributes: of the call
-    results: the values pushed so far
+    attributes: attributes of the call.
+    results: values pushed so far.
     """
 
     __slots__ = ("_lent", "_memory", "_name", "_params", "attributes", "results")
@@ -43,7 +43,9 @@ class Frame:
         Raises `MachineError` if i is out of range.
         """
         if not isinstance(i, int) or not 0 <= i < len(self._params):
-            raise MachineError(f"{self._name}: no parameter {i!r}; the call has {self.nparams}")
+            raise MachineError(
+                f"{self._name}: parameter {i!r} does not exist; the call has {self.nparams}"
+            )
         value = self._params[i]
         if is_tensor(value):
             value = value.view()  # the caller may change the shape of this view
@@ -51,7 +53,7 @@ class Frame:
         return value
 
     def new_tensor(self, type: TensorType) -> Array:
-        """Create a tensor of zeros, to be pushed as a result."""
+        """Allocate a tensor of zeros, for use as a result."""
         if not isinstance(type, TensorType):
             raise MachineError(f"{self._name}: expected a TensorType, got {type!r}")
         array = self._memory.new(type)
@@ -59,12 +61,12 @@ class Frame:
         return array
 
     def push(self, value: Value) -> None:
-        """Push a result. A parameter or new tensor is pushed without a copy, any other array
-        copied.
+        """Push a result.
 
-        Raises `MachineError` unless it is an array, int or str.
+        A parameter or new tensor is pushed without a copy; any other array is copied. Raises
+        `MachineError` unless the value is an array, an int or a str.
         """
-        if isinstance(value, np.generic):  # what numpy makes of arithmetic on scalars
+        if isinstance(value, np.generic):  # numpy's scalar arithmetic returns these
             value = np.asarray(value)
         if self._memory.is_array(value):
             if any(value is lent for lent in self._lent) and value.flags.c_contiguous:
@@ -73,17 +75,18 @@ class Frame:
                 value = self._memory.copy(value)
         elif isinstance(value, bool) or not isinstance(value, (int, str)):
             raise MachineError(
-                f"{self._name}: a result is an array, an int or a str, not a {type(value).__name__}"
+                f"{self._name}: expected a result as an array, an int or a str, got a "
+                f"{type(value).__name__}"
             )
         self.results.append(value)
 
     def lend(self, array: Array) -> None:
-        """Leave a result that is not copied: its memory must last as long as the array does.
+        """Push an array without a copy; its memory must live as long as the array.
 
-        Raises `MachineError` for an array that the machine cannot use as it is.
+        Raises `MachineError` for an array that the machine cannot use without a copy.
         """
         if not isinstance(array, np.ndarray) or not array.flags.carray:
-            raise MachineError(f"{self._name}: only a writable, contiguous array is lent")
+            raise MachineError(f"{self._name}: expected a writable, contiguous array")
         TensorType.of(array)
         self.results.append(array)
 
@@ -92,7 +95,7 @@ HostFunction = Callable[[Frame], None]
 
 
 class PythonFunction(UserFunction):
-    """A host function in Python, which works on a `Frame`."""
+    """Host function in Python, which is called with a `Frame`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The function table: what `cfunc` finds by name.
+"""Function table, in which `cfunc` looks up functions by name.
 
-A linked program holds on to a name's `Binding`. So a call looks nothing up, and still sees a later
-registration or removal.
+A linked program keeps the `Binding` of each name. A call needs no lookup, but uses the function of
+a later registration.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from mlvm.core.types import TensorType
 
 
 class Instrument(Protocol):
-    """Something to call around each function: a trace, a debugger, a fake."""
+    """Hook around each function call, for a tracer, a debugger or a fake."""
 
     def before(
         self, name: str, params: Sequence[Value], attributes: Attributes
     ) -> Sequence[Value] | None:
-        """Called first. If it returns None, the function runs; anything else replaces the results,
-        and the function does not run."""
+        """Called before the function. A result other than None replaces the call's results."""
 
     def after(
         self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
     ) -> None:
-        """Called when the function has run without an error."""
+        """Called after the function has run without an error."""
 
 
 class Binding:
     """Binding of a name to its current function.
 
-    `call` and `kernel` are the callee's, with the instrument, if any, around them. If the callee
-    has no kernel, `kernel` uses `call`: it may have replaced a function that had one, for which a
-    program was linked."""
+    `call` and `kernel` run the callee, wrapped in the instrument, if any. If the callee has no
+    kernel, `kernel` runs `call`, because linked programs may use the kernel of the function that it
+    replaced.
+    """
 
     __slots__ = ("call", "callee", "instrument", "kernel", "name")
 
@@ -64,7 +64,7 @@ class Binding:
         self.fill(callee)
 
     def fill(self, callee: Callee) -> None:
-        """Make this the function of that name, also for programs already linked."""
+        """Bind another function to the name, also for programs that are already linked."""
         self.callee = callee
         self.kernel: Kernel = (
             self._call_without_results if callee.kernel is None else self.watched(callee.kernel)
@@ -72,12 +72,12 @@ class Binding:
         self.call = callee.call if self.instrument is None else self._watched_call
 
     def watch(self, instrument: Instrument | None) -> None:
-        """Put the instrument around it, or with None take it away."""
+        """Wrap the function in the instrument; None removes the instrument."""
         self.instrument = instrument
         self.fill(self.callee)
 
     def watched(self, kernel: Kernel) -> Kernel:
-        """The kernel with the instrument, if any, around it."""
+        """Return the kernel, wrapped in the instrument, if any."""
         instrument = self.instrument
         if instrument is None:
             return kernel
@@ -90,16 +90,18 @@ class Binding:
         return watched
 
     def _call_without_results(self, *params: Value, **attributes: Any) -> None:
-        """Call the function where no results are announced. Raises `MachineError` if it leaves
-        some."""
+        """Call the function, which must return no results.
+
+        Raises `MachineError` if it returns some.
+        """
         self.check(params, attributes)
         results = self.call(params, attributes)
         if results:
-            raise MachineError(f"{self.name} left {len(results)} results where 0 are announced")
+            raise MachineError(f"{self.name}: the call expects 0 results, got {len(results)}")
 
     def _watched_call(self, params: Sequence[Any], attributes: Attributes) -> Sequence[Value]:
         instrument = self.instrument
-        assert instrument is not None  # else `call` is the callee's own
+        assert instrument is not None  # without an instrument, `call` is the callee's method
         replacements = instrument.before(self.name, params, attributes)
         if replacements is not None:
             return self._replacements(replacements, params, attributes)
@@ -110,7 +112,7 @@ class Binding:
     def _replacements(
         self, replacements: Sequence[Value], params: Sequence[Any], attributes: Attributes
     ) -> Sequence[Value]:
-        """Return an instrument's replacements for a call's results, with their types checked."""
+        """Check the types of an instrument's replacements for a call's results, and return them."""
         frame = Frame(self.name, params, attributes, self.callee.memory)
         for value in replacements:
             frame.push(value)
@@ -119,38 +121,38 @@ class Binding:
             types = [TensorType.of(x) for x in frame.results if is_tensor(x)]
             if len(frame.results) != 1 or (expected is not None and types != [expected]):
                 raise MachineError(
-                    f"{self.name}: the instrument gave ({describe(frame.results)}) for a {expected}"
+                    f"{self.name}: expected the instrument to return a {expected}, got "
+                    f"({describe(frame.results)})"
                 )
         return frame.results
 
     def check(self, params: Sequence[Any], attributes: Attributes, *, types: bool = True) -> None:
-        """Check that no result overwrites an operand, and with `types` the parameters' types, too.
+        """Check that no result overwrites an operand, and with `types` the parameters' types.
 
-        Raises an `OpError`, or `MachineError` for an Int or Str in place of a Tensor.
+        Raises an `OpError`, or `MachineError` for an Int or Str instead of a Tensor.
         """
         if isinstance(self.callee, UserFunction):
             self.callee.check_count(len(params))
             return
         if types:
             if not all(map(is_tensor, params)):
-                raise MachineError(f"{self.name} takes Tensors, not ({describe(params)})")
+                raise MachineError(f"{self.name}: expected Tensors, got ({describe(params)})")
             self.callee.infer([TensorType.of(x) for x in params], attributes)
         if isinstance(self.callee, WritesInto):
             written = params[: self.callee.writes(attributes)]
             if not all(map(self.callee.memory.writable, written)):
-                raise MachineError(f"{self.name} would write to a constant")
+                raise MachineError(f"{self.name}: cannot write to a constant")
             self.callee.check_aliasing(params, attributes)
 
 
 class FunctionTable:
-    """Functions by name, for tensors in `memory`: at first all ops and `fused`. `kernels` replace
-    the ops' own.
+    """Functions by name, for tensors in `memory`; initially all ops and `fused`.
 
-    `version` counts the changes since, always in the same 8 bytes: a loop in C looks there after
-    each call, without the interpreter lock.
-
-    `max_results` bounds what `verify` follows: the results of all calls of a program that leave
-    more than a few."""
+    `kernels` replace the ops' own kernels. `version` counts the changes. It is always in the same 8
+    bytes, where the C loop reads it after each call, without the interpreter lock. `max_results`
+    limits the results of all calls of a program that return more than a few, as counted by
+    `verify`.
+    """
 
     max_results = 1 << 22
 
@@ -158,7 +160,7 @@ class FunctionTable:
         self.memory = memory
         self.version = np.zeros((), np.int64)
         self.instrument: Instrument | None = None
-        self._bindings: dict[str, Binding] = {}  # of the functions that were asked for
+        self._bindings: dict[str, Binding] = {}  # only of names that were looked up
         for name in kernels:
             if name not in OPS and name != Fused.name:
                 raise _unknown("op", name, OPS)
@@ -167,7 +169,7 @@ class FunctionTable:
         self._names = dict.fromkeys((*chain.from_iterable(forms), Fused.name))
 
     def register(self, name: str, callee: Callee) -> None:
-        """Make `callee` the function of that name, which may be new."""
+        """Bind `callee` to the name, which may be new."""
         self.version += 1
         callee.memory = self.memory
         if name in self._names:
@@ -177,21 +179,21 @@ class FunctionTable:
             self._names[name] = None
 
     def remove(self, name: str) -> None:
-        """Take that function out, also for running programs. Raises `UnknownFunction`."""
+        """Remove the function of that name, also for running programs. Raises `UnknownFunction`."""
         binding = self.binding(name)
         self.version += 1
         del self._names[name], self._bindings[name]
         binding.fill(_Removed(name, nparams=None, nresults=None))
 
     def watch(self, instrument: Instrument | None) -> None:
-        """Put the instrument around every function, or with None take it away."""
+        """Wrap every function in the instrument; None removes the instrument."""
         self.version += 1
         self.instrument = instrument
-        for binding in [*self._bindings.values()]:  # others may ask for more meanwhile
+        for binding in [*self._bindings.values()]:  # other threads may add bindings meanwhile
             binding.watch(instrument)
 
     def binding(self, name: str) -> Binding:
-        """The binding of that name. Raises `UnknownFunction`, which offers names like it."""
+        """Return the binding of that name. Raises `UnknownFunction` with similar names."""
         try:
             return self._bindings[name]
         except KeyError:
@@ -199,7 +201,8 @@ class FunctionTable:
                 raise _unknown("function", name, self._names) from None
             new = Binding(name, self._own(name), self.instrument)
             binding = self._bindings.setdefault(name, new)
-            if binding.instrument is not self.instrument:  # another thread has watched meanwhile
+            # another thread has changed the instrument meanwhile
+            if binding.instrument is not self.instrument:
                 binding.watch(self.instrument)
             return binding
 
@@ -226,7 +229,7 @@ class _Removed(UserFunction):
 
 
 def _unknown(what: str, name: str, names: Iterable[str]) -> UnknownFunction:
-    from difflib import get_close_matches  # only errors need it
+    from difflib import get_close_matches  # imported only for an error
 
     close = get_close_matches(name, names, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,19 +1,18 @@
-"""`fused`: a chain of ops on one shape, run block by block, so that intermediate results stay in
-the cache.
+"""Host function `fused`: a chain of ops on one shape, run block by block for cache locality.
 
     push_str "fused"
     cfunc 4 0 {"chain": [["add", -1, 2, 3], ["tanh", 0, -1], ["sum", 1, 0, {"axis": 0}]],
                "outputs": 2}
 
-The first `outputs` parameters are written. A link of the chain is an op, the target of its result,
-its operands, and its attributes if it has any. A number >= 0 is a parameter, a negative one a
-temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product (`Op.heads`) may
-come first, a reduction may end in a parameter. The results have the bits that the ops give one by
-one.
+The call writes to the first `outputs` parameters. A link of the chain consists of an op, the target
+of its result, its operands, and optional attributes. A number >= 0 is a parameter, a negative
+number is a temporary. The ops are elementwise (`Op.links`) on the chain's shape. The first link may
+be a matrix product (`Op.heads`), and a link that writes to a parameter may be a reduction. The
+results have the same bits as separate calls of the ops.
 
-A `slice` of an operand is a window: no copy is made, its readers read the operand in place. It may
-come anywhere before them. A `slice_set` of a value of the chain's shape writes into a window of a
-parameter, whose other elements are copied from its first operand if these are different tensors.
+A `slice` of an operand is a window: nothing is copied, and the links read the operand itself. It
+must precede its readers. A `slice_set` of a value of the chain's shape writes into a window of a
+parameter. The other elements are copied from its first operand, if that is a different tensor.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
 MOST_LAYOUTS: Final = 256
-"""Largest number of combinations of types for which a chain keeps its layout."""
+"""Maximum number of combinations of types for which a chain caches its layout."""
 
 
 class Link(NamedTuple):
-    """`target = op(*sources)`. A number from 0 on is a parameter, one below 0 a temporary."""
+    """Link `target = op(*sources)` of a chain; numbers >= 0 are parameters, others temporaries."""
 
     op: Op
     target: int
@@ -47,21 +46,21 @@ class Link(NamedTuple):
     attributes: Attributes = NO_ATTRIBUTES
 
     def renumbered(self, numbers: Mapping[int, int]) -> Link:
-        """The same link where the values have these numbers, by the present ones."""
+        """Return the link with new numbers of its values, looked up by the present numbers."""
         sources = tuple([numbers[source] for source in self.sources])
         return self._replace(target=numbers[self.target], sources=sources)
 
 
 READS_WINDOW: Final = "slice"
-"""The op whose link is a window of an operand."""
+"""Name of the op whose link is a window of an operand."""
 WRITES_WINDOW: Final = "slice_set"
-"""The op whose link writes into a window of a parameter."""
+"""Name of the op whose link writes into a window of a parameter."""
 
 
 def is_apart(reads: Attributes, writes: Attributes) -> bool | None:
-    """Return whether two windows of one tensor are disjoint; None for the same window.
+    """Return whether two windows of one tensor are disjoint; None if they are equal.
 
-    The result is False if their bounds do not show it.
+    The result is False if the bounds do not show it.
     """
     if all(reads[name] == writes[name] for name in ("start", "length", "step")):
         return None
@@ -76,8 +75,10 @@ Index = tuple[slice, ...]
 
 
 class _Step(NamedTuple):
-    """A link made ready: its kernel, what picks its operands from parameters and temporaries, and
-    its attributes if it has any."""
+    """Prepared link: its kernel, a getter of its operands, and its attributes, if any.
+
+    The getter selects from the list of parameters, windows and temporaries.
+    """
 
     kernel: Kernel
     operands: Callable[[list[Array]], tuple[Array, ...]]
@@ -85,11 +86,13 @@ class _Step(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Blocks and temporaries of a chain for parameters of certain types.
+    """Blocks and temporaries of a chain for certain types of parameters.
 
-    Windows follow the parameters, each with the number of its parameter, and temporaries follow the
-    windows. `sliced` are the parameters and windows that differ from block to block. `copies`
-    are the results that are written in part, with the operands that have their other elements."""
+    Windows are numbered after the parameters, temporaries after the windows; each window has the
+    number of its parameter. `sliced` are the parameters and windows that differ between blocks.
+    `copies` are the results that are partly written, with the operands that provide their other
+    elements.
+    """
 
     steps: tuple[_Step, ...]
     blocks: tuple[Index, ...]
@@ -104,8 +107,10 @@ class _Layout(NamedTuple):
 
 
 class Chain:
-    """The links of a `fused` call, and the layouts they have had. `kernels` replace those of the
-    ops that they name."""
+    """Links of a `fused` call, and its layouts by types.
+
+    `kernels` replace the ops' kernels by name.
+    """
 
     def __init__(
         self, links: Sequence[Link], outputs: int, kernels: Mapping[str, Kernel] | None = None
@@ -117,7 +122,7 @@ class Chain:
         self._inferred: tuple[tuple[TensorType, ...], dict[int, TensorType]] | None = None
 
     def attributes(self) -> dict[str, Any]:
-        """The attributes of the `cfunc` that runs the chain; `parse` reads them."""
+        """Return the attributes of the `cfunc` that runs the chain; `parse` reads them."""
         chain = tuple(
             (op.name, target, *sources, *([dict(attributes)] if attributes else []))
             for op, target, sources, attributes in self.links
@@ -128,7 +133,7 @@ class Chain:
         return " ".join(link.op.name for link in self.links)
 
     def infer(self, types: Sequence[TensorType]) -> Mapping[int, TensorType]:
-        """The types of parameters and temporaries. Raises an `OpError` where one does not fit."""
+        """Return the types of parameters and temporaries. Raises an `OpError` if one is invalid."""
         key, last = tuple(types), self._inferred
         if last is None or last[0] != key:
             last = self._inferred = key, self._infer(key)
@@ -192,11 +197,12 @@ class Chain:
         """Return whether parameter `out` may share the memory of `operand`.
 
         No link may read `operand` after `out` is written, and the op that writes it must work in
-        place. Windows of `operand` must be disjoint from the written window, or the same."""
+        place. Windows of `operand` must be disjoint from the written window, or equal to it.
+        """
         written = False
         writer = next(link for link in self.links if link.target == out)
         if self.links[0].op.heads and operand in self.links[0].sources:
-            return False  # later rows of the result need all of it
+            return False  # later rows of the result read the whole operand
         sets = writer.op.name == WRITES_WINDOW and writer.sources[0] == operand
         for op, target, sources, attributes in self.links:
             if op.name == READS_WINDOW and operand in sources:
@@ -215,7 +221,7 @@ class Chain:
         return True
 
     def _is_read_after(self, window: int, writer: Link) -> bool:
-        """Return whether a link reads a window after `writer`."""
+        """Return whether a link reads a window after the link `writer`."""
         return any(window in each.sources for each in self.links[self.links.index(writer) + 1 :])
 
     def layout(self, params: Sequence[Array]) -> _Layout:
@@ -226,12 +232,13 @@ class Chain:
         inferred = self.infer(types)
         links = [link for link in self.links if link.op.name != READS_WINDOW]
         shape = self._shape(links[0], inferred)
-        depth = 0 if links[0].op.heads else len(shape)  # how many leading axes may be cut
+        # number of leading axes along which blocks are cut
+        depth = 0 if links[0].op.heads else len(shape)
         windows: list[tuple[int, Index]] = []
         shapes = [type.shape for type in types]
         place: dict[int, int] = {}
         for op, target, sources, attributes in self.links:
-            if op.reduces:  # its result keeps the axes that are cut
+            if op.reduces:  # its result must keep the axes along which blocks are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
             elif op.name in (READS_WINDOW, WRITES_WINDOW):
@@ -270,7 +277,7 @@ class Chain:
         )
 
     def _shape(self, link: Link, inferred: Mapping[int, TensorType]) -> Shape:
-        """The shape of a link that is not a window."""
+        """Return the shape of a link that is not a window."""
         op, target, sources, _ = link
         if op.name == WRITES_WINDOW:
             return inferred[sources[1]].shape
@@ -278,14 +285,14 @@ class Chain:
 
 
 def _aligned(shape: Shape, ndim: int) -> list[bool]:
-    """Return for each of `ndim` axes whether the shape, aligned from the right, has more than 1."""
+    """Return for each of `ndim` axes whether the right-aligned shape is longer than 1 there."""
     return [False] * (ndim - len(shape)) + [n != 1 for n in shape]
 
 
 def _blocks(shape: Shape, depth: int) -> list[Index]:
-    """The shape cut along its first `depth` axes into blocks of about `BLOCK_SIZE` elements.
+    """Split the shape along its first `depth` axes into blocks of about `BLOCK_SIZE` elements.
 
-    All but the last of the cut axes are taken one by one.
+    All but the last of these axes are split into single indices.
     """
     axis = next((k for k in range(depth) if math.prod(shape[k + 1 :]) <= BLOCK_SIZE), depth - 1)
     if math.prod(shape) <= BLOCK_SIZE or axis < 0:
@@ -304,20 +311,20 @@ def _shape_of(block: Index, shape: Shape) -> Shape:
 
 
 class Workspace:
-    """Memory for what passes between the links of chains that run one after the other."""
+    """Memory for temporaries, shared by chains that run one after the other."""
 
     def __init__(self) -> None:
         self._buffers: list[Array] = []
 
     def take(self, types: Sequence[TensorType]) -> list[Array]:
-        """A buffer for each type. Later calls give the same memory again."""
+        """Return a buffer for each type. Later calls return the same memory again."""
         while len(self._buffers) < len(types):
             self._buffers.append(memory_of(8 * BLOCK_SIZE, dtype=np.dtype(np.uint8)))
         return [*map(TensorType.over, types, self._buffers)]
 
 
 class Bound:
-    """A chain on certain parameters: its kernels' calls on every block, to be made in turn."""
+    """Chain bound to certain parameters: the kernel calls for every block, in order."""
 
     def __init__(self, chain: Chain, params: Sequence[Array], workspace: Workspace) -> None:
         self.chain = chain
@@ -336,11 +343,11 @@ class Bound:
 
 
 _MOST_CALLS: Final = 2048
-"""Of a bound chain: each costs memory, and is worth the less the larger the whole is."""
+"""Maximum number of calls of a bound chain. Each costs memory, and saves less in large chains."""
 
 
 def bound(chain: Chain, params: Sequence[Array], workspace: Workspace) -> Chain | Bound:
-    """The chain, made ready for these parameters if that is no great deal."""
+    """Return the chain, bound to these parameters if it has few calls."""
     layout = chain.layout(params)
     if len(layout.blocks) * len(layout.steps) > _MOST_CALLS or any(
         type.nbytes > 8 * BLOCK_SIZE for type in layout.temporaries
@@ -350,7 +357,7 @@ def bound(chain: Chain, params: Sequence[Array], workspace: Workspace) -> Chain 
 
 
 def run(*params: Array, chain: Chain | Bound) -> None:
-    """The kernel: every link on one block, then on the next."""
+    """Run every link on one block, then on the next block; the kernel of `fused`."""
     if isinstance(chain, Bound):
         for kernel, operands, attributes in chain.calls:
             if attributes is None:
@@ -370,7 +377,7 @@ def run(*params: Array, chain: Chain | Bound) -> None:
 def _on_blocks(
     layout: _Layout, params: Sequence[Array], buffers: Sequence[Array]
 ) -> Iterator[list[Array]]:
-    """Parameters, windows and temporaries of each block."""
+    """Yield the parameters, windows and temporaries of each block."""
     _, blocks, _, sliced, ndim, _, _ = layout
     params = layout.with_windows(params)
     if len(blocks) == 1:
@@ -383,13 +390,13 @@ def _on_blocks(
             values[i] = x[
                 tuple([p if n != 1 else slice(None) for p, n in zip(block, x.shape, strict=False)])
             ]
-        rows = block[-1].stop - block[-1].start  # the last of each row of blocks may have fewer
+        rows = block[-1].stop - block[-1].start  # the last block of an axis may have fewer rows
         part = (*[slice(None)] * (len(block) - 1), slice(rows))
         yield [*values, *[buffer[part] for buffer in buffers]]
 
 
 def parse(attributes: Attributes, kernels: Mapping[str, Kernel] | None = None) -> Chain:
-    """The chain that the attributes of a `cfunc` describe. Raises `ArgumentError`."""
+    """Return the chain that the attributes of a `cfunc` describe. Raises `ArgumentError`."""
     try:
         return _parse(attributes, kernels)
     except ArgumentError:

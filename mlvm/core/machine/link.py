@@ -1,13 +1,13 @@
-"""The linker: a program prepared once for the machine's loop.
+"""Linker, which prepares a program once for the machine's loop.
 
-It resolves function names to their bindings in the function table and labels to steps, and folds
-two sequences that nearly every program is made of into one step each:
+It resolves function names to bindings in the function table, and labels to steps. It combines two
+frequent sequences into one step each:
 
     push_str name; cfunc ...                    ->  CALL binding
     load_arg i; ...; load_arg j; CALL x.out     ->  CALL_ON_ARGS binding, (i, ..., j)
 
-A straight program becomes a list of kernels, each with the numbers of its arguments. `bind` puts
-the arrays of one launch in the numbers' place. To run it is to call the kernels in turn.
+A program without branches becomes a list of kernels with the numbers of their arguments. `bind`
+replaces the numbers by the arrays of one launch. The launch then calls the kernels in order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mlvm.core.ops.half import OnHalves, have_halves
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
 
-# The codes of steps, and what each does to the stack. The linker makes a step of the instruction
-# that its code is named after; `run` has a branch for each code, the most frequent first.
+# Codes of steps with their stack effects. The linker creates a step from the instruction of the
+# same name. `run` has a branch for each code, the most frequent first.
 CALL_ON_ARGS: Final = 0  # ( -- )                    a kernel on arguments of the launch
 HALT: Final = 1  # ( ... -- )                        what lies above base is left
 LOAD_ARG: Final = 2  # ( -- t )
@@ -49,11 +49,13 @@ CALL_DEFERRED: Final = 15  # ( p1..pn -- r1..rm )    by the scheduler, beside th
 UNREACHED: Final = 16  # ( -- )                      the verifier says it never runs
 
 ALL: Final = -1
-"""The number of parameters of a call that takes everything above base."""
+"""Number of parameters of a call that pops everything above base."""
 
 Step: TypeAlias = tuple[int, Any, Any, Any]
-"""What the loop runs: a code from above, a value or binding, a number, and the rest. A CALL_ON_ARGS
-has a tuple for a number: the numbers of its arguments, and after `bind` their arrays."""
+"""Step of the loop: a code from above, a value or binding, a number, and details.
+
+The number of a CALL_ON_ARGS is a tuple: the numbers of its arguments, and after `bind` the arrays.
+"""
 
 _CODES: Final = {
     Opcode.halt: HALT,
@@ -67,12 +69,15 @@ _CODES: Final = {
     Opcode.jump: JUMP,
     Opcode.jump_if_false: JUMP_IF_FALSE,
 }
-"""By opcode, for those whose immediates are nothing or one number."""
+"""Codes by opcode, for opcodes with at most one immediate, a number."""
 
 
 class CallDetails(NamedTuple):
-    """The rest of a call's step. When it runs, every parameter is checked if it is `unproven`; if
-    it only `may_alias`, the machine checks that no result overwrites an operand."""
+    """Details of a call's step.
+
+    If the call is `unproven`, the machine checks every parameter at run time. If it only
+    `may_alias`, the machine checks that no result overwrites an operand.
+    """
 
     attributes: Attributes
     nresults: Count
@@ -82,9 +87,13 @@ class CallDetails(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Code:
-    """A linked function. `starts` and `ends` are the pcs that each step was made of. `prepared` is
-    what a loop other than the reference one has made of it. Of one with arrays, `of` is the linked
-    one, and `like` what was prepared of another of these, with the steps that differ."""
+    """Linked function.
+
+    starts, ends: the first and last pc of each step.
+    prepared: the form of the function for a loop other than the reference loop.
+    of: for code with arrays, the linked code.
+    like: for code with arrays, the prepared form of other code, and the steps that differ.
+    """
 
     function: Function
     steps: list[Step]
@@ -102,10 +111,10 @@ def link(
     *,
     deferred: bool = False,
 ) -> Code:
-    """`main`, and with it all that it calls, prepared for the loop.
+    """Link `main` and all functions that it calls.
 
-    A call that the verdict leaves unproven checks its parameters when it runs, and an instruction
-    that is never reached is left out. Without a verdict, as on a raw VM, nothing is checked. With
+    A call that the verifier left unproven checks its parameters at run time. Unreachable
+    instructions are left out. Without a verdict, as on a raw VM, nothing is checked. With
     `deferred`, calls go to the VM's scheduler. Raises `UnknownFunction` and `ArgumentError`.
     """
     codes = {f.name: Code(f, [], [], []) for f in program.functions.values()}
@@ -116,8 +125,10 @@ def link(
 
 
 def recheck_calls(main: Code) -> None:
-    """Make every call of a linked program check its parameters. The function table has changed
-    while it runs: what was proven of their types may not hold any more."""
+    """Make every call of a linked program check its parameters.
+
+    A change of the function table during a launch invalidates what was proven of the types.
+    """
     todo, visited = [main.steps], set()
     while todo:
         steps = todo.pop()
@@ -133,7 +144,7 @@ def recheck_calls(main: Code) -> None:
 
 @dataclass
 class _Linker:
-    """Links one function of a program. `codes` are all functions of it, `code` is this one's."""
+    """Linker of one function, which becomes `code`; `codes` are all functions of the program."""
 
     program: Program
     functions: FunctionTable
@@ -173,7 +184,7 @@ class _Linker:
         self.code.ends.append(end)
 
     def singly(self, end: int, *, is_reached: bool = True) -> None:
-        """Make a step of each instruction after the last step and before `end`."""
+        """Create a step for each instruction after the last step and before `end`."""
         for pc in range(self.code.ends[-1] + 1 if self.code.ends else 0, end):
             instruction = self.code.function.code[pc]
             self.add(pc, pc, self.step(instruction) if is_reached else (UNREACHED, None, 0, None))
@@ -211,9 +222,10 @@ class _Linker:
         proven = None if self.verdict is None else self.verdict.bound.get(place)
         bound = proven[1] if proven and proven[0] is callee else callee.bind(each.attributes)
         if isinstance(callee, UserFunction):
-            bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
+            # read-only, because the user function receives them
+            bound = MappingProxyType(dict(bound))
         if nresults == STAR and callee.nresults is not None:
-            nresults = callee.nresults  # holds also for a function that replaces it
+            nresults = callee.nresults  # also checked for a function that replaces it
         numbers = each.arguments if self.folds and callee.kernel is not None else None
         if numbers is not None and not unproven and nresults in (STAR, 0):
             first = pc - 1 - len(numbers)
@@ -237,12 +249,11 @@ def bind(
     checked: bool,
     bound: tuple[Code, tuple[Array, ...]] | None = None,
 ) -> Code:
-    """The linked `main` with the arrays of one launch in its calls. The reference kernel of chains
-    gets its arrays too, and they share the workspace.
+    """Return the linked `main` with the arrays of one launch in its calls.
 
-    `bound` is what this has given for other operands, with these: what both have in common is taken
-    from there. If `checked`, raises `MachineError` for a call that would overwrite an operand it
-    still reads.
+    The reference kernel of chains is bound to its arrays as well; all chains share the workspace.
+    `bound` is an earlier result and its operands; unchanged steps are reused. If `checked`, raises
+    `MachineError` for a call that would overwrite an operand that it still reads.
     """
     calls = [i for i, step in enumerate(code.steps) if step[0] == CALL_ON_ARGS]
     if not calls:
@@ -267,7 +278,7 @@ def bind(
 
 
 def nargs_of(program: Program) -> int:
-    """Count the arguments of a launch that the program loads."""
+    """Return the number of arguments that the program loads."""
     codes = [function.code for function in program.functions.values()]
     numbers = [argument_of(each) for code in codes for each in code]
     return max([n for n in numbers if n is not None], default=-1) + 1

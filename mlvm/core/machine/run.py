@@ -1,8 +1,8 @@
-"""The machine's loop: it runs what the linker prepared, on a stack of frames.
+"""Interpreter loop of the reference machine, which runs linked programs on a stack of frames.
 
-The stack is a Python list; a Tensor on it is a numpy array, an Int an int, a Str a str. A
-frame is the part of the stack from base - nparams on: its parameters, then its locals.
-Nothing is checked here but what the verifier could not know.
+The stack is a Python list. A Tensor is an array, an Int an int, a Str a str. A frame is the part of
+the stack from base - nparams on: its parameters, then its locals. The loop checks only what the
+verifier could not prove.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
 
 MAX_DEPTH: Final = 10_000
-"""How many calls may lie within each other."""
+"""Maximum depth of nested calls."""
 
 Call: TypeAlias = Callable[[Sequence[Value], Attributes], Sequence[Value]]
-"""Runs a function on parameters and attributes, and returns its results."""
+"""Function that runs a host function on parameters and attributes, and returns its results."""
 
 _Return = tuple[link.Code, int, int, int]
-"""A frame to come back to: its code, the next step, base and nparams."""
+"""Return address: the caller's code, next step, base and nparams."""
 
 
 class Scheduler(Protocol):
-    """Runs ops beside the program. `mlvm.machines.workers` has one, and documents its methods."""
+    """Interface of a scheduler, which runs ops on workers; see `mlvm.machines.workers`."""
 
     def call(
         self,
@@ -51,8 +51,11 @@ class Scheduler(Protocol):
 
 
 class State(NamedTuple):
-    """A machine in the middle of a launch, about to run step `pc` of `code`. `left` are the
-    instructions that the launch might still take when step `since` began; None is any number."""
+    """State of a machine during a launch, before step `pc` of `code`.
+
+    `left` is the number of instructions that the launch may still execute, counted at the start of
+    step `since`; None is unlimited.
+    """
 
     stack: list[Any]
     frames: list[_Return]
@@ -65,7 +68,7 @@ class State(NamedTuple):
 
 
 Run: TypeAlias = Callable[..., list[Value]]
-"""The loop of a machine. It takes what `run` takes."""
+"""Interpreter loop of a machine, with the signature of `run`."""
 
 
 def run(
@@ -77,20 +80,19 @@ def run(
     scheduler: Scheduler | None = None,
     state: State | None = None,
 ) -> list[Value]:
-    """Run a linked program to `halt` and return what is above base, in order; from its beginning,
-    or go on from a state that another loop has left.
+    """Run a linked program to `halt` and return the values above base, in order.
 
-    Raises what a function raises, `OutOfMemory`, and `LimitExceeded` after `max_steps`
-    instructions or for calls too deep. The error carries a note of the place: function, pc,
-    instruction, the calls that led there, and the stack by types; an `OpError` names the
-    function and operand types.
+    With a `state`, continue from where another loop stopped. Raises the errors of functions,
+    `OutOfMemory`, and `LimitExceeded` after `max_steps` instructions or for calls nested too deep.
+    The error has a note of the location: function, pc, instruction, call stack, and the stack by
+    types. An `OpError` names the function and operand types.
     """
     stack, frames, current, pc, base, nparams, steps_left, since = state or State(
         [], [], main, steps_left=max_steps
     )
     steps = current.steps
     value: Any = None
-    line: str | None = None  # of the user's Python, where a worker may need it later
+    line: str | None = None  # line of the user's Python code, which a worker may need later
     try:
         while True:
             code, value, number, rest = steps[pc]
@@ -128,8 +130,8 @@ def run(
                     store.hold_stack(len(stack), len(frames))
                 if len(frames) >= MAX_DEPTH:
                     raise errors.LimitExceeded(
-                        f"{MAX_DEPTH} calls lie within each other, the most that may; the next one "
-                        f"would be of {value.function.name!r}"
+                        f"call depth exceeds the limit of {MAX_DEPTH}; the next call would be of "
+                        f"{value.function.name!r}"
                     )
                 frames.append((current, pc, base, nparams))
                 current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
@@ -164,7 +166,8 @@ def run(
             else:
                 raise errors.MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
-        binding = value if isinstance(value, Binding) else None  # by a name that was on the stack
+        # the function of a name from the stack
+        binding = value if isinstance(value, Binding) else None
         state = State(stack, frames, current, pc - 1, base, nparams)
         if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
             raise explain(error, state, binding) from None
@@ -175,10 +178,12 @@ def run(
 def explain(
     error: Exception, state: State, binding: Binding | None = None, line: str | None = None
 ) -> Exception:
-    """The error of the step that the state is at, with a note of the place; `OutOfMemory` for a
-    `MemoryError`. `binding` is the function that was called, if the step does not hold it, and
-    `line` the user's, if it is not the one that leads here."""
-    if getattr(error, "late", False):  # it knows a place, which is not here
+    """Return the error of the current step with a note of its location.
+
+    A `MemoryError` becomes `OutOfMemory`. `binding` is the called function, if the step does not
+    contain it. `line` is the user's line, if it is not the line that led here.
+    """
+    if getattr(error, "late", False):  # it already has the location of an earlier call
         return error
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
@@ -194,7 +199,7 @@ def explain(
 def call(
     binding: Binding, params: list[Value], details: link.CallDetails, proceed: Call
 ) -> Sequence[Value]:
-    """Call the function of that binding by `proceed`, and check what was not proven."""
+    """Call the function of the binding by `proceed`, and check what the verifier did not prove."""
     if details.unproven or details.may_alias:
         binding.check(params, details.attributes, types=details.unproven)
     results = proceed(params, details.attributes)
@@ -204,18 +209,18 @@ def call(
 
 
 def miscounted(binding: Binding, nresults: int, details: link.CallDetails) -> errors.MachineError:
-    """The error of a call that has left another number of results than its place announces."""
+    """Return the error of a call with a wrong number of results."""
     return errors.MachineError(
-        f"{binding.name} left {nresults} results where {details.nresults} are announced"
+        f"{binding.name}: the call expects {details.nresults} results, got {nresults}"
     )
 
 
 def _look_up(
     functions: FunctionTable, name: Value, details: link.CallDetails
 ) -> tuple[Binding, link.CallDetails]:
-    """The function of a name that the program computed, and the call's details bound to it."""
+    """Return the function of a computed name, and the call's details with bound attributes."""
     if not isinstance(name, str):
-        raise errors.MachineError(f"a function's name is a Str, not {describe([name])}")
+        raise errors.MachineError(f"expected a function's name as a Str, got {describe([name])}")
     binding = functions.binding(name)
     return binding, details._replace(attributes=dict(binding.callee.bind(details.attributes)))
 
@@ -232,27 +237,32 @@ def _deferred(scheduler: Scheduler, binding: Binding, site: _Site) -> Call:
 
 
 def _truth(condition: Any) -> bool:
-    """Return whether an Int or one-element Tensor is not zero. Raises `MachineError` for others."""
+    """Return whether an Int or one-element Tensor is nonzero.
+
+    Raises `MachineError` for other values.
+    """
     if isinstance(condition, int):
         return condition != 0
     if is_tensor(condition) and condition.size == 1:
         value = condition if isinstance(condition, np.ndarray) else np.asarray(condition.item())
-        return bool(are_true(value).item())  # a device has its own arrays
+        return bool(are_true(value).item())  # a device has other arrays
     raise errors.MachineError(
-        f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
+        f"expected a condition as an Int or a Tensor of one element, got {describe([condition])}"
     )
 
 
 def _spend(steps_left: int, code: link.Code, since: int, pc: int) -> int:
-    """The instructions left after the steps `since` .. pc - 1."""
+    """Return the remaining instructions after the steps `since` .. pc - 1."""
     steps_left -= code.ends[pc - 1] - code.starts[since] + 1
     if steps_left < 0:
-        raise errors.LimitExceeded("the launch takes more than the steps it is allowed")
+        raise errors.LimitExceeded(
+            "the launch exceeded its limit of instructions; raise max_steps="
+        )
     return steps_left
 
 
 class _Site:
-    """Place in a running program, for an error that a deferred call may raise later."""
+    """Location in a running program, for an error that a deferred call may raise later."""
 
     def __init__(
         self, code: link.Code, step: int, frames: list[_Return], line: str | None = None
@@ -265,10 +275,10 @@ class _Site:
     def blame(
         self, error: Exception, stack: Sequence[Any], binding: Binding | None, params: Sequence[Any]
     ) -> Exception:
-        """The error, which now knows the place, and an `OpError` also op and operand types."""
+        """Return the error with the location; an `OpError` also gets the op and operand types."""
         if isinstance(error, errors.OpError) and binding is not None:
             name = binding.name
-            if isinstance(binding.callee, OpInto):  # a user of the op knows neither ".out" nor out
+            if isinstance(binding.callee, OpInto):  # users of the op see neither ".out" nor out
                 name, params = binding.callee.op.name, params[1:]
             error.at(name, [TensorType.of(x) if is_tensor(x) else x for x in params])
         function, pc = self.code.function, self.code.ends[self.step]

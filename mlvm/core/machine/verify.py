@@ -1,9 +1,9 @@
-"""The verifier: what a program does to the stack, followed before it first runs.
+"""Verifier, which follows the effect of a program on the stack before its first run.
 
-For every pc that can be reached it knows the frame's slots by kind (Tensor, Int, Str), and by
-type and text where these are known. Where paths meet, heights and kinds must agree; types that
-differ become unknown. Functions are followed from their calls, once for each combination of
-parameter kinds, and recursion to a fixed point. What has passed runs unchecked.
+For every reachable pc it infers the kinds of the frame's slots (Tensor, Int, Str), and types and
+texts if they are known. Where paths join, heights and kinds must agree; types that differ become
+unknown. A function is verified for its calls, once per combination of parameter kinds; recursion is
+followed to a fixed point. Verified properties are not checked at run time.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from mlvm.core.program.program import (
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
-_WIDTH: Final = 64  # slots that kept states share with each other as one tuple
-_FEW: Final = 32  # results of a call, which take memory in proportion to the program
+_WIDTH: Final = 64  # slots per tuple, which states share if they are equal
+_FEW: Final = 32  # results per call up to which memory is proportional to the program
 
 _MOST: Final = 1 << 63
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
-"""Limits of combinations of kinds (`by_type`: of types) for which a function is followed; after
-these it is followed for any."""
+"""Limits of the combinations of kinds (`by_type`: of types) that are verified per function.
+
+Beyond the limit, one combination of unknown kinds stands for all.
+"""
 
 
 class Abstract(NamedTuple):
     """Abstract value of a stack slot: its kind, and if inferred a Tensor's type or a Str's text.
 
-    The kind Any is a host function's result: the machine checks the value at its use."""
+    The kind Any is a host function's result; the machine checks the value when it is used.
+    """
 
     kind: str
     type: TensorType | None = None
@@ -56,7 +59,7 @@ class Abstract(NamedTuple):
     constant: bool = False
 
     def meet(self, other: Abstract) -> Abstract | None:
-        """Return the facts that hold for both; None when their kinds clash."""
+        """Return the facts that hold for both; None if their kinds differ."""
         if self == other:
             return self
         if self.kind != other.kind:
@@ -77,12 +80,14 @@ UNKNOWN: Final = Abstract(ANY)
 
 
 State: TypeAlias = tuple[tuple[Abstract, ...], ...]
-"""The slots of a frame where paths meet, parameters first, in tuples of `_WIDTH`. States that
-follow each other share the tuples without changes."""
+"""Slots of a frame at a join, parameters first, in tuples of `_WIDTH`.
+
+Consecutive states share the tuples without changes.
+"""
 
 
 def _state(slots: Sequence[Abstract], like: State = ()) -> State:
-    """Return the slots as a state that has the tuples of a former one where it can."""
+    """Return the slots as a state, which shares equal tuples with the state `like`."""
     parts = [tuple(slots[i : i + _WIDTH]) for i in range(0, len(slots), _WIDTH)]
     return tuple([y if x == y else x for x, y in zip_longest(parts, like[: len(parts)])])
 
@@ -94,11 +99,13 @@ def _height(state: State) -> int:
 class Verdict(NamedTuple):
     """Facts about a verified program, by position (function, pc).
 
-    `decoded`: its functions. `ends`: by function and the first pc of a block the pc before which
-    its reached instructions end. `unproven`: calls whose operands the machine checks as
-    they run, since a kind or type was not inferred. `outputs`: whether a launch may leave any.
-    `bound`: each call's function, and its bound attributes.
-    `cost`: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`)."""
+    decoded: its decoded functions.
+    ends: by function and first pc of a block, the pc before which its reached instructions end.
+    unproven: calls whose operands the machine checks at run time.
+    outputs: whether a launch may return values.
+    bound: function and bound attributes of each call.
+    cost: with `by_type`, bytes and operations of its ops, as far as known (`VM.estimate`).
+    """
 
     decoded: Mapping[str, Code]
     ends: Mapping[tuple[str, int], int]
@@ -109,7 +116,7 @@ class Verdict(NamedTuple):
 
     @property
     def reached(self) -> frozenset[tuple[str, int]]:
-        """The positions that can be reached."""
+        """Return the reachable positions."""
         ranges = self.ends.items()
         return frozenset((name, pc) for (name, start), end in ranges for pc in range(start, end))
 
@@ -121,25 +128,30 @@ def verify(
     *,
     by_type: bool = False,
 ) -> Verdict:
-    """Verify the program on every path; return the facts that this proves.
+    """Verify the program on every path; return the proven facts.
 
-    With `arg_types` (one for each launch argument) the operands of every op are checked too.
-    With `by_type` functions are followed for each combination of parameter types, not only of
-    kinds, so that their cost is known.
+    With `arg_types`, one per launch argument, the operands of every op are checked as well. With
+    `by_type`, functions are verified for each combination of parameter types, not only of kinds, so
+    that their cost is known.
+
     Raises `ProgramError` for a malformed program, `UnknownFunction` for an unknown name, and the
-    op's own `OpError` for operands. Raises `LimitExceeded` for calls that leave more values than
-    `functions.max_results`. Each error has the place."""
+    op's own `OpError` for operands. Raises `LimitExceeded` for calls that return more values than
+    `functions.max_results`. Each error has the location.
+    """
     return _Verifier(program, functions, arg_types, by_type).run()
 
 
 @dataclass(eq=False)
 class _Context:
-    """A function with parameters of certain kinds: the facts known so far.
+    """Function with parameters of certain kinds: the facts known so far.
 
-    `states`: the slots where paths meet, by pc. `returns`: whether a `return` is reached, which the
-    walks in `waiting` need, and `result` then the results; None if their number is not known.
-    `callers`: the positions of its calls. `calls`: the contexts that it calls, by pc. `costs`: the
-    costs of its ops, by pc."""
+    states: the slots at joins, by pc.
+    returns: whether a `return` is reachable, for which the walks in `waiting` wait.
+    result: the results, None if their number is unknown.
+    callers: positions of its calls.
+    calls: contexts that it calls, by pc.
+    costs: costs of its ops, by pc.
+    """
 
     function: Function
     states: dict[int, State]
@@ -163,7 +175,7 @@ class _Walk(NamedTuple):
 
 
 def _cost(main: _Context) -> tuple[int, int]:
-    """Bytes and operations of one call. Calls of what a context is called from count nothing."""
+    """Return the bytes and operations of one call. Recursive calls count nothing."""
     costs: dict[_Context, tuple[int, int]] = {}
     inside: set[_Context] = set()
     todo = [main]
@@ -189,11 +201,11 @@ class _Verifier:
     arg_types: Sequence[TensorType] | None
     by_type: bool
     outputs: bool = False
-    nargs: int = 0  # that the program loads
-    many: int = 0  # results of calls that leave more than a few
+    nargs: int = 0  # number of arguments that the program loads
+    many: int = 0  # total results of calls with more than _FEW results
     unproven: set[tuple[str, int]] = field(default_factory=set)
     bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
-    cached: dict[Any, Any] = field(default_factory=dict)  # attributes bound, and types inferred
+    cached: dict[Any, Any] = field(default_factory=dict)  # bound attributes, and inferred types
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
@@ -215,7 +227,7 @@ class _Verifier:
         return Verdict(self.decoded, self.ends, *facts)
 
     def follow(self, walk: _Walk) -> None:
-        """Walk up to a join of paths or the end of this path. Only there the slots are copied."""
+        """Walk to a join or to the end of this path. The slots are copied only there."""
         self.context, self.since, start, state, first, results = walk
         function = self.context.function
         code, nparams = self.decoded[function.name], function.nparams
@@ -255,7 +267,10 @@ class _Verifier:
             if not block.goes_on:
                 return
             if start >= len(function.code):
-                raise ProgramError(f"{function.name}: the end is reached without halt or return")
+                raise ProgramError(
+                    f"{function.name}: execution can reach the end of the function; end it with "
+                    "halt or return"
+                )
             if start in code.targets:
                 if block.is_open:
                     raise self.error("the stack's height is not known here")
@@ -263,19 +278,21 @@ class _Verifier:
                 return
 
     def reach(self, start: int, end: int) -> None:
-        """Note that these instructions run; check that the launch has the arguments they load."""
+        """Mark these instructions as reachable; check that their launch arguments exist."""
         place = self.context.function.name, start
         self.ends[place] = max(end, self.ends.get(place, start))
         if self.arg_types is not None and self.nargs > len(self.arg_types):
             for self.pc in range(start, end):
                 number = argument_of(self.context.function.code[self.pc])
                 if number is not None and number >= len(self.arg_types):
-                    raise self.error(f"the launch has {len(self.arg_types)} arguments")
+                    raise self.error(
+                        f"the argument does not exist: the launch has {len(self.arg_types)}"
+                    )
 
     # --- the fixed point ---
 
     def enter(self, function: Function, params: Sequence[Abstract]) -> _Context:
-        """The context of a call with these parameters, to be followed again if they are new."""
+        """Return the context of a call with these parameters; schedule it if they are new."""
         key = tuple([str(p) if self.by_type else p.kind for p in params])
         most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
         contexts = self.contexts.setdefault(function.name, {})
@@ -287,11 +304,11 @@ class _Verifier:
         return context
 
     def merge(self, context: _Context, pc: int, state: State) -> State:
-        """Note that the state reaches `pc` of a function. Return it."""
+        """Record that the state reaches `pc` of a function, and return the state."""
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
         if after is not before:
-            self.count(len(after))  # of a high stack, which few places share
+            self.count(len(after))  # states of a high stack are rarely shared
             context.states[pc] = after
             self.work.append(_Walk(context, pc, pc))
         return state
@@ -352,7 +369,7 @@ class _Verifier:
     # --- what each instruction does ---
 
     def halt(self, each: Decoded) -> None:
-        """Do nothing here: the end of the block handles it."""
+        """Do nothing; the end of the block handles a halt."""
 
     set = jump = halt
 
@@ -369,7 +386,9 @@ class _Verifier:
     def jump_if_false(self, each: Decoded) -> None:
         [condition] = self.operands(each)
         if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
-            raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
+            raise self.error(
+                f"expected a condition as an Int or a Tensor of one element, got {condition}"
+            )
 
     def cfunc(self, each: Decoded) -> None:
         name = self.take(each.callee, "Str").text
@@ -386,23 +405,25 @@ class _Verifier:
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
     ) -> list[Abstract] | None:
-        """Infer the results of a host function; None where it does not declare them."""
+        """Infer the results of a host function; None if it does not declare them."""
         try:
             callee = self.functions.binding(name).callee
             attributes = self.bound_by(callee, attributes)
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
-                raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")
+                raise self.error(
+                    f"{name} returns {callee.nresults} results, the call expects {nresults}"
+                )
             if isinstance(callee, UserFunction):
                 callee.check_count(len(operands))
                 return None if callee.nresults is None else [UNKNOWN] * callee.nresults
             types = [x.type for x in operands]
-            has_types = None not in types  # then all are Tensors
+            has_types = None not in types  # in this case all are Tensors
             if not has_types and any(x.kind not in ("Tensor", ANY) for x in operands):
-                raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
+                raise self.error(f"{name}: expected Tensors, got ({', '.join(map(str, operands))})")
             if isinstance(callee, WritesInto) and any(
                 x.constant for x in operands[: callee.writes(attributes)]
             ):
-                raise self.error(f"{name} would write to a constant")
+                raise self.error(f"{name}: cannot write to a constant")
             if has_types:
                 if self.by_type:
                     self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
@@ -438,9 +459,9 @@ class _Verifier:
     def return_(self, each: Decoded) -> None:
         context, function, n = self.context, self.context.function, len(each.operands or ())
         if function.name == "main":
-            raise self.error("main has no caller to return to; it ends with halt")
+            raise self.error("main has no caller to return to; write halt")
         if function.nresults not in (STAR, n):
-            raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
+            raise self.error(f"{function.name} declares {function.nresults} results, got {n}")
         before, after = context.result, _state(self.operands(each))
         if not context.returns:
             context.result, context.returns = after, True
@@ -453,8 +474,10 @@ class _Verifier:
                 self.work += [_Walk(other, since, since) for other, since in context.callers]
 
     def count(self, nresults: int) -> None:
-        """Bound the results of all calls with many, whose memory nothing else bounds: functions
-        that call each other twice double them."""
+        """Limit the total results of calls with many results.
+
+        Otherwise memory is unbounded: functions that call each other twice double their results.
+        """
         if nresults > _FEW:
             self.many += nresults
             if self.many > self.functions.max_results:
@@ -481,7 +504,7 @@ class _Verifier:
         elif opcode is Opcode.halt and not immediates:
             return
         if not opcode.takes(len(immediates)):
-            raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
+            raise self.error(f"expected the immediates {' '.join(opcode.immediates) or '(none)'}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):
             if kind in ("name", "func"):
                 here = self.program.constants if kind == "name" else self.program.functions
@@ -497,7 +520,7 @@ class _Verifier:
             if good and opcode is Opcode.load_arg:
                 self.nargs = max(self.nargs, int(value) + 1)
             if not good:
-                raise self.error(f"{kind.rstrip('?')} must be {expected}, not {brief(value)}")
+                raise self.error(f"expected {kind.rstrip('?')} as {expected}, got {brief(value)}")
 
     def place(self) -> str:
         function = self.context.function
@@ -520,9 +543,9 @@ def _nresults(functions: FunctionTable, name: str | None) -> int | None:
 def _check_signature(function: Function) -> None:
     name, nparams, nresults, _ = function
     if not is_whole(nparams):
-        raise ProgramError(f"{name}: nparams must be >= 0, not {brief(nparams)}")
+        raise ProgramError(f"{name}: expected nparams >= 0, got {brief(nparams)}")
     if not _is_count(nresults):
-        raise ProgramError(f"{name}: nresults must be >= 0 or *, not {brief(nresults)}")
+        raise ProgramError(f"{name}: expected nresults >= 0 or *, got {brief(nresults)}")
 
 
 def _is_count(value: object) -> bool:
@@ -544,4 +567,4 @@ _WANTED: Final[Mapping[tuple[Opcode | None, str], tuple[str, Callable[[Any], boo
         ),
     ),
 }
-"""What an immediate of that kind must be, of the opcode or of any, and what tells."""
+"""Expected form of an immediate by opcode (None for any) and kind, and a test of it."""

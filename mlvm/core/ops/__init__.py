@@ -1,4 +1,4 @@
-"""The tensor ops, a file a room, whose import fills `mlvm.core.op.OPS`."""
+"""Tensor ops, one file per family; importing the package fills `mlvm.core.op.OPS`."""
 
 from mlvm.core.ops import bessel as bessel
 from mlvm.core.ops import creation as creation

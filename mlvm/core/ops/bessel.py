@@ -1,9 +1,9 @@
-"""Bessel functions of a real number, element by element; of integers and bools they are f32.
+"""Bessel functions of real numbers, elementwise; integers and bools give f32.
 
-All is computed in f64 and rounded once. Up to 5, polynomials of x^2 times the distances to the
-first zeros (and logarithms, for y0 and y1); beyond, Hankel's form (Abramowitz and Stegun, 9.2.5 and
-9.2.6) with polynomials of 25 / x^2 for P and Q, as in Cephes. The polynomials interpolate at
-Chebyshev points, to an error of 1e-17.
+All results are computed in f64 and rounded once. For |x| up to 5, j0, j1, y0 and y1 are polynomials
+of x^2 times the distances to the first zeros, plus logarithms for y0 and y1. For larger |x| they
+use Hankel's form (Abramowitz and Stegun, 9.2.5 and 9.2.6) with polynomials of 25 / x^2 for P and Q,
+as in Cephes. The polynomials interpolate at Chebyshev points, with an error of 1e-17.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ _I1_NEAR: Final = tuple(
 
 
 def _near(x: Array, zeros: tuple[tuple[float, float], ...], terms: tuple[float, ...]) -> Array:
-    """The polynomial of x^2 in 0 .. 25 times x^2 - r^2 for each zero r, given in two parts."""
+    """Return the polynomial of x^2 in 0 .. 25 times x^2 - r^2 for each zero r.
+
+    Each zero is given as a sum of two numbers.
+    """
     result: Array = polynomial(terms, x * x * (2 / 25) - 1.0)
     for high, low in zeros:
         result = result * ((x - high - low) * (x + high))
@@ -109,14 +112,14 @@ def _near(x: Array, zeros: tuple[tuple[float, float], ...], terms: tuple[float, 
 
 
 def _far(x: Array, p: tuple[float, ...], q: tuple[float, ...]) -> tuple[Array, Array]:
-    """P and Q of Hankel's form, times sqrt(1 / (pi x))."""
+    """Return P and Q of Hankel's form, times sqrt(1 / (pi x))."""
     t = 50.0 / (x * x) - 1.0
     root = np.sqrt(1.0 / (math.pi * x))
     return root * polynomial(p, t), root * polynomial(q, t) / x
 
 
 def _halves(x: Array) -> tuple[Array, Array, Array, Array]:
-    """|x| where it is below 5, |x| beyond, and cos and sin of the latter. Elsewhere, 1 and 5."""
+    """Return |x| if below 5 (else 1), |x| if larger (else 5), and cos and sin of the latter."""
     size = np.abs(x)
     inner = np.where(size < 5.0, size, 1.0)
     outer = np.where((size >= 5.0) & np.isfinite(size), size, 5.0)
@@ -124,7 +127,7 @@ def _halves(x: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _joined(x: Array, near: Array, far: Array) -> Array:
-    """Values near 0 and beyond, 0 at infinity, nan at nan."""
+    """Combine the values of both ranges: 0 at infinity, nan at nan."""
     size = np.abs(x)
     far = np.where(np.isfinite(size), far, np.where(np.isnan(size), np.nan, 0.0))
     return np.where(size < 5.0, near, far)
@@ -160,8 +163,9 @@ def j1(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def y0(out: Array, x: Array) -> None:
-    """The Bessel function of the second kind and order 0: -inf at 0, nan below. Its error is below
-    1e-15 in f64.
+    """The Bessel function of the second kind and order 0: -inf at 0, nan for x < 0.
+
+    Its error is below 1e-15 in f64.
 
         >>> ml.y0([0.0, 1.0])
         Tensor([      -inf, 0.08825696], f32[2])
@@ -176,8 +180,9 @@ def y0(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def y1(out: Array, x: Array) -> None:
-    """The Bessel function of the second kind and order 1: -inf at 0, nan below. Its error is below
-    1e-15 in f64, and near 0 of its size.
+    """The Bessel function of the second kind and order 1: -inf at 0, nan for x < 0.
+
+    Its error is below 1e-15 in f64; near 0 it is relative to the result.
 
         >>> ml.y1([0.0, 1.0])
         Tensor([      -inf, -0.7812128], f32[2])
@@ -204,9 +209,10 @@ def _put_second(out: Array, x: Array, near: Array, far: Array) -> None:
 
 @pointwise(infer=float_)
 def i1(out: Array, x: Array) -> None:
-    """The modified Bessel function of the first kind and order 1: below |x| = 8 the sum of x / 2
-    (x^2 / 4)^k / (k! (k + 1)!), then e^|x| / sqrt(|x|) times a polynomial of 1 / |x|. Its relative
-    error is below 1e-15 in f64.
+    """The modified Bessel function of the first kind and order 1.
+
+    For |x| < 8 it is the sum of x / 2 (x^2 / 4)^k / (k! (k + 1)!), then e^|x| / sqrt(|x|) times a
+    polynomial of 1 / |x|. Its relative error is below 1e-15 in f64.
 
         >>> ml.i1([0.0, 1.0])
         Tensor([0.       , 0.5651591], f32[2])
@@ -214,7 +220,7 @@ def i1(out: Array, x: Array) -> None:
     x = wide(x)
     size = np.abs(x)
     inner, outer = np.where(size < 8.0, size, 0.0), np.where(size < 8.0, 8.0, size)
-    root = np.exp(outer * 0.5)  # of which the square overflows where the result does
+    root = np.exp(outer * 0.5)  # its square overflows only if the result does
     far = root * (polynomial(_I1_FAR, 16.0 / outer - 1.0) / np.sqrt(outer)) * root
     far = np.where(np.isinf(size), np.inf, far)
     near = inner * polynomial(_I1_NEAR, inner * inner * 0.25)

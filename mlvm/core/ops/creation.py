@@ -1,4 +1,4 @@
-"""Tensors made from a description."""
+"""Ops that create tensors from shapes and numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def _arange(start: int | float, stop: int | float, step: int | float, dtype: str
     if kind.dtype.is_float:
         steps = (stop - start) / step
         if not math.isfinite(steps):
-            raise ArgumentError(f"{start} to {stop} by {step} are too many steps")
+            raise ArgumentError(
+                f"expected fewer elements, got start {start}, stop {stop}, step {step}"
+            )
         return kind.with_shape((max(0, math.ceil(steps)),))
     if not all(isinstance(value, int) for value in (start, stop, step)):
         raise ArgumentError(
@@ -64,13 +66,13 @@ def _linspace(start: float, stop: float, num: int, endpoint: bool, dtype: str) -
 
 @movement(infer=_full, copies_only=True)
 def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
-    """A tensor of that shape. Every element is the scalar `value`."""
+    """A tensor of that shape whose elements are all the scalar `value`."""
     np.copyto(out, value)
 
 
 @movement(infer=lambda shape, dtype: TensorType(DType.named(dtype), shape), copies_only=True)
 def zeros(out: Array, *, shape: tuple[int, ...], dtype: str) -> None:
-    """A tensor of that shape. Every element is zero."""
+    """A tensor of zeros with that shape."""
     out.fill(0)
 
 
@@ -78,14 +80,14 @@ def zeros(out: Array, *, shape: tuple[int, ...], dtype: str) -> None:
 def arange(
     out: Array, *, start: int | float, stop: int | float, step: int | float, dtype: str
 ) -> None:
-    """start, start + step, start + 2 step, ... up to `stop`, which is left out.
+    """The values start, start + step, start + 2 step, ... before `stop`.
 
-    An integer dtype takes integers and must hold every element. Floats are start + i * step,
-    computed in f64 and rounded once.
+    An integer dtype requires integers and must be able to hold every element. Floats are start + i
+    * step, computed in f64 and rounded once.
     """
     if out.dtype.kind == "f":
         np.add(np.multiply(np.arange(out.size), float(step)), float(start), out)
-    elif out.size:  # numpy converts the numbers even if there is no element
+    elif out.size:  # numpy would convert the numbers even for an empty result
         out[...] = np.arange(start, stop, step, dtype=out.dtype)
 
 

@@ -1,12 +1,12 @@
-"""Systems of equations, factors and eigenvalues of the matrices in the last two axes.
+"""Linear systems, factorizations and eigenvalues of the matrices in the last two axes.
 
-The kernels are numpy's, which are LAPACK's, one matrix after the other. An op with several parts
-lays them one after the other along one last axis, each in row-major order: `eigh` of f[..., n, n]
-is f[..., n + n n], the eigenvalues before the vectors. Of a complex matrix all parts are complex,
-also the real ones. `mlvm.eager.linalg` cuts them out.
+The kernels call numpy, which calls LAPACK, for one matrix after the other. An op with several
+results concatenates them along one last axis, each in row-major order: `eigh` of f[..., n, n] is
+f[..., n + n n], the eigenvalues before the vectors. All results of a complex matrix are complex,
+also the real ones. `mlvm.eager.linalg` splits them.
 
-A matrix for which there is no result (singular, not positive definite, or an iteration does not
-converge) raises `LinAlgError`. The flops are those of Golub and Van Loan, Matrix Computations,
+If a matrix has no result (it is singular or not positive definite, or an iteration does not
+converge), the op raises `LinAlgError`. The flops are from Golub and Van Loan, Matrix Computations,
 4th ed., 2013.
 """
 
@@ -30,7 +30,7 @@ QRMode = Literal["reduced", "complete"]
 
 
 def _matrices(x: TensorType) -> TensorType:
-    """x itself. Raises unless it is a stack of matrices of floats."""
+    """Return the type of x. Raises an error unless x is a stack of float matrices."""
     require("inexact", x)
     if x.ndim < 2:
         raise ShapeError(f"expected matrices, in 2 dimensions or more, got {x.ndim}")
@@ -45,7 +45,7 @@ def _squares(x: TensorType, **_: object) -> TensorType:
 
 
 def _flat(x: TensorType, *parts: Shape) -> TensorType:
-    """The parts of each matrix of x as one axis."""
+    """Return the type of the concatenated results for each matrix of x."""
     return x.with_shape((*x.shape[:-2], sum(map(math.prod, parts))))
 
 
@@ -55,7 +55,7 @@ def _scalars(x: TensorType) -> TensorType:
 
 def _det_vjp(g: TensorType, x: TensorType) -> TensorType:
     if g is not _scalars(x):
-        raise ShapeError(f"g must be {_scalars(x)}, as det(x) is")
+        raise ShapeError(f"expected g as {_scalars(x)}, the type of det(x)")
     return x
 
 
@@ -78,14 +78,14 @@ def _eigh(x: TensorType) -> TensorType:
 
 
 def qr_shapes(shape: Shape, mode: QRMode) -> tuple[Shape, Shape]:
-    """The shapes of Q and R of one matrix of that shape."""
+    """Return the shapes of Q and R for one matrix of that shape."""
     rows, columns = shape
     inner = rows if mode == "complete" else min(rows, columns)
     return (rows, inner), (inner, columns)
 
 
 def svd_shapes(shape: Shape, full_matrices: bool) -> tuple[Shape, Shape, Shape]:
-    """The shapes of U, S and Vh of one matrix of that shape."""
+    """Return the shapes of U, S and Vh for one matrix of that shape."""
     rows, columns = shape
     inner = min(rows, columns)
     if full_matrices:
@@ -131,7 +131,7 @@ def _complex(x: TensorType) -> TensorType:
 
 
 def _cubic(factor: float) -> Callable[..., int]:
-    """Return a rule of flops: `factor` times the cube of the rows, for each matrix."""
+    """Return a function that counts `factor` times the cube of the rows for each matrix."""
 
     def flops(x: TensorType, **attributes: Any) -> int:
         n = x.shape[-1]
@@ -154,7 +154,7 @@ def _lu_flops(x: TensorType) -> int:
 
 
 def _qr_flops(x: TensorType, mode: QRMode) -> int:
-    """R by Householder reflections, and as much again for Q."""
+    """Count R by Householder reflections, and the same number again for Q."""
     inner = min(_pair(x))
     one = 2 * inner**2 * (max(_pair(x)) - inner // 3)
     return 2 * one * math.prod(x.shape[:-2])
@@ -174,7 +174,7 @@ def _svdvals_flops(x: TensorType) -> int:
 
 @contextmanager
 def _refusing(reason: str) -> Iterator[None]:
-    """Raise `LinAlgError` with the reason where numpy refuses a matrix."""
+    """Raise `LinAlgError` with the reason if numpy raises its own `LinAlgError`."""
     try:
         with np.errstate(all="ignore"):
             yield
@@ -187,7 +187,7 @@ _NO_CONVERGENCE = "the iteration does not converge, as with inf or nan in a matr
 
 
 def write(out: Array, *parts: Array) -> None:
-    """The parts of each matrix, one after the other along the last axis of `out`."""
+    """Write the results for each matrix along the last axis of `out`."""
     at, stack = 0, out.shape[:-1]
     for part in parts:
         size = math.prod(part.shape[len(stack) :])
@@ -196,7 +196,7 @@ def write(out: Array, *parts: Array) -> None:
 
 
 def hermitian(x: Array) -> Array:
-    """(x + x^H) / 2"""
+    """Return the Hermitian part (x + x^H) / 2."""
     half = x * x.dtype.type(0.5)
     whole: Array = half + adjoint(half)
     return whole
@@ -206,8 +206,8 @@ def hermitian(x: Array) -> Array:
 def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n].
 
-    x is taken as its Hermitian part (x + x^H) / 2, as in JAX: for what x should be, x itself.
-    Raises `LinAlgError` for a matrix that is not positive definite.
+    Like JAX, it factors the Hermitian part (x + x^H) / 2, which equals x for valid input. Raises
+    `LinAlgError` for a matrix that is not positive definite.
     """
     with _refusing("a matrix is not positive definite"):
         np.copyto(out, np.linalg.cholesky(hermitian(x), upper=upper))
@@ -237,8 +237,10 @@ def solve(out: Array, x: Array, y: Array) -> None:
 def solve_triangular(
     out: Array, x: Array, y: Array, *, lower: bool, unit_diagonal: bool = False
 ) -> None:
-    """`solve` by the lower or the upper triangle of x alone, with ones for its diagonal if asked
-    for. Raises `LinAlgError` for a 0 in the diagonal."""
+    """`solve` with only the lower or upper triangle of x, optionally with ones on its diagonal.
+
+    Raises `LinAlgError` for a 0 on the diagonal.
+    """
     if unit_diagonal:
         x = np.where(np.eye(x.shape[-1], dtype=np.bool_), x.dtype.type(1), x)
     columns = y[:, np.newaxis] if y.ndim == 1 else y
@@ -248,11 +250,11 @@ def solve_triangular(
 
 
 _LEAF: Final = 32
-"""Rows that are worked on one by one, or by LAPACK; products do the rest."""
+"""Number of rows that are processed one by one, or by LAPACK; matrix products do the rest."""
 
 
 def _substituted(x: Array, y: Array, lower: bool) -> Array:
-    """By halves: one, the product with what is beside it, the other."""
+    """Solve by recursion: the first half, the update by a matrix product, the second half."""
     n = x.shape[-1]
     if n <= _LEAF:
         solved: Array = np.linalg.solve(np.tril(x) if lower else np.triu(x), y)
@@ -272,11 +274,12 @@ def _substituted(x: Array, y: Array, lower: bool) -> Array:
 def lu(out: Array, x: Array) -> None:
     """x[p] = L U with partial pivoting: f[..., m, n] -> f[..., m n + m].
 
-    L (unit lower triangular) and U (upper triangular) stand in one matrix, the permutation p of the
-    rows behind it. The largest element of each column is its pivot.
+    L (unit lower triangular) and U (upper triangular) share one matrix, which the permutation p of
+    the rows follows. The pivot of each column is its largest element. A pivot of 0 is kept; U is
+    singular then.
 
-    Columns are halved (Toledo, Locality of reference in LU decomposition with partial pivoting,
-    1997). A pivot of 0 stays, and U is singular then.
+    The columns are split recursively (Toledo, Locality of reference in LU decomposition with
+    partial pivoting, 1997).
     """
     rows, columns = x.shape[-2:]
     a = x.copy()
@@ -290,13 +293,13 @@ def lu(out: Array, x: Array) -> None:
 
 
 def _unit_solved(x: Array, y: Array) -> Array:
-    """y by the unit lower triangle of x."""
+    """Solve for y with the unit lower triangle of x."""
     eye = np.eye(x.shape[-1], dtype=np.bool_)
     return _substituted(np.where(eye, x.dtype.type(1), x), y, True)
 
 
 def _eliminate(a: Array, order: Array, start: int, stop: int) -> None:
-    """Factor the columns from `start` to before `stop`, in place, and exchange whole rows."""
+    """Factor the columns from `start` to before `stop` in place, exchanging whole rows."""
     if stop - start > _LEAF:
         middle = (start + stop) // 2
         _eliminate(a, order, start, middle)
@@ -319,15 +322,15 @@ def _eliminate(a: Array, order: Array, start: int, stop: int) -> None:
 
 
 _PADE: Final = [math.comb(13, k) * math.factorial(26 - k) / math.factorial(26) for k in range(14)]
-"""(26 - k)! 13! / (26! k! (13 - k)!), of x^k."""
+"""Coefficients (26 - k)! 13! / (26! k! (13 - k)!) of x^k."""
 _PADE_MOST: Final = 5.371920351148152
 
 
 @internal(infer=_squares, flops=_cubic(20))
 def expm(out: Array, x: Array) -> None:
-    """The sum of x^k / k!, of matrix powers: f[..., n, n]. nan for a matrix with inf or nan.
+    """The matrix exponential, the sum of x^k / k!: f[..., n, n]. nan for a matrix with inf or nan.
 
-    By scaling, a Pade approximant of degree 13 and squaring, in f64 (Higham, The scaling and
+    It uses scaling, a Pade approximant of degree 13 and squaring, in f64 (Higham, The scaling and
     squaring method for the matrix exponential revisited, 2005).
     """
     a = finite(x).astype(np.complex128 if x.dtype.kind == "c" else np.float64)
@@ -359,11 +362,10 @@ def det(out: Array, x: Array) -> None:
 
 @internal(infer=_det_vjp, flops=lambda g, x: _svd_flops(x), may_raise=True)
 def det_vjp(out: Array, g: Array, x: Array) -> None:
-    """The gradient g conj(det(x)) x^-H of `det`, also of singular matrices: f[...], f[..., n, n] ->
-    f[..., n, n].
+    """The gradient g conj(det(x)) x^-H of `det`: f[...], f[..., n, n] -> f[..., n, n].
 
-    It is g times the conjugate cofactors, which are made of the singular values: with each pair of
-    vectors, the product of all others.
+    It is g times the conjugate cofactors, also for singular matrices. The cofactors are computed
+    from the singular values: each pair of vectors is multiplied by the product of all other values.
     """
     with _refusing(_NO_CONVERGENCE):
         u, s, vh = np.linalg.svd(finite(x))
@@ -377,7 +379,7 @@ def det_vjp(out: Array, g: Array, x: Array) -> None:
 def slogdet(out: Array, x: Array) -> None:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2].
 
-    Of a singular matrix 0 and -inf.
+    For a singular matrix they are 0 and -inf.
     """
     with np.errstate(all="ignore"):
         out[..., 0], out[..., 1] = np.linalg.slogdet(x)
@@ -385,12 +387,12 @@ def slogdet(out: Array, x: Array) -> None:
 
 @internal(infer=_eigh, flops=_cubic(9), may_raise=True)
 def eigh(out: Array, x: Array) -> None:
-    """Eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix, of
-    Hermitian matrices: f[..., n, n] -> f[..., n + n n].
+    """Eigenvalues and eigenvectors of Hermitian matrices: f[..., n, n] -> f[..., n + n n].
 
-    x is taken as its Hermitian part (x + x^H) / 2, as in JAX: for what x should be, x itself.
-    Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
-    does not converge.
+    The eigenvalues are in ascending order, the eigenvectors are the orthonormal columns of a
+    matrix. Like JAX, it uses the Hermitian part (x + x^H) / 2, which equals x for valid input, and
+    returns nan for a matrix with inf or nan. Raises `LinAlgError` if the iteration does not
+    converge.
     """
     _write_eigen(out, x, lambda x: np.linalg.eigh(hermitian(x)))
 
@@ -399,16 +401,16 @@ def eigh(out: Array, x: Array) -> None:
     infer=lambda x: _real(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(4 / 3), may_raise=True
 )
 def eigvalsh(out: Array, x: Array) -> None:
-    """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
+    """The eigenvalues of `eigh` only, real: f[..., n, n] -> f[..., n]."""
     _write_eigen(out, x, lambda x: [np.linalg.eigvalsh(hermitian(x))])
 
 
 @internal(infer=lambda x: _complex(_eigh(x)), flops=_cubic(25), may_raise=True)
 def eig(out: Array, x: Array) -> None:
-    """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
-    f[..., n, n] -> c[..., n + n n].
+    """Eigenvalues and eigenvectors, complex: f[..., n, n] -> c[..., n + n n].
 
-    Those of a matrix with inf or nan are nan, as in JAX. Raises `LinAlgError` where the iteration
+    The eigenvalues are in no order, the eigenvectors are the columns of a matrix, with length 1.
+    Like JAX, it returns nan for a matrix with inf or nan. Raises `LinAlgError` if the iteration
     does not converge.
     """
     _write_eigen(out, x, np.linalg.eig, complex(np.nan, np.nan))
@@ -418,33 +420,34 @@ def eig(out: Array, x: Array) -> None:
     infer=lambda x: _complex(_squares(x)).with_shape(x.shape[:-1]), flops=_cubic(10), may_raise=True
 )
 def eigvals(out: Array, x: Array) -> None:
-    """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
+    """The eigenvalues of `eig` only: f[..., n, n] -> c[..., n]."""
     _write_eigen(out, x, lambda x: [np.linalg.eigvals(x)], complex(np.nan, np.nan))
 
 
 def _write_eigen(
     out: Array, x: Array, parts: Callable[[Array], Iterable[Array]], nan: complex = np.nan
 ) -> None:
-    """Write the parts that numpy finds of each matrix, and nan for one with inf or nan."""
+    """Write numpy's results for each matrix, and nan for a matrix with inf or nan."""
     with _refusing(_NO_CONVERGENCE):
         write(out, *parts(finite(x)))
     out[strange(x)] = nan
 
 
 def strange(x: Array) -> Any:
-    """Return a mask of the matrices that have an inf or a nan."""
+    """Return a mask of the matrices that contain inf or nan."""
     return ~np.isfinite(x).all((-2, -1))
 
 
 def finite(x: Array) -> Array:
-    """x, with 0 for all matrices that have an inf or a nan, which numpy refuses."""
+    """Return x with zeros in all matrices that contain inf or nan, for which numpy raises."""
     return np.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
 
 
 @internal(infer=lambda x, mode: _flat(x, *qr_shapes(_pair(_matrices(x)), mode)), flops=_qr_flops)
 def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
-    """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal:
-    f[..., m, n] -> f[..., m k + k n], with k = min(m, n), or k = m if it is "complete".
+    """x = Q R: f[..., m, n] -> f[..., m k + k n], with k = min(m, n), or m if "complete".
+
+    Q has orthonormal columns, and R is upper triangular with a real diagonal.
     """
     with np.errstate(all="ignore"):
         write(out, *np.linalg.qr(x, mode))
@@ -463,7 +466,7 @@ def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
 
 @internal(infer=_singular_values, flops=_svdvals_flops, may_raise=True)
 def svdvals(out: Array, x: Array) -> None:
-    """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
+    """The singular values of `svd` only, descending and real: f[..., m, n] -> f[..., k]."""
     with _refusing(_NO_CONVERGENCE):
         np.copyto(out, np.linalg.svdvals(x))
 

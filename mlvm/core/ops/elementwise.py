@@ -1,8 +1,8 @@
-"""Arithmetic, comparison, logic and the elementary functions, element by element.
+"""Elementwise arithmetic, comparison, logic and elementary functions.
 
-Floats follow IEEE 754: overflow, division by zero and invalid operations give inf and nan,
-and no warning (the VM runs kernels with numpy's floating-point warnings off). `out` may be one
-of the operands: these ops also work in place.
+Floats follow IEEE 754: overflow, division by zero and invalid operations give inf and nan without a
+warning; the VM disables numpy's floating-point warnings. `out` may be one of the operands: these
+ops also work in place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _part(x: TensorType) -> TensorType:
 
 
 def _promoted(x: Array, y: Array) -> tuple[Array, Array]:
-    """Both in the dtype that they promote to, where numpy would compare in another one."""
+    """Return both operands in their promoted dtype if numpy would compare in a different dtype."""
     if x.dtype == y.dtype:
         return x, y
     dtype = promote(DType.of(x.dtype), DType.of(y.dtype)).numpy
@@ -83,7 +83,7 @@ def multiply(out: Array, x: Array, y: Array) -> None:
     >>> ml.multiply([1.0, 2.0], 3.0)
     Tensor([3., 6.], f32[2])
     """
-    if out.size == 1 and out.dtype.kind == "c":  # in place numpy would round it as a reduction
+    if out.size == 1 and out.dtype.kind == "c":  # in place, numpy would round it like a reduction
         out[...] = np.multiply(x, y, dtype=out.dtype)
     else:
         np.multiply(x, y, out, dtype=out.dtype)
@@ -91,8 +91,10 @@ def multiply(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=elementwise("inexact"), public=False, is_holomorphic=True)
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
-    """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the
-    product and after the sum."""
+    """x * y + z, elementwise, with broadcasting.
+
+    Both the product and the sum are rounded to the result's dtype.
+    """
     operands = (x, y, z)
     if out.size <= BLOCK_SIZE or any(
         each.size != 1 and each.shape != out.shape for each in operands
@@ -110,7 +112,7 @@ def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
 
 @pointwise(infer=_inexact, is_holomorphic=True)
 def divide(out: Array, x: Array, y: Array) -> None:
-    """x / y, elementwise, with broadcasting. Of integers and bools it is f32.
+    """x / y, elementwise, with broadcasting; integers and bools give f32.
 
     >>> ml.divide([1, 2], 4)
     Tensor([0.25, 0.5 ], f32[2])
@@ -120,12 +122,11 @@ def divide(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_real)
 def floor_divide(out: Array, x: Array, y: Array) -> None:
-    """The floor of x / y, elementwise. An integer divided by zero gives 0: nothing is checked
-    in a tensor of divisors, but inside `ml.debug.nans()`, and by `ml.check(y != 0, "y")`. The
-    operator x // 0 raises.
+    """The floor of x / y, elementwise. An integer divided by zero gives 0.
 
-    Infinities are those of x / y, as in the Python Array API standard: inf // 1.0 is inf, and
-    -1.0 // inf is -0.0.
+    A tensor of divisors is not checked, except inside `ml.debug.nans()` or by `ml.check(y != 0,
+    "y")`. The operator x // 0 raises. Infinities are those of x / y, as in the Python Array API
+    standard: inf // 1.0 is inf, and -1.0 // inf is -0.0.
 
         >>> ml.floor_divide([7, -7], 2)
         Tensor([ 3, -4], i64[2])
@@ -142,9 +143,10 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_real)
 def remainder(out: Array, x: Array, y: Array) -> None:
-    """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0: nothing is
-    checked in a tensor of divisors, but inside `ml.debug.nans()`, and by `ml.check(y != 0, "y")`.
-    The operator x % 0 raises.
+    """x - floor(x / y) * y, elementwise, with the sign of y. An integer modulo zero gives 0.
+
+    A tensor of divisors is not checked, except inside `ml.debug.nans()` or by `ml.check(y != 0,
+    "y")`. The operator x % 0 raises.
 
     >>> ml.remainder([7, -7], 3)
     Tensor([1, 2], i64[2])
@@ -164,8 +166,9 @@ def reciprocal(out: Array, x: Array) -> None:
 
 @pointwise(infer=broadcast, precision="f32", is_holomorphic=True, may_raise=True)
 def pow(out: Array, x: Array, y: Array) -> None:
-    """x to the power y, elementwise. An integer to a negative integer power raises
-    `OperandValueError`.
+    """x to the power y, elementwise.
+
+    An integer to a negative integer power raises `OperandValueError`.
 
         >>> ml.pow([2.0, 3.0], 2.0)
         Tensor([4., 9.], f32[2])
@@ -175,7 +178,7 @@ def pow(out: Array, x: Array, y: Array) -> None:
     """
     if y.dtype.kind == "i" and out.dtype.kind == "i" and np.any(y < 0):
         raise OperandValueError("an integer has no negative integer power; use a float")
-    if out.dtype.kind == "f":  # numpy replaces an exponent of 0.5 with stride 0 by a square root
+    if out.dtype.kind == "f":  # numpy computes a square root for a broadcast exponent of 0.5
         y = np.array(np.broadcast_to(y, out.shape), order="C")
     np.power(x, y, out, dtype=out.dtype)
 
@@ -209,7 +212,7 @@ def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
 
 @pointwise(infer=broadcast)
 def negative(out: Array, x: Array) -> None:
-    """-x; of an unsigned integer, 2^bits - x.
+    """-x; for an unsigned integer 2^bits - x.
 
     >>> ml.negative([1.0, -2.0])
     Tensor([-1.,  2.], f32[2])
@@ -219,7 +222,7 @@ def negative(out: Array, x: Array) -> None:
 
 @pointwise(infer=_part)
 def abs(out: Array, x: Array) -> None:
-    """|x|; of a complex number the length, which is real.
+    """The absolute value |x|; for a complex number its magnitude, which is real.
 
     >>> ml.abs([-1.5, 2.0])
     Tensor([1.5, 2. ], f32[2])
@@ -229,11 +232,10 @@ def abs(out: Array, x: Array) -> None:
 
 @pointwise(infer=broadcast)
 def sign(out: Array, x: Array) -> None:
-    """-1, 0 or 1 as x is negative, zero or positive; nan for nan. Of complex numbers x / |x|, and 0
-    of 0.
+    """The sign of x: -1, 0 or 1; nan for nan. For complex numbers x / |x|, and 0 for 0.
 
-        >>> ml.sign([-2.0, 0.0, 3.0])
-        Tensor([-1.,  0.,  1.], f32[3])
+    >>> ml.sign([-2.0, 0.0, 3.0])
+    Tensor([-1.,  0.,  1.], f32[3])
     """
     np.sign(x, out)
 
@@ -270,7 +272,7 @@ def ceil(out: Array, x: Array) -> None:
 
 @pointwise(infer=broadcast)
 def round(out: Array, x: Array) -> None:
-    """The nearest integer value, of both parts of a complex number; halves go to the even one.
+    """The nearest integer value; ties go to the even one. Complex parts are rounded separately.
 
     >>> ml.round([0.5, 1.5, 2.4])
     Tensor([0., 2., 2.], f32[3])
@@ -280,7 +282,7 @@ def round(out: Array, x: Array) -> None:
 
 @pointwise(infer=_real)
 def trunc(out: Array, x: Array) -> None:
-    """x without its fraction.
+    """x rounded toward zero to an integer value.
 
     >>> ml.trunc([1.8, -1.8])
     Tensor([ 1., -1.], f32[2])
@@ -303,7 +305,7 @@ def real(out: Array, x: Array) -> None:
 
 @pointwise(infer=_part)
 def imag(out: Array, x: Array) -> None:
-    """The imaginary part; 0 of a real x.
+    """The imaginary part; 0 for real x.
 
     >>> ml.imag([1 + 2j, 3j])
     Tensor([2., 3.], f32[2])
@@ -313,7 +315,7 @@ def imag(out: Array, x: Array) -> None:
 
 @pointwise(infer=broadcast)
 def conj(out: Array, x: Array) -> None:
-    """The complex conjugate; x itself where it is real.
+    """The complex conjugate; x itself if it is real.
 
     >>> ml.conj([1 + 2j, 3j])
     Tensor([1.-2.j, 0.-3.j], c64[2])
@@ -323,7 +325,7 @@ def conj(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def copysign(out: Array, x: Array, y: Array) -> None:
-    """|x| with the sign of y, also that of zeros and nans.
+    """|x| with the sign of y; zeros and nans have a sign as well.
 
     >>> ml.copysign([1.0, 2.0], [-0.0, 3.0])
     Tensor([-1.,  2.], f32[2])
@@ -333,7 +335,7 @@ def copysign(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=elementwise("float", bool_))
 def signbit(out: Array, x: Array) -> None:
-    """True where the sign bit is set, also of zeros and nans.
+    """True where the sign bit is set, also for zeros and nans.
 
     >>> ml.signbit([-0.0, 0.0])
     Tensor([ True, False], bool[2])
@@ -373,7 +375,7 @@ def expm1(out: Array, x: Array) -> None:
     """
     if out.dtype.kind != "c":
         np.expm1(x, out, dtype=out.dtype)
-    else:  # where the standard has other values than numpy
+    else:  # the standard's values differ from numpy's
         real, imag = x.real.copy(), x.imag.copy()  # `out` may be x
         np.expm1(x, out)
         np.copyto(out.imag, imag, where=imag == 0)
@@ -385,8 +387,9 @@ def expm1(out: Array, x: Array) -> None:
 
 @pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def log(out: Array, x: Array) -> None:
-    """The natural logarithm; -inf at 0, nan below. Of complex numbers that with an imaginary part
-    from -pi to pi.
+    """The natural logarithm; -inf at 0, nan for a real x < 0.
+
+    The imaginary part of a complex result is in -pi .. pi.
 
         >>> ml.log([1.0, 2.0])
         Tensor([0.       , 0.6931472], f32[2])
@@ -426,8 +429,9 @@ def log10(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_, precision="f32")
 def logaddexp(out: Array, x: Array, y: Array) -> None:
-    """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
-    overflows only where the result does.
+    """log(e^x + e^y), elementwise, with broadcasting.
+
+    It is computed as max(x, y) + log(1 + e^-|x - y|), which overflows only if the result does.
 
         >>> ml.logaddexp([0.0, 1000.0], 0.0)
         Tensor([6.931472e-01, 1.000000e+03], f32[2])
@@ -437,8 +441,10 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_inexact, precision="f32", is_holomorphic=True)
 def sqrt(out: Array, x: Array) -> None:
-    """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0. The
-    gradient at 0 is 0, so that a norm has one there; that of x ** 0.5 is infinite.
+    """The square root; nan for a real x < 0.
+
+    The real part of a complex result is >= 0. The gradient at 0 is defined as 0, so that a norm has
+    a gradient there; the gradient of x ** 0.5 is infinite.
 
     >>> ml.sqrt([1.0, 2.0])
     Tensor([1.       , 1.4142135], f32[2])
@@ -519,8 +525,9 @@ def atan(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def atan2(out: Array, x: Array, y: Array) -> None:
-    """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
-    or infinite.
+    """atan(x / y) in the quadrant of the point (y, x), from -pi to pi.
+
+    Zeros and infinities are handled as in C.
 
         >>> ml.atan2([1.0, -1.0], [-1.0, -1.0])
         Tensor([ 2.3561945, -2.3561945], f32[2])
@@ -530,7 +537,7 @@ def atan2(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=float_)
 def hypot(out: Array, x: Array, y: Array) -> None:
-    """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does.
+    """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only if the result does.
 
     >>> ml.hypot([3.0], [4.0])
     Tensor([5.], f32[1])
@@ -567,7 +574,7 @@ def tanh(out: Array, x: Array) -> None:
     """
     if out.dtype.kind != "c":
         np.tanh(x, out, dtype=out.dtype)
-    else:  # numpy's zero has another sign
+    else:  # numpy returns zero with the other sign
         real, imag = x.real.copy(), x.imag.copy()  # `out` may be x
         np.tanh(x, out)
         limit = np.isinf(real) & np.isfinite(imag)
@@ -606,7 +613,7 @@ def atanh(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def sigmoid(out: Array, x: Array) -> None:
-    """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal.
+    """1 / (1 + e^-x), accurate at both ends. If e^-x overflows, the result is 0 or subnormal.
 
     >>> ml.sigmoid([0.0, 1000.0])
     Tensor([0.5, 1. ], f32[2])
@@ -619,8 +626,9 @@ def sigmoid(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_)
 def erf(out: Array, x: Array) -> None:
-    """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x; its relative error
-    is below 1e-15 in f64 and 1e-6 in f32.
+    """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x.
+
+    Its relative error is below 1e-15 in f64 and 1e-6 in f32.
 
         >>> ml.erf([0.0, 1.0])
         Tensor([0.       , 0.8427008], f32[2])
@@ -726,7 +734,7 @@ def isfinite(out: Array, x: Array) -> None:
 
 @pointwise(infer=_logical)
 def logical_and(out: Array, x: Array, y: Array) -> None:
-    """x and y, of booleans.
+    """x and y, for booleans.
 
     >>> ml.logical_and([True, False], True)
     Tensor([ True, False], bool[2])
@@ -736,7 +744,7 @@ def logical_and(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_logical)
 def logical_or(out: Array, x: Array, y: Array) -> None:
-    """x or y, of booleans.
+    """x or y, for booleans.
 
     >>> ml.logical_or([True, False], False)
     Tensor([ True, False], bool[2])
@@ -746,7 +754,7 @@ def logical_or(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_logical)
 def logical_xor(out: Array, x: Array, y: Array) -> None:
-    """Either x or y, of booleans.
+    """True where exactly one of x and y is True.
 
     >>> ml.logical_xor([True, False], True)
     Tensor([False,  True], bool[2])
@@ -756,7 +764,7 @@ def logical_xor(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_logical)
 def logical_not(out: Array, x: Array) -> None:
-    """not x, of booleans.
+    """not x, for booleans.
 
     >>> ml.logical_not([True, False])
     Tensor([False,  True], bool[2])
@@ -766,7 +774,7 @@ def logical_not(out: Array, x: Array) -> None:
 
 @pointwise(infer=_bitwise)
 def bitwise_and(out: Array, x: Array, y: Array) -> None:
-    """x & y, of integers or booleans.
+    """x & y, for integers or booleans.
 
     >>> ml.bitwise_and([12, 10], 6)
     Tensor([4, 2], i64[2])
@@ -776,7 +784,7 @@ def bitwise_and(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_bitwise)
 def bitwise_or(out: Array, x: Array, y: Array) -> None:
-    """x | y, of integers or booleans.
+    """x | y, for integers or booleans.
 
     >>> ml.bitwise_or([12, 10], 6)
     Tensor([14, 14], i64[2])
@@ -786,7 +794,7 @@ def bitwise_or(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_bitwise)
 def bitwise_xor(out: Array, x: Array, y: Array) -> None:
-    """x ^ y, of integers or booleans.
+    """x ^ y, for integers or booleans.
 
     >>> ml.bitwise_xor([12, 10], 6)
     Tensor([10, 12], i64[2])
@@ -796,7 +804,7 @@ def bitwise_xor(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_bitwise)
 def bitwise_invert(out: Array, x: Array) -> None:
-    """~x, of integers or booleans.
+    """~x, for integers or booleans.
 
     >>> ml.bitwise_invert([0, 5])
     Tensor([-1, -6], i64[2])
@@ -806,7 +814,7 @@ def bitwise_invert(out: Array, x: Array) -> None:
 
 @pointwise(infer=_integer)
 def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
-    """x << y, of integers.
+    """x << y, for integers.
 
     >>> ml.bitwise_left_shift([1, 2], 3)
     Tensor([ 8, 16], i64[2])
@@ -816,7 +824,7 @@ def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_integer)
 def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
-    """x >> y, of integers, keeping the sign.
+    """x >> y, for integers; the sign is kept.
 
     >>> ml.bitwise_right_shift([16, -16], 2)
     Tensor([ 4, -4], i64[2])

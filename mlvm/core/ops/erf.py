@@ -1,13 +1,13 @@
-"""The error function, which numpy lacks: 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x.
+"""Error function 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x, which numpy lacks.
 
 f64 uses W. J. Cody's rational Chebyshev approximation (Math. Comp. 23, 1969, 631-637). For |x| <=
-0.46875, |erf(x)| is |x| P(x^2) / Q(x^2). Beyond, it is 1 - exp(-x^2) R(|x|) / S(|x|). Cody ends
-the second range at 4. Here it ends at 6, where erf is 1 in f64; from 4 to 6 the error of the
-formula is far below the last bit of erf.
+0.46875, |erf(x)| is |x| P(x^2) / Q(x^2); for larger |x| it is 1 - exp(-x^2) R(|x|) / S(|x|). Cody
+uses the second formula up to 4. It is used up to 6 here, where erf is 1 in f64; between 4 and 6 the
+error of the formula is far below the last bit of erf.
 
 f32 uses x P(x^2) / Q(x^2), with P and Q of degree 5. They were fitted to erf on |x| <= 3.92 by
-least squares with Lawson's weights; beyond, erf is 1 in f32. The fit has a relative error of 2e-8.
-The rest of the error, at most 8 units in the last place, is rounding in f32.
+least squares with Lawson's weights; for larger |x|, erf is 1 in f32. The fit has a relative error
+of 2e-8. The rest of the error, at most 8 units in the last place, is rounding in f32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from mlvm.core.ops.blocks import blocks
 from mlvm.core.types import Array
 
-Coefficients = tuple[float, ...]  # the highest power first
+Coefficients = tuple[float, ...]  # highest power first
 
 NEAR_P, NEAR_Q = zip(
     (1.85777706184603153e-1, 1.0),
@@ -44,10 +44,10 @@ _F32_Q = (3.80917586e-05, 0.00116253959, 0.0149692462, 0.114109245, 0.502076352,
 
 
 def write_erf(out: Array, x: Array) -> None:
-    """Write erf(x) into `out`: contiguous arrays of one shape, both f32 or both f64; `out`
-    may be `x`.
+    """Write erf(x) into `out`, which may be `x`.
 
-    Relative error below 1e-15 in f64, 1e-6 in f32; erf(+-inf) is +-1, erf(nan) is nan.
+    Both arrays are contiguous, of one shape, and both f32 or both f64. The relative error is below
+    1e-15 in f64 and 1e-6 in f32; erf(+-inf) is +-1, erf(nan) is nan.
     """
     part = _erf_f32 if out.dtype == np.float32 else _erf_f64
     flat_out, flat_x = out.reshape(-1), x.reshape(-1)
@@ -86,7 +86,7 @@ def _erf_f32(out: Array, x: Array) -> None:
 
 
 def _polynomial(coefficients: Coefficients, x: Array, out: Array) -> Array:
-    """Horner's rule into `out`, which must not be `x`; returns `out`."""
+    """Evaluate a polynomial by Horner's rule into `out`, which must not be `x`; return `out`."""
     np.multiply(x, coefficients[0], out)
     for coefficient in coefficients[1:-1]:
         out += coefficient

@@ -1,10 +1,10 @@
-"""Elements of few bits, which tensors store and ops convert.
+"""Low-bit dtypes, which can be stored in tensors and converted.
 
 The integers i4, u4, i2 and u2 are packed two or four to a byte, the first in the lowest bits. The
 floats are f8e4m3 and f8e5m2 (Micikevicius et al., "FP8 Formats for Deep Learning", arXiv
 2209.05433), and f4e2m1 (OCP Microscaling Formats, 2023), two to a byte.
 
-Integers are unpacked as i8 and u8, floats as f32, which has all of their values.
+Integers are unpacked to i8 and u8, floats to f32, which represents all their values.
 """
 
 from __future__ import annotations
@@ -17,37 +17,42 @@ import numpy as np
 from mlvm.core.types import Array, DType, TensorType, f4e2m1, f8e4m3, f8e5m2, f32, i2, i4, i8, u8
 
 FLOATS: Final = {f8e4m3: (4, 3), f8e5m2: (5, 2), f4e2m1: (2, 1)}
-"""The bits of the exponent, and of the fraction."""
+"""Number of bits of the exponent and of the fraction, by dtype."""
 
 
 def is_few(x: Array) -> bool:
-    """Return whether the elements are of a dtype for storage alone."""
+    """Return whether the elements have a low-bit dtype."""
     return x.dtype.names is not None and DType.of(x.dtype).is_storage
 
 
 def unpacked_dtype(dtype: DType) -> DType:
-    """Return the dtype that holds all values of a storage dtype: i8, u8 or f32."""
+    """Return the dtype that represents all values of a low-bit dtype: i8, u8 or f32."""
     return f32 if dtype in FLOATS else i8 if dtype in (i4, i2) else u8
 
 
 def integers(dtype: DType) -> range:
-    """Those that i4, u4, i2 or u2 has."""
+    """Return the range of integers of i4, u4, i2 or u2."""
     bits = 8 // dtype.per_byte
     half = 1 << bits - 1
     return range(-half, half) if dtype in (i4, i2) else range(2 * half)
 
 
 def unpacked(x: Array) -> Array:
-    """The values in `unpacked_dtype`: [..., n / per_byte] -> [..., n]; of f8, a scalar, too."""
+    """Unpack the values to `unpacked_dtype`: [..., n / per_byte] -> [..., n].
+
+    An array of f8 may be a scalar.
+    """
     type = TensorType.of(x)
     values: Array = _values(type.dtype)[x.view(np.uint8)].reshape(type.shape)
     return values
 
 
 def pack(out: Array, x: Array) -> None:
-    """Write numbers in the dtype of `out`: floats rounded to nearest even, integers as `astype` has
-    it. What is too large becomes infinite in f8e5m2, nan in f8e4m3, and the largest in f4e2m1,
-    where nan is 0."""
+    """Write numbers in the dtype of `out`.
+
+    Floats are rounded to nearest even, integers are converted as in `astype`. Values out of range
+    become infinite in f8e5m2, nan in f8e4m3, and the largest value in f4e2m1, where nan becomes 0.
+    """
     dtype = DType.of(out.dtype)
     if dtype in FLOATS:
         codes = _nearest(dtype, x.astype(np.float64))
@@ -55,7 +60,7 @@ def pack(out: Array, x: Array) -> None:
         own = integers(dtype)
         codes = np.clip(np.nan_to_num(np.trunc(x), nan=0.0), own[0], own[-1]).astype(np.int8)
     else:
-        codes = x.astype(np.uint8)  # modulo 2^8, and below 2^bits
+        codes = x.astype(np.uint8)  # modulo 2^8, then modulo 2^bits
     bits = 8 // dtype.per_byte
     digits = codes.view(np.uint8).reshape(*out.shape, dtype.per_byte) & np.uint8((1 << bits) - 1)
     shifts = np.arange(dtype.per_byte, dtype=np.uint8) * np.uint8(bits)
@@ -64,7 +69,7 @@ def pack(out: Array, x: Array) -> None:
 
 @cache
 def _values(dtype: DType) -> Array:
-    """The values in each byte: [256, per_byte]."""
+    """Return the values in each possible byte: [256, per_byte]."""
     bits = 8 // dtype.per_byte
     codes = np.arange(256)[:, np.newaxis] >> bits * np.arange(dtype.per_byte) & (1 << bits) - 1
     if dtype in FLOATS:
@@ -77,7 +82,7 @@ def _values(dtype: DType) -> Array:
 
 @cache
 def _floats(dtype: DType) -> Array:
-    """The value of each code."""
+    """Return the value of each code."""
     of_exponent, of_fraction = FLOATS[dtype]
     codes = np.arange(1 << of_exponent + of_fraction)
     exponent, fraction = codes >> of_fraction, codes & (1 << of_fraction) - 1
@@ -92,12 +97,13 @@ def _floats(dtype: DType) -> Array:
 
 
 def _nearest(dtype: DType, x: Array) -> Array:
-    """The code of the nearest value; of two, the even one."""
+    """Return the code of the nearest value; ties go to the even code."""
     half = 1 << sum(FLOATS[dtype])
     finite = _floats(dtype)[:half].astype(np.float64)
     finite = finite[np.isfinite(finite)]
     most = finite.size - 1
-    borders = np.append(finite, 2 * finite[-1] - finite[-2])  # and what would come next
+    # plus the value that would follow the largest
+    borders = np.append(finite, 2 * finite[-1] - finite[-2])
     borders = (borders[1:] + borders[:-1]) / 2
     size = np.abs(x)
     codes = np.searchsorted(borders, size, side="left")
@@ -105,12 +111,13 @@ def _nearest(dtype: DType, x: Array) -> Array:
     if dtype is f4e2m1:
         codes = np.where(np.isnan(x), 0, np.minimum(codes, most))
     else:
-        codes = np.where(np.isnan(x), half - 1, codes)  # the one after the largest stands for more
+        # the code after the largest encodes overflow
+        codes = np.where(np.isnan(x), half - 1, codes)
     return (codes + np.where(np.signbit(x), half, 0)).astype(np.uint8)
 
 
 def limits(dtype: DType) -> tuple[float, float]:
-    """The least and the largest finite number of a dtype of few bits, or of i8 and u8."""
+    """Return the smallest and largest finite number of a low-bit dtype, or of i8 and u8."""
     if dtype in (i8, u8):
         return (-128, 127) if dtype is i8 else (0, 255)
     if dtype not in FLOATS:

@@ -1,11 +1,12 @@
-"""Discrete Fourier transforms along some axes; the kernels are numpy's, which are pocketfft.
+"""Discrete Fourier transforms along some axes; the kernels call numpy's pocketfft.
 
-The lengths are those of the operand: `mlvm.eager.fft` cuts and pads before. In what
-follows n is the product of the lengths of all axes. A transform is divided by 1 ("backward"),
-sqrt(n) ("ortho") or n ("forward"); an inverse transform by n, sqrt(n) or 1.
+A transform has the lengths of its operand; `mlvm.eager.fft` truncates and pads before. Below, n is
+the product of the lengths of all transformed axes. The result is divided by 1 ("backward"), sqrt(n)
+("ortho") or n ("forward"); the result of an inverse transform by n, sqrt(n) or 1.
 
-f32 and c64 are transformed in that precision. A transform of n elements counts as 5 n log2(n) flops
-(Van Loan, Computational frameworks for the fast Fourier transform, 1992), of real ones as half.
+f32 and c64 are transformed in single precision. A transform of n elements counts as 5 n log2(n)
+flops (Van Loan, Computational frameworks for the fast Fourier transform, 1992), a transform of real
+elements as half.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mlvm.core.types import Array, TensorType, c64, promote
 Norm = Literal["backward", "ortho", "forward"]
 
 OTHER_WAY: Final[dict[str, Norm]] = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
-"""By norm of a transform, the norm with which the inverse transform has the same divisor."""
+"""Norm by the norm of a transform, such that the inverse transform has the same divisor."""
 
 # --- type rules ----------------------------------------------------------------------
 
@@ -59,14 +60,14 @@ def _resized(x: TensorType, axis: int, length: int) -> TensorType:
 
 def _require_elements(length: int, axis: int) -> None:
     if length < 1:
-        raise ShapeError(f"axis {axis} is empty: there is nothing to transform")
+        raise ShapeError(f"axis {axis} is empty")
 
 
 # --- how many operations -------------------------------------------------------------
 
 
 def _butterflies(factor: float) -> Callable[..., int]:
-    """Return a rule of flops: `factor` for each element and factor of two of the length."""
+    """Return a function that counts `factor` flops for each element and factor of two."""
 
     def flops(x: TensorType, n: int | None = None, **attributes: Any) -> int:
         axes = attributes["axes"] if "axes" in attributes else (attributes["axis"],)
@@ -85,7 +86,7 @@ def _transform(
 ) -> None:
     if axes:
         function(x, axes=axes, norm=norm, out=out)
-    else:  # numpy returns x and does not write to `out`
+    else:  # numpy would return x without writing to `out`
         np.copyto(out, x)
 
 
@@ -103,14 +104,18 @@ def ifft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "b
 
 @internal(infer=_half, flops=_butterflies(2.5))
 def rfft(out: Array, x: Array, *, axis: int = -1, norm: Norm = "backward") -> None:
-    """The first n // 2 + 1 elements of `fft` of n real ones along `axis`; the others are their
-    conjugates in reverse order."""
+    """The first n // 2 + 1 elements of `fft` for n real elements along `axis`.
+
+    The other elements are their conjugates in reverse order.
+    """
     np.fft.rfft(x, axis=axis, norm=norm, out=out)
 
 
 @internal(infer=_whole, flops=_butterflies(2.5))
 def irfft(out: Array, x: Array, *, n: int, axis: int = -1, norm: Norm = "backward") -> None:
-    """`ifft` of the n elements whose first n // 2 + 1 are x along `axis`, and whose others are
-    their conjugates in reverse order: real. What is imaginary in the first, and in the last for an
-    even n, is left out."""
+    """`ifft` of n elements with conjugate symmetry along `axis`: real.
+
+    x has the first n // 2 + 1 elements; the others are their conjugates in reverse order. The
+    imaginary parts of the first element, and for an even n of the last, are ignored.
+    """
     np.fft.irfft(x, n, axis=axis, norm=norm, out=out)

@@ -1,13 +1,11 @@
-"""Floats of 16 bits, f16 (IEEE 754 binary16) and bf16 (the upper half of an f32): tensors store
-them, and ops compute with them in f32.
+"""Half precision: f16 (IEEE 754 binary16) and bf16 (the upper half of an f32).
 
-An op with a half among its operands, or as its result, runs the kernel of f32. Its half operands
-are widened, which is exact, and the result is rounded once, to nearest even. So sums and products
-are accumulated in f32. Integers that promote to a half are rounded to it before. Ops that only move
-elements move the 16 bits.
+Tensors store half precision, and ops compute in f32. An op with a half-precision operand or result
+runs the kernel of f32. Its operands are widened, which is exact, and the result is rounded once, to
+nearest even. So sums and products are accumulated in f32. Integers that promote to half precision
+are first rounded to it. Ops that only move elements move the 16 bits.
 
-numpy has f16, and no bf16: the dtype of our arrays of these is one that it stores, and refuses to
-compute with.
+numpy has f16, but not bf16. Arrays of bf16 have a structured dtype, which numpy can only store.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ Convert: TypeAlias = Callable[[Array, Array], None]
 _PLACES: Final = frozenset(
     {"condition", "indices", "key", "labels", "lengths", "mask", "n", "start"}
 )
-"""Operands that do not promote with the others: they say where elements are, choose, or count."""
+"""Operands that do not promote with the others: indices, masks and counts."""
 
 _FILLS: Final = frozenset({"value", "pad_value"})
-"""Attributes that are elements of the result."""
+"""Attributes whose values become elements of the result."""
 
 
 def is_half(x: Array | TensorType) -> bool:
@@ -48,17 +46,20 @@ def have_halves(arrays: Iterable[Array | TensorType]) -> bool:
 def suited(op: Op, kernel: Kernel, arrays: Iterable[Array | TensorType]) -> Kernel:
     """Return the kernel for these arrays, or types.
 
-    It is wrapped in `run` if one of them has halves and the kernel is not marked
-    `takes_halves`."""
+    It is wrapped in `run` if one of them is in half precision and the kernel is not marked
+    `takes_halves`.
+    """
     if not have_halves(arrays) or getattr(kernel, "takes_halves", False):
         return kernel
     return partial(run, op, kernel, convert)
 
 
 class OnHalves:
-    """Binding of an op for a call on arrays of which some have halves.
+    """Binding of an op for calls with some half-precision arrays.
 
-    Its `kernel` suits them. All else is the wrapped binding's, also when that changes."""
+    Its `kernel` handles these arrays. Everything else is delegated to the wrapped binding, which
+    may change later.
+    """
 
     def __init__(self, binding: Any, arrays: Sequence[Array]) -> None:
         self._binding = binding
@@ -70,24 +71,27 @@ class OnHalves:
     @property
     def kernel(self) -> Kernel:
         callee = self._binding.callee
-        if callee.kernel is None or not hasattr(callee, "op"):  # no op has the name any more
+        # the name no longer belongs to an op
+        if callee.kernel is None or not hasattr(callee, "op"):
             return self._binding.kernel  # type: ignore[no-any-return]
         kernel = suited(callee.op, callee.kernel, self._arrays)
         return self._binding.watched(kernel)  # type: ignore[no-any-return]
 
 
 def takes_halves(kernel: Kernel) -> Kernel:
-    """Say of a kernel that it is to get halves as they are."""
+    """Mark a kernel that handles half precision itself."""
     setattr(kernel, "takes_halves", True)  # noqa: B010
     return kernel
 
 
 def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attributes: Any) -> Any:
-    """The op on arrays some of which have halves, by a kernel that takes none, and by what converts
-    from one dtype to another."""
+    """Run an op on arrays with half precision, by a kernel for f32.
+
+    `convert` converts arrays from one dtype to another.
+    """
     if op.name == "astype":
         return convert(*arrays)
-    if op.name == "view":  # of bytes, not of values
+    if op.name == "view":  # reinterprets bytes, not values
         return kernel(*arrays, **attributes)
     outs, operands = ((), arrays) if op.dynamic else (arrays[:1], arrays[1:])
     if op.copies_only and _is_moved(op, outs, operands):
@@ -106,7 +110,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     computed, attributes = computed_in(op, DType.of(out.dtype), operands, attributes)
     result = memory_of(*out.shape, dtype=computed.numpy)
     kernel(result, *wide, **attributes)
-    if op.name == "uniform":  # rounded towards 0, so that it stays below 1
+    if op.name == "uniform":  # rounded toward zero, so that the result is below 1
         bits = result.view(np.uint32)
         bits &= np.uint32(0xFFFFE000 if out.dtype == f16.numpy else 0xFFFF0000)
     convert(out, result)
@@ -116,7 +120,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
 def computed_in(
     op: Op, dtype: DType, operands: Iterable[Array | TensorType], attributes: Mapping[str, Any]
 ) -> tuple[DType, dict[str, Any]]:
-    """Return the dtype in which an op computes a result of that half, and its attributes there."""
+    """Return the dtype in which an op computes a half-precision result, and its attributes."""
     attributes = dict(attributes)
     is_named = attributes.get("dtype") == dtype.name
     has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
@@ -135,14 +139,16 @@ def promotes(op: Op, operands: Sequence[Array | TensorType]) -> list[bool]:
 
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
-    """Return whether results and operands have one dtype, not counting operands of positions."""
+    """Return whether results and operands have one dtype, ignoring operands with indices."""
     values = [x for x, counts in zip(operands, promotes(op, operands), strict=True) if counts]
     return len({x.dtype for x in (*outs, *values)}) == 1
 
 
 def _in_common_half(op: Op, operands: Sequence[Array], convert: Convert) -> list[Array]:
-    """The operands, integers in the half that all of them promote to, if they do. Those of 8 bits
-    and bools stay: a half has them all."""
+    """Return the operands, with integers rounded to the half precision that all promote to.
+
+    Bools and integers of 8 bits are unchanged, as half precision represents all of them.
+    """
     converted, values = list(operands), [i for i, x in enumerate(promotes(op, operands)) if x]
     integers = [i for i in values if converted[i].dtype.kind in "iu" and converted[i].itemsize > 1]
     inexact = {converted[i].dtype for i in values if converted[i].dtype.kind not in "biu"}
@@ -155,8 +161,10 @@ def _in_common_half(op: Op, operands: Sequence[Array], convert: Convert) -> list
 
 
 def _write_next(out: Array, x: Array, y: Array) -> None:
-    """The next half after x towards y, as `nextafter` has it: one step in the order of bits, in
-    which those of negative numbers count downwards from 0."""
+    """Write the next half-precision number after x toward y, as `nextafter` does.
+
+    It is one step in the order of the bits, in which negative numbers count downwards from 0.
+    """
     x, y = np.broadcast_arrays(x, y)
     x_bits, y_bits = x.view(np.uint16), y.view(np.uint16)
     a, b = [np.where(z < 0x8000, z, 0x8000 - z) for z in (x_bits.astype(int), y_bits.astype(int))]
@@ -168,8 +176,10 @@ def _write_next(out: Array, x: Array, y: Array) -> None:
 
 
 def convert(out: Array, x: Array) -> None:
-    """The values of x in the dtype of `out`. To a half they are rounded once, an integer of more
-    than 53 bits first to f64."""
+    """Convert the values of x to the dtype of `out`.
+
+    Half-precision results are rounded once; integers of more than 53 bits are first rounded to f64.
+    """
     if few.is_few(x):
         x = few.unpacked(x)
     if is_half(x):
@@ -185,17 +195,19 @@ def convert(out: Array, x: Array) -> None:
 
 
 def truncate(xp: Any, out: Any, x: Any) -> None:
-    """Write floats as integers: what the dtype cannot hold as the nearest it has, and nan as 0.
-    numpy would leave that to the processor. `xp` is numpy, or a library like it."""
+    """Convert floats to integers: values out of range to the nearest limit, and nan to 0.
+
+    numpy leaves these cases to the processor. `xp` is numpy or a compatible library.
+    """
     limits = np.iinfo(out.dtype)
-    low, end = float(limits.min), float(limits.max + 1)  # both exact in x's dtype
+    low, end = float(limits.min), float(limits.max + 1)  # both are exact in x's dtype
     xp.copyto(out, xp.where((x >= low) & (x < end), x, x.dtype.type(0)), casting="unsafe")
     xp.copyto(out, out.dtype.type(limits.min), where=x < low)
     xp.copyto(out, out.dtype.type(limits.max), where=x >= end)
 
 
 def cast(x: Array, dtype: DType) -> Array:
-    """The array in that dtype, each element converted as `astype` does; itself if it has that."""
+    """Return the array converted to that dtype as by `astype`; the array itself if it has it."""
     if x.dtype == dtype.numpy:
         return x
     out = np.empty(TensorType.of(x).with_dtype(dtype).array_shape, dtype.numpy)
@@ -205,8 +217,10 @@ def cast(x: Array, dtype: DType) -> Array:
 
 
 def number_array(value: Any, dtype: DType) -> Array:
-    """Return a Python number as an array of that dtype, where a float too large is inf. Raises
-    `OverflowError` for an integer that does not fit."""
+    """Return a Python number as an array of that dtype, where a float out of range is inf.
+
+    Raises `OverflowError` for an integer that does not fit.
+    """
     with np.errstate(over="ignore"):
         if dtype is bf16:
             return cast(np.array(value, np.float64), bf16)
@@ -214,7 +228,7 @@ def number_array(value: Any, dtype: DType) -> Array:
 
 
 def shown(x: Array) -> Array:
-    """The array, as numpy can compute with it: bf16 in f32, few bits as i8, u8 or f32."""
+    """Return the array in a dtype that numpy supports: bf16 as f32, low-bit as i8, u8 or f32."""
     if x.dtype.isbuiltin == 1:
         return x
     if few.is_few(x):
@@ -223,13 +237,15 @@ def shown(x: Array) -> Array:
 
 
 def are_true(x: Array) -> Array:
-    """Decide which elements hold as conditions: in any dtype those that are not zero. A zero of
-    either sign is one, a nan is none. `is_true` of `plan/loop.h` is the same in C."""
+    """Return which elements are true as conditions: in any dtype those that are nonzero.
+
+    Zeros of both signs are false, nan is true. `is_true` of `plan/loop.h` does the same in C.
+    """
     return shown(x).astype(bool)
 
 
 def widened(x: Array) -> Array:
-    """The halves in f32, which has all of their values."""
+    """Return the half-precision array in f32, which represents all its values."""
     out = memory_of(*x.shape, dtype=f32.numpy)
     if x.dtype == f16.numpy:
         np.copyto(out, x)
@@ -241,10 +257,12 @@ def widened(x: Array) -> Array:
 
 
 def narrow(out: Array, x: Array) -> None:
-    """Write real numbers as halves, rounded to nearest even: what is too large becomes an infinity,
-    and a nan stays one."""
+    """Write real numbers in half precision, rounded to nearest even.
+
+    Values out of range become infinite, and nan stays nan.
+    """
     if out.dtype == f16.numpy:
-        np.copyto(out, x, casting="unsafe")  # numpy rounds once, of f64 too
+        np.copyto(out, x, casting="unsafe")  # numpy rounds once, also from f64
         return
     if x.size > BLOCK_SIZE and x.flags.c_contiguous and out.flags.c_contiguous:
         flat_out, flat = out.reshape(-1), x.reshape(-1)
@@ -259,17 +277,18 @@ def _write_bf16(out: Array, x: Array) -> None:
         x = _to_odd(x.astype(np.float64, copy=False))
     bits: Array = np.asarray(x).view(np.uint32)
     upper = np.right_shift(bits, 16)
-    # Half a unit of the last place, or one less where that is even, carries into the upper half.
+    # Add half a unit in the last place, or one less if that unit is even: a carry rounds up.
     rounded = np.right_shift(bits + (0x7FFF + (upper & np.uint32(1))), 16)
     np.copyto(out.view(np.uint16), np.where(np.isnan(x), upper | 0x40, rounded), casting="unsafe")
 
 
 def _to_odd(x: Array) -> Array:
-    """Round f64 to f32, to odd: a value between two of them becomes the one with an odd last bit.
+    """Round f64 to f32, to odd: a value between two numbers becomes the one with an odd last bit.
 
-    Rounding the result to fewer bits then equals rounding x (Boldo and Melquiond, "Emulation of FMA
-    and correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57,
-    2008)."""
+    A second rounding to fewer bits then equals one direct rounding of x (Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE
+    Trans. Computers 57, 2008).
+    """
     nearest = np.asarray(x.astype(np.float32))
     bits = nearest.view(np.uint32)
     bits -= np.abs(nearest) > np.abs(x)

@@ -1,9 +1,9 @@
-"""The beta function, and incomplete gamma and beta functions, element by element.
+"""Beta function, and incomplete gamma and beta functions, elementwise.
 
-Integers and bools give f32. All is computed in f64 and rounded once. The densities are computed by
-Loader's deviances, which keep their digits for large parameters (Loader, "Fast and accurate
-computation of binomial probabilities", 2000). Sums and continued fractions go on until all elements
-have converged."""
+Integers and bools give f32. All results are computed in f64 and rounded once. The densities use
+Loader's deviances, which stay accurate for large parameters (Loader, "Fast and accurate computation
+of binomial probabilities", 2000). Sums and continued fractions run until all elements converge.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlvm.core.ops.special import LGAMMA, STIRLING, digamma, lgamma, polynomial,
 from mlvm.core.types import Array, TensorType
 
 _TINY: Final = 1e-300
-_LARGE: Final = 200.0  # from which parameter on gamma functions are integrated
+_LARGE: Final = 200.0  # parameter above which gamma functions are computed by integration
 _MOST_TERMS: Final = 100_000
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 
@@ -30,7 +30,7 @@ def _of(kernel: Any, x: Array) -> Array:
 
 
 def _deviance(u: Array, ratio: Array) -> Array:
-    """u - log(1 + u), without cancellation near 0; `ratio` is 1 + u."""
+    """Return u - log(1 + u), without cancellation near 0; `ratio` is 1 + u."""
     v = u / (2.0 + u)
     terms = polynomial(tuple([1.0 / k for k in range(25, 2, -2)]), v * v)
     near = u * v - 2.0 * v * v * v * terms
@@ -38,7 +38,7 @@ def _deviance(u: Array, ratio: Array) -> Array:
 
 
 def _stirling(a: Array) -> Array:
-    """The logarithm of Gamma(a + 1) over Stirling's formula, for a >= 10."""
+    """Return the logarithm of Gamma(a + 1) divided by Stirling's formula, for a >= 10."""
     series: Array = polynomial(STIRLING, 1.0 / (a * a))
     return series / a
 
@@ -47,7 +47,7 @@ def _stirling(a: Array) -> Array:
 
 
 def _gamma_density(a: Array, x: Array) -> Array:
-    """x^(a - 1) e^-x / Gamma(a), for a > 0 and 0 < x < inf."""
+    """Return x^(a - 1) e^-x / Gamma(a), for a > 0 and 0 < x < inf."""
     large = np.where(a < 10.0, 10.0, a)
     far = np.exp(-_stirling(large) - large * _deviance((x - large) / large, x / large))
     far = far * np.sqrt(large / (2 * math.pi)) / x
@@ -57,8 +57,10 @@ def _gamma_density(a: Array, x: Array) -> Array:
 
 
 def _integral(a: Array, x: Array, slope: bool) -> Array:
-    """The integral of the density from x away from its peak, by Gauss and Legendre (Press et al.,
-    Numerical Recipes, 3rd edition, 6.2); of its derivative by a with `slope`."""
+    """Integrate the density from x away from its peak, by Gauss-Legendre quadrature.
+
+    With `slope`, integrate its derivative by a (Press et al., Numerical Recipes, 3rd edition, 6.2).
+    """
     peak = np.maximum(a - 1.0, 0.0)
     wide_ = np.sqrt(np.maximum(a, 1.0))
     above = x > peak
@@ -75,7 +77,7 @@ def _integral(a: Array, x: Array, slope: bool) -> Array:
 
 
 def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
-    """P and Q, for a > 0 and 0 < x < inf, each to its own relative error."""
+    """Return P and Q for a > 0 and 0 < x < inf, each with a small relative error."""
     lower = x < a + 1.0
     integrated = a >= _LARGE
     density = _gamma_density(a, x)
@@ -103,14 +105,14 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Array, Array]:
         d = 1.0 / np.where(np.abs(d) < _TINY, _TINY, d)
         c = b + an / c
         c = np.where(np.abs(c) < _TINY, _TINY, c)
-        h = np.where(is_done, h, h * d * c)  # each element alone decides when it has converged
+        h = np.where(is_done, h, h * d * c)  # converged elements no longer change
         is_done |= np.abs(d * c - 1.0) <= 4e-16
         if is_done.all():
             break
     q = density * x * h
     if integrated.any():
         area = _integral(np.where(integrated, a, _LARGE), np.where(integrated, x, _LARGE), False)
-        left = integrated & (x <= a - 1.0)  # also where the area is 0
+        left = integrated & (x <= a - 1.0)  # also if the area is 0
         right = integrated & ~left
         p, q = np.where(left, 0.0 - area, p), np.where(right, area, q)
         lower = np.where(integrated, left, lower)
@@ -143,8 +145,9 @@ def _put_gamma(out: Array, a: Array, x: Array, upper: bool) -> None:
 
 @pointwise(infer=float_, precision="f32")
 def gammainc(out: Array, a: Array, x: Array) -> None:
-    """The regularized lower incomplete gamma function P(a, x), the integral of t^(a - 1) e^-t /
-    Gamma(a) from 0 to x, for a > 0 and x >= 0, elementwise, with broadcasting; else nan. Its
+    """The regularized lower incomplete gamma function P(a, x), elementwise, with broadcasting.
+
+    It is the integral of t^(a - 1) e^-t / Gamma(a) from 0 to x, for a > 0 and x >= 0; else nan. Its
     relative error is below 1e-12 in f64, for a up to 1e6.
 
         >>> ml.gammainc([1.0, 2.0], 1.0)
@@ -155,8 +158,9 @@ def gammainc(out: Array, a: Array, x: Array) -> None:
 
 @pointwise(infer=float_, precision="f32")
 def gammaincc(out: Array, a: Array, x: Array) -> None:
-    """The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x), also where that is
-    small; see `gammainc`.
+    """The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x); see `gammainc`.
+
+    It has a small relative error also if Q is small.
 
         >>> ml.gammaincc([1.0, 2.0], 1.0)
         Tensor([0.36787945, 0.7357589 ], f32[2])
@@ -166,7 +170,10 @@ def gammaincc(out: Array, a: Array, x: Array) -> None:
 
 @internal(infer=float_, elementwise=True, in_place=3)
 def gamma_density(out: Array, a: Array, x: Array) -> None:
-    """x^(a - 1) e^-x / Gamma(a), the derivative of P(a, x) by x; 0 beyond, and nan where P is."""
+    """The derivative x^(a - 1) e^-x / Gamma(a) of P(a, x) by x.
+
+    It is 0 outside of 0 < x < inf, and nan where P is nan.
+    """
     a, x = np.broadcast_arrays(wide(a), wide(x))
     inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
     y = _gamma_density(np.where(inside, a, 1.0), np.where(inside, x, 1.0))
@@ -177,10 +184,14 @@ def gamma_density(out: Array, a: Array, x: Array) -> None:
 
 @internal(infer=float_, elementwise=True, in_place=3)
 def gammainc_slope(out: Array, a: Array, x: Array) -> None:
-    """The derivative of P(a, x) by a: the sum of the terms of P times log(x) - digamma(a + n + 1)
-    for a < 10 and x < a + 10, else an integral of the density times log(t) - digamma(a)."""
+    """The derivative of P(a, x) by a; nan where P is.
+
+    For a < 10 and x < a + 10, it is the sum of the terms of P times log(x) - digamma(a + n + 1).
+    Otherwise, it is an integral of the density times log(t) - digamma(a).
+    """
     a, x = np.broadcast_arrays(wide(a), wide(x))
     inside = (a > 0.0) & (x > 0.0) & np.isfinite(a) & np.isfinite(x)
+    valid = (a >= 0.0) & (x >= 0.0) & (np.maximum(a, x) > 0.0) & np.isfinite(np.minimum(a, x))
     a, x = np.where(inside, a, 1.0), np.where(inside, x, 1.0)
     summed = (a < 10.0) & (x < a + 10.0)
     first, z = np.where(summed, a, 1.0), np.where(summed, x, 0.5)
@@ -194,14 +205,14 @@ def gammainc_slope(out: Array, a: Array, x: Array) -> None:
         total = total + term * factor
     near = _gamma_density(first, z) * z * total
     area = _integral(np.where(summed, 20.0, a), np.where(summed, 20.0, x), True)
-    put(out, np.where(inside, np.where(summed, near, -area), 0.0))
+    put(out, np.where(inside, np.where(summed, near, -area), np.where(valid, 0.0, np.nan)))
 
 
 # --- beta ----------------------------------------------------------------------------
 
 
 def _beta_density(a: Array, b: Array, x: Array) -> Array:
-    """x^(a - 1) (1 - x)^(b - 1) / B(a, b), for a, b > 0 and 0 < x < 1."""
+    """Return x^(a - 1) (1 - x)^(b - 1) / B(a, b), for a, b > 0 and 0 < x < 1."""
     both = (a >= 10.0) & (b >= 10.0)
     p, q = np.where(both, a, 10.0), np.where(both, b, 10.0)
     n = p + q
@@ -217,9 +228,11 @@ def _beta_density(a: Array, b: Array, x: Array) -> Array:
 
 
 def _log_beta(a: Array, b: Array) -> Array:
-    """Compute log |B(a, b)|.
+    """Return log |B(a, b)|.
 
-    For a large parameter, lgamma(b) - lgamma(a + b) by Stirling's formula loses no digits."""
+    For a large parameter, Stirling's formula computes lgamma(b) - lgamma(a + b) without
+    cancellation.
+    """
     low, high = np.minimum(a, b), np.maximum(a, b)
     is_large = np.minimum(high, low + high) >= 10.0
     high = np.where(np.isinf(high), 1e308, high)
@@ -234,8 +247,10 @@ def _log_beta(a: Array, b: Array) -> Array:
 
 
 def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
-    """The continued fraction of I (Abramowitz and Stegun, 26.5.8) by Lentz's algorithm, and its
-    derivatives by a and b, as dual numbers: [the value, by a, by b]."""
+    """Return the continued fraction of I, and its derivatives by a and b.
+
+    The fraction (Abramowitz and Stegun, 26.5.8) is computed by Lentz's algorithm with dual numbers.
+    """
     zero = np.zeros_like(x)
 
     def inverse(v: list[Array]) -> list[Array]:
@@ -271,7 +286,7 @@ def _beta_fraction(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
-    """I(a, b, x) and its derivatives by a and b, for a, b > 0 and 0 < x < 1."""
+    """Return I(a, b, x) and its derivatives by a and b, for a, b > 0 and 0 < x < 1."""
     swapped = x * (a + b + 2.0) > a + 1.0
     p, q, z = np.where(swapped, b, a), np.where(swapped, a, b), np.where(swapped, 1.0 - x, x)
     h, by_p, by_q = _beta_fraction(p, q, z)
@@ -289,7 +304,7 @@ def _beta_parts(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _gamma_sign(x: Array) -> Array:
-    """Compute the sign of the gamma function: nan at its poles, except for the sign of a zero."""
+    """Return the sign of the gamma function: nan at its poles, except at a zero with a sign."""
     floor = np.floor(x)
     sign = np.where(x < 0.0, 1.0 - 2.0 * np.remainder(floor, 2.0), np.copysign(1.0, x))
     return np.where((x < 0.0) & (x == floor), np.nan, sign)
@@ -320,17 +335,23 @@ def beta(out: Array, x: Array, y: Array) -> None:
 
 
 def _inside(a: Array, b: Array, x: Array) -> tuple[Array, Array, Array, Array]:
-    """Where 0 < x < 1 and 0 < a, b < inf, and operands that are so everywhere."""
+    """Return where 0 < x < 1 and 0 < a, b < inf, and operands that are replaced elsewhere."""
     a, b, x = np.broadcast_arrays(wide(a), wide(b), wide(x))
     inside = (a > 0.0) & (b > 0.0) & (x > 0.0) & (x < 1.0) & np.isfinite(a) & np.isfinite(b)
     return inside, *[np.where(inside, each, 0.5) for each in (a, b, x)]  # type: ignore[return-value]
 
 
+def _has_beta(a: Array, b: Array, x: Array) -> Array:
+    """Return where I(a, b, x) is a number."""
+    return (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b) & (x >= 0.0) & (x <= 1.0)
+
+
 @pointwise(infer=float_, precision="f32")
 def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
-    """The regularized incomplete beta function I(a, b, x), the integral of t^(a - 1) (1 - t)^(b -
-    1) / B(a, b) from 0 to x, for a, b > 0 and 0 <= x <= 1, elementwise, with broadcasting; else
-    nan. Its relative error is below 1e-11 in f64, for a and b up to 1e4.
+    """The regularized incomplete beta function I(a, b, x), elementwise, with broadcasting.
+
+    It is the integral of t^(a - 1) (1 - t)^(b - 1) / B(a, b) from 0 to x, for a, b > 0 and 0 <= x
+    <= 1; else nan. Its relative error is below 1e-11 in f64, for a and b up to 1e4.
 
     a, b and x: shapes that broadcast to [...], any dtype but complex -> [...], in that dtype;
     integers and bools give f32. Raises `ShapeError` if the shapes do not fit; `DTypeError` if an
@@ -346,18 +367,17 @@ def betainc(out: Array, a: Array, b: Array, x: Array) -> None:
     inside, *operands = _inside(a, b, x)
     value, _, _ = _beta_parts(*operands)
     a, b, x = np.broadcast_arrays(a, b, x)
-    valid = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
-    edge = np.where(valid & (x == 0.0), 0.0, np.where(valid & (x == 1.0), 1.0, np.nan))
+    edge = np.where(_has_beta(a, b, x), np.where(x == 0.0, 0.0, 1.0), np.nan)
     put(out, np.where(inside, value, edge))
 
 
 @internal(infer=float_, elementwise=True, in_place=3)
 def beta_density(out: Array, a: Array, b: Array, x: Array) -> None:
-    """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; 0 elsewhere."""
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b), the derivative of I(a, b, x) by x; nan where I is."""
     inside, *operands = _inside(a, b, x)
     a, b, x = np.broadcast_arrays(wide(a), wide(b), wide(x))
-    valid = (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
-    edge = np.where(np.isnan(a + b + x), np.nan, 0.0)
+    valid = _has_beta(a, b, x)
+    edge = np.where(valid, 0.0, np.nan)
     for end, near, far in ((0.0, a, b), (1.0, b, a)):
         at_end = np.where(near < 1.0, np.inf, np.where(near == 1.0, far, 0.0))
         edge = np.where(valid & (x == end), at_end, edge)
@@ -370,7 +390,8 @@ def _of_parameter(*operands: TensorType, by: Literal["a", "b"]) -> TensorType:
 
 @internal(infer=_of_parameter, elementwise=True, in_place=3)
 def betainc_slope(out: Array, a: Array, b: Array, x: Array, *, by: Literal["a", "b"]) -> None:
-    """The derivative of I(a, b, x) by a or b: that of the continued fraction."""
+    """The derivative of I(a, b, x) by a or b: that of the continued fraction; nan where I is."""
     inside, *operands = _inside(a, b, x)
     _, by_a, by_b = _beta_parts(*operands)
-    put(out, np.where(inside, by_a if by == "a" else by_b, 0.0))
+    edge = np.where(_has_beta(wide(a), wide(b), wide(x)), 0.0, np.nan)
+    put(out, np.where(inside, by_a if by == "a" else by_b, edge))

@@ -1,7 +1,7 @@
-"""Elements chosen by tensors: by integer indices, and by masks.
+"""Indexing by tensors: integer indices and masks.
 
-As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, as gradients need
-them: `take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
+As linear maps, these ops are transposes of each other, <A x, y> = <x, A' y>, which gradients need:
+`take` and `scatter_add`, `take_along_axis` and `scatter_add_along_axis`, `boolean_index` and
 `mask_scatter`.
 
 Indices have any integer dtype. An index out of range raises `PositionRefused`, which names the
@@ -48,7 +48,7 @@ def _scatter_add(updates: TensorType, indices: TensorType, axis: int, length: in
     require("integer", indices)
     if updates.ndim < indices.ndim:
         raise ShapeError(
-            f"expected updates with the {indices.ndim} axes of indices, got {updates.ndim}"
+            f"expected updates with at least the {indices.ndim} axes of indices, got {updates.ndim}"
         )
     axis = normalize_axis(axis, updates.ndim - indices.ndim + 1)
     end = axis + indices.ndim
@@ -78,7 +78,7 @@ def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: in
     require_updates(x, updates)
     chosen = _take(x, indices, axis).shape
     if updates.shape != chosen:
-        raise ShapeError(f"updates must be of shape {chosen}, as take would give them")
+        raise ShapeError(f"expected updates of shape {chosen}, got {updates.shape}")
     return x
 
 
@@ -106,7 +106,7 @@ def _flat_indices(*indices: TensorType, lengths: tuple[int, ...]) -> TensorType:
     for length in lengths:
         _length(length)
     if any(x.shape != indices[0].shape for x in indices):
-        raise ShapeError("expected indices of one shape")
+        raise ShapeError("expected indices of equal shapes")
     return TensorType(i64, indices[0].shape)
 
 
@@ -114,7 +114,7 @@ def _take_along_axis(x: TensorType, indices: TensorType, axis: int) -> TensorTyp
     require("integer", indices)
     axis = normalize_axis(axis, x.ndim)
     if _without(indices.shape, axis) != _without(x.shape, axis) or indices.ndim != x.ndim:
-        raise ShapeError(f"expected x and indices of the same shape but for axis {axis}")
+        raise ShapeError(f"expected x and indices of the same shape except along axis {axis}")
     return x.with_shape(indices.shape)
 
 
@@ -145,7 +145,9 @@ def _dynamic_update(x: TensorType, update: TensorType, start: TensorType, axis: 
     axis = normalize_axis(axis, x.ndim)
     fits = update.ndim == x.ndim and update.shape[axis] <= x.shape[axis]
     if not fits or _without(update.shape, axis) != _without(x.shape, axis):
-        raise ShapeError(f"expected an update of x's shape, with no more rows along axis {axis}")
+        raise ShapeError(
+            f"expected an update with x's shape, but at most its rows along axis {axis}"
+        )
     if update.dtype is not x.dtype:
         raise DTypeError(f"expected an update of x's dtype {x.dtype.name}")
     if start.shape != ():
@@ -167,16 +169,14 @@ def _boolean_index(x: TensorType, mask: TensorType) -> None:
 def _mask_scatter(updates: TensorType, mask: TensorType, shape: Shape) -> TensorType:
     _check_mask(mask, shape)
     if updates.ndim == 0 or updates.shape[1:] != shape[mask.ndim :]:
-        raise ShapeError(
-            f"each update must be of shape {shape[mask.ndim :]}, as the mask leaves it"
-        )
+        raise ShapeError(f"expected each update to have the shape {shape[mask.ndim :]}")
     return updates.with_shape(shape)
 
 
 def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType:
     _check_mask(mask, x.shape)
     if values.ndim == 0:
-        raise ShapeError("expected values with an axis for the places of the mask")
+        raise ShapeError("expected values with an axis for the selected elements")
     require_values(x, values, (values.shape[0], *x.shape[mask.ndim :]))
     return x
 
@@ -192,7 +192,7 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
 
     Negative indices count from the end.
     """
-    # The indices are in range by now. Mode "raise" would need a buffer beside `out`.
+    # The indices were checked. Mode "raise" would need a buffer in addition to `out`.
     np.take(x, _positions(indices, x.shape[axis]), axis, out, "clip")
 
 
@@ -200,8 +200,9 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
 def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
     """Weighted sums of rows of x: [N, M, C] with [B, P, K] twice -> [N, P, C].
 
-    out[n, p] is the sum over k of weights[b, p, k] x[n, indices[b, p, k]], where b is n, or 0 if
-    B is 1. A row of weight 0 does not count, also if it has an inf or a nan."""
+    out[n, p] is the sum over k of weights[b, p, k] x[n, indices[b, p, k]], where b is n, or 0 if B
+    is 1. A row with weight 0 is ignored, even if it contains inf or nan.
+    """
     places = _positions(indices, x.shape[1], negative=False)
     rows = np.arange(len(x))[:, None]
     out[...] = 0
@@ -216,8 +217,8 @@ def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
 def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length: int) -> None:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`.
 
-    The transpose of `take`: one axis replaces the axes that `updates` has from `indices`. Updates
-    of the same element are added in row-major order. Negative indices count from the end.
+    It is the transpose of `take`: one axis replaces the axes of `indices` in `updates`. Updates of
+    the same element are added in row-major order. Negative indices count from the end.
     """
     axis = normalize_axis(axis, out.ndim)
     places = _positions(indices, length).reshape(1, -1, 1)
@@ -227,7 +228,7 @@ def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length
 
 @movement(infer=_index_add, in_place=1, public=False, may_raise=True)
 def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int) -> None:
-    """x, with the updates added where `take` with these indices would read them.
+    """x, with the updates added to the elements that `take` with these indices reads.
 
     Updates of the same element are added in row-major order. Negative indices count from the end.
     """
@@ -246,8 +247,10 @@ def index_reduce(
     *,
     by: Literal["multiply", "minimum", "maximum"],
 ) -> None:
-    """x, whose rows are combined with the updates for them, one after the other in row-major order:
-    of axis 0 those that `take` would read. Negative indices count from the end; a nan stays."""
+    """x, whose rows at `indices` are combined with the updates, in row-major order.
+
+    The rows are along axis 0. Negative indices count from the end; a nan stays nan.
+    """
     places = _positions(indices, len(x)).reshape(1, -1, 1)
     begin_as(out, x)
     flat = _flat(places, out.shape, 0).reshape(-1)
@@ -258,11 +261,11 @@ def index_reduce(
 def index_set(
     out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
 ) -> None:
-    """x, with values where `take` with these indices would read it.
+    """x, with values in the elements that `take` with these indices reads.
 
-    The indices count along `axis`, or in row-major order through the given number of
-    `axes` from that one on. The values broadcast to what `take` gives. Of several for one element
-    the last in row-major order stays. Negative indices count from the end.
+    The indices count along `axis`, or in row-major order through `axes` axes from `axis` on. The
+    values broadcast to the shape of `take`. If an index occurs several times, the last value in
+    row-major order remains. Negative indices count from the end.
     """
     axis = normalize_axis(axis, max(x.ndim, 1))
     before, behind = x.shape[:axis], x.shape[axis + axes :]
@@ -278,7 +281,8 @@ def index_set(
 def flat_indices(out: Array, *indices: Array, lengths: tuple[int, ...]) -> None:
     """The row-major positions, i64, of elements in axes of these lengths.
 
-    Each operand has the elements' indices along one axis; negative indices count from the end."""
+    Each operand has the indices along one axis; negative indices count from the end.
+    """
     places = [_positions(each, n) for each, n in zip(indices, lengths, strict=True)]
     out.fill(0)
     for each, length in zip(places, lengths, strict=True):
@@ -324,10 +328,10 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
 
 @movement(infer=_dynamic_update, in_place=1, copies_only=True, may_raise=True)
 def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
-    """x, with its rows from `start` on along `axis` replaced by those of `update`.
+    """x, with the rows from `start` on along `axis` replaced by the rows of `update`.
 
-    A negative `start` counts from the end. Rows that would lie outside of x raise
-    `OperandValueError`. Where x is not needed any more, only the new rows are written.
+    A negative `start` counts from the end. Rows outside of x raise `OperandValueError`. If x is not
+    used later, only the new rows are written.
     """
     length, rows = x.shape[axis], update.shape[axis]
     position = int(start)
@@ -344,9 +348,9 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """The indices as intp, counted from the front. Raises `PositionRefused`.
+    """Return the indices as intp, counted from the front. Raises `PositionRefused`.
 
-    They are read once: a VM that shares the tensor may change it meanwhile.
+    They are read only once, because a VM that shares the tensor may change it at the same time.
     """
     indices = indices.copy()
     lowest = -length if negative else 0
@@ -363,10 +367,10 @@ def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
 
 
 def _flat(places: Array, shape: Shape, axis: int) -> Array:
-    """The row-major positions, in a tensor of `shape`, of the elements at `places` along `axis`.
+    """Return the row-major positions of the elements at `places` along `axis`, for that shape.
 
-    `places` has three axes, which broadcast: for the axes before `axis`, for `axis`, and for those
-    behind it.
+    `places` has three axes, which broadcast: for the axes before `axis`, for `axis`, and for the
+    axes after it.
     """
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     rows = np.arange(before).reshape(-1, 1, 1) * shape[axis] + places
@@ -374,7 +378,7 @@ def _flat(places: Array, shape: Shape, axis: int) -> Array:
 
 
 def _along(indices: Array, shape: Shape, axis: int) -> Array:
-    """`_flat` for indices that have the axes of `shape`. The result has the indices' shape."""
+    """Return `_flat` for indices that have the axes of `shape`; the result has their shape."""
     before, behind = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     places = _positions(indices, shape[axis]).reshape(before, indices.shape[axis], behind)
     return _flat(places, shape, axis).reshape(indices.shape)
@@ -383,7 +387,7 @@ def _along(indices: Array, shape: Shape, axis: int) -> Array:
 def _add_at(out: Array, updates: Array, places: Array) -> None:
     """Add the updates at those row-major positions, one after the other.
 
-    numpy's `add.at` is five times as fast on one axis as on rows.
+    numpy's `add.at` is five times faster for one axis than for rows.
     """
     np.add.at(out.reshape(-1), places.reshape(-1), updates.reshape(-1))
 
@@ -393,7 +397,7 @@ def _add_at(out: Array, updates: Array, places: Array) -> None:
 
 @movement(infer=lambda x: None, public=False)
 def nonzero_indices(x: Array) -> Array:
-    """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
+    """The positions of the nonzero elements: i64[count, ndim], in row-major order."""
     return np.ascontiguousarray(np.argwhere(x.copy()))
 
 
@@ -401,7 +405,7 @@ def nonzero_indices(x: Array) -> Array:
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
-    The axes of the mask are as long as the first axes of x; an axis of length 0 chooses nothing.
+    The mask has the lengths of the first axes of x; an axis of length 0 selects nothing.
     """
     return x[mask.copy()]
 
@@ -410,26 +414,26 @@ def boolean_index(x: Array, mask: Array) -> Array:
 def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, ...]) -> None:
     """Zeros of `shape`, with the updates, in order, where the mask is True.
 
-    The transpose of `boolean_index`. Raises `OperandValueError` unless there are as many
-    updates as places.
+    It is the transpose of `boolean_index`. Raises `OperandValueError` unless the mask selects as
+    many elements as there are updates.
     """
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(updates):
-        raise OperandValueError(f"the mask has {count} places for {len(updates)} updates")
+        raise OperandValueError(f"the mask selects {count} elements, got {len(updates)} updates")
     out.fill(0)
     out[mask] = updates
 
 
 @movement(infer=_mask_set, in_place=1, copies_only=True, public=False, may_raise=True)
 def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
-    """x, with values, in order, where `boolean_index` with this mask would read it.
+    """x, with values, in order, in the elements that `boolean_index` with this mask reads.
 
-    Raises `OperandValueError` unless there are as many values as places.
+    Raises `OperandValueError` unless the mask selects as many elements as there are values.
     """
     mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(values):
-        raise OperandValueError(f"the mask has {count} places for {len(values)} values")
+        raise OperandValueError(f"the mask selects {count} elements, got {len(values)} values")
     begin_as(out, x)
     out[mask] = values

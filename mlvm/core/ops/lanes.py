@@ -1,7 +1,7 @@
-"""Collectives among the lanes of a `vmap`, by the name of its axis.
+"""Collectives among the lanes of a `vmap`, identified by the name of its axis.
 
-These ops are never run with more than one lane: the batching rule of the `vmap` of that name
-computes them. Their kernels are what they mean where x is the same in all lanes.
+The batching rule of that `vmap` replaces these ops, so they run with one lane only. Their kernels
+compute the result for equal x in all lanes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def _sum_lanes(x: TensorType, axis_name: str, size: int) -> TensorType:
 @internal(infer=_sum_lanes)
 def sum_lanes(out: Array, x: Array, *, axis_name: str, size: int) -> None:
     """The sum of x over `size` lanes."""
-    times = np.asarray(size).astype(x.dtype) if x.dtype.kind in "iu" else size  # modulo 2**bits
+    # computed modulo 2**bits
+    times = np.asarray(size).astype(x.dtype) if x.dtype.kind in "iu" else size
     np.multiply(x, times, out)
 
 
@@ -38,5 +39,5 @@ def _gather_lanes(x: TensorType, rank: TensorType, axis_name: str, size: int) ->
 
 @internal(infer=_gather_lanes, copies_only=True)
 def gather_lanes(out: Array, x: Array, rank: Array, *, axis_name: str, size: int) -> None:
-    """x of all lanes, stacked: [...] -> [size, ...]. `rank` is this lane's number."""
+    """x of all lanes, stacked: [...] -> [size, ...]. `rank` is the number of this lane."""
     np.copyto(out, x)

@@ -19,21 +19,23 @@ from mlvm.core.types import Array, DType, Shape, TensorType, i64
 def _reshape(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
     if result.size != x.size:
-        raise ShapeError(f"{x.size} elements do not fill the shape {shape} of {result.size}")
+        raise ShapeError(f"cannot reshape {x.size} elements to {shape}, which has {result.size}")
     return result
 
 
 def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
     order = rules.normalize_axes(axes, x.ndim)
     if len(order) != x.ndim:
-        raise ArgumentError(f"axes {axes} must name each of the {x.ndim} dimensions once")
+        raise ArgumentError(
+            f"expected axes that name each of the {x.ndim} dimensions once, got {axes}"
+        )
     return x.with_shape([x.shape[i] for i in order])
 
 
 def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
     if len(shape) < x.ndim or rules.broadcast_shapes(x.shape, result.shape) != result.shape:
-        raise ShapeError(f"shape {x.shape} does not broadcast to {shape}")
+        raise ShapeError(f"shape {x.shape} cannot be broadcast to {shape}")
     return result
 
 
@@ -43,7 +45,7 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
     along = rules.normalize_axis(axis, xs[0].ndim)
     others = [x.shape[:along] + x.shape[along + 1 :] for x in xs]
     if any(each != others[0] for each in others) or any(x.ndim != xs[0].ndim for x in xs):
-        raise ShapeError(f"expected equal shapes but for axis {along}")
+        raise ShapeError(f"expected equal shapes except along axis {along}")
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
     return TensorType(rules.common_dtype(xs), shape)
@@ -69,7 +71,7 @@ def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
 
 @movement(infer=_concat, copies_only=True)
 def concat(out: Array, *xs: Array, axis: int = 0) -> None:
-    """The tensors one after the other along `axis`; their dtypes promote."""
+    """The tensors concatenated along `axis`; their dtypes promote."""
     np.concatenate(xs, axis, out)
 
 
@@ -84,7 +86,7 @@ def _flip(x: TensorType, axis: rules.Axis) -> TensorType:
 def _roll(x: TensorType, shift: int | tuple[int, ...], axis: rules.Axis) -> TensorType:
     axes = rules.normalize_axes(axis, x.ndim)
     if isinstance(shift, tuple) and (axis is None or len(shift) != len(axes)):
-        raise ArgumentError(f"expected as many shifts as axes, got shift {shift} and axis {axis}")
+        raise ArgumentError(f"expected one shift per axis, got shift {shift} and axis {axis}")
     return x
 
 
@@ -98,8 +100,10 @@ def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> Te
 
 
 def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ...]) -> None:
-    """Raise `ArgumentError` unless start, start + step, ... (`length` of them) lie on every
-    axis."""
+    """Raise `ArgumentError` unless the window is inside the shape on every axis.
+
+    The window has the `length` elements start, start + step, ...
+    """
     if not len(start) == len(length) == len(step) == len(shape):
         raise ArgumentError(
             f"expected {len(shape)} starts, lengths and steps, one a dimension, got {len(start)}, "
@@ -110,7 +114,8 @@ def _check_window(shape: Shape, start: Shape, length: Shape, step: tuple[int, ..
             raise ArgumentError(f"expected a step other than 0 along axis {axis}")
         if n < 0 or (n and not (0 <= first < size and 0 <= first + (n - 1) * by < size)):
             raise ArgumentError(
-                f"axis {axis} of length {size} has no {n} elements from {first} by {by}"
+                f"slice out of range: start {first}, step {by}, length {n} on axis {axis} of "
+                f"length {size}"
             )
 
 
@@ -141,14 +146,16 @@ def _slice_add(
 
 
 def begin_as(out: Array, x: Array) -> None:
-    """Have `out` begin as x, unless it is x."""
+    """Copy x into `out`, unless they are the same memory."""
     if not np.may_share_memory(out, x):
         np.copyto(out, x)
 
 
 def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
-    """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
-    to that shape."""
+    """Raise `DTypeError` unless the values have x's dtype, `ShapeError` unless they broadcast.
+
+    They must broadcast to `shape`.
+    """
     if values.dtype is not x.dtype:
         raise DTypeError(f"expected values of x's dtype {x.dtype.name}, got {values.dtype.name}")
     if values.ndim > len(shape) or rules.broadcast_shapes(values.shape, shape) != shape:
@@ -164,7 +171,7 @@ def _slice_set(
 
 
 def window_index(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtins.slice, ...]:
-    """The numpy index of that window. For numpy, an end before the first element is None."""
+    """Return numpy's index of that window; numpy uses None for an end before the first element."""
     ends = [first + n * by for first, n, by in zip(start, length, step, strict=True)]
     return tuple(
         builtins.slice(first, end if end >= 0 else None, by) if n else builtins.slice(0)
@@ -174,8 +181,9 @@ def window_index(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[bu
 
 @movement(infer=_flip, copies_only=True)
 def flip(out: Array, x: Array, *, axis: rules.Axis = None) -> None:
-    """x with the order of its elements reversed along `axis` (None: along all). The result has the
-    shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
+    """x with the order of its elements reversed along `axis` (None: along all axes).
+
+    The result has the shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
 
         >>> ml.flip([1.0, 2.0, 3.0])
         Tensor([3., 2., 1.], f32[3])
@@ -185,9 +193,9 @@ def flip(out: Array, x: Array, *, axis: rules.Axis = None) -> None:
 
 @movement(infer=_roll, copies_only=True)
 def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: rules.Axis = None) -> None:
-    """x with every element moved up `shift` places along `axis`, past the end to the front.
+    """x with every element moved up by `shift` along `axis`, from the end to the front.
 
-    Several axes have a shift each or share one. With `axis` None, x is rolled in row-major order.
+    Several axes have one shift each or share one. With `axis` None, x is rolled in row-major order.
     """
     np.copyto(out, np.roll(x, shift, axis) if x.ndim else x)
 
@@ -204,11 +212,11 @@ def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: flo
 def slice(
     out: Array, x: Array, *, start: tuple[int, ...], length: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
-    """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
+    """The length[i] elements start[i], start[i] + step[i], ... on each axis i.
 
-    Positions are counted from the front and must lie in x. A step may be negative, but not 0. The
-    result has the shape `length`, and the dtype of x. Raises `ArgumentError` for others than one
-    number for each axis, for a step of 0, and where it leaves x.
+    Indices count from the front and must be inside x. A step may be negative, but not 0. The result
+    has the shape `length`, and the dtype of x. Raises `ArgumentError` unless there is one number
+    for each axis, for a step of 0, and for elements outside of x.
 
         >>> ml.slice([1, 2, 3, 4], start=(1,), length=(2,), step=(1,))
         Tensor([2, 3], i64[2])
@@ -220,9 +228,9 @@ def slice(
 def embed(
     out: Array, x: Array, *, shape: tuple[int, ...], start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
-    """Zeros of `shape`, with x where `slice` with this start and step would read it.
+    """Zeros of `shape`, with x in the elements that `slice` with this start and step reads.
 
-    The transpose of `slice`.
+    It is the transpose of `slice`.
     """
     out.fill(0)
     out[window_index(start, x.shape, step)] = x
@@ -232,7 +240,7 @@ def embed(
 def slice_add(
     out: Array, x: Array, updates: Array, *, start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
-    """x, with the updates added where `slice` with this start and step would read them."""
+    """x, with the updates added to the elements that `slice` with this start and step reads."""
     begin_as(out, x)
     out[window_index(start, updates.shape, step)] += updates
 
@@ -247,9 +255,9 @@ def slice_set(
     length: tuple[int, ...],
     step: tuple[int, ...],
 ) -> None:
-    """x, with values where `slice` with this start, length and step would read it.
+    """x, with values in the elements that `slice` with this start, length and step reads.
 
-    The values broadcast to `length`. Where x is not needed any more, only they are written.
+    The values broadcast to `length`. If x is not used later, only these elements are written.
     """
     begin_as(out, x)
     out[window_index(start, length, step)] = values
@@ -271,7 +279,7 @@ def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 
 def require_castable(x: DType, dtype: DType) -> None:
-    """Raise `DTypeError` where a cast would drop imaginary parts."""
+    """Raise `DTypeError` if a cast would discard imaginary parts."""
     if x.kind == "complex" and dtype.kind not in ("complex", "bool"):
         raise DTypeError(
             f"cannot convert {x.name} to {dtype.name}: take the real or imag part first"
@@ -287,28 +295,32 @@ def _astype(x: TensorType, dtype: str) -> TensorType:
 def _view(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     if target.is_storage or x.dtype.is_storage or "bool" in (target.kind, x.dtype.kind):
-        raise DTypeError(f"the bytes of {x.dtype} are not those of {target}")
+        raise DTypeError(f"cannot view {x.dtype} as {target}")
     if target.itemsize == x.dtype.itemsize:
         return x.with_dtype(target)
     if not x.ndim:
-        raise ShapeError(f"a scalar of {x.dtype} does not become scalars of {target}")
+        raise ShapeError(f"cannot view a scalar of {x.dtype} as {target}, which has another size")
     nbytes = x.shape[-1] * x.dtype.itemsize
     if nbytes % target.itemsize:
-        raise ShapeError(f"{nbytes} bytes of the last axis are no whole number of {target}")
+        raise ShapeError(
+            f"the last axis has {nbytes} bytes, which is not a multiple of the size of {target}"
+        )
     return TensorType(target, (*x.shape[:-1], nbytes // target.itemsize))
 
 
 @movement(infer=_view)
 def view(out: Array, x: Array, *, dtype: str) -> None:
-    """The bytes of x as elements of another dtype, which is neither bool nor of few bits. If it has
-    another size, the last axis has another length."""
+    """The bytes of x as elements of another dtype, which is neither bool nor low-bit.
+
+    If its element size differs, the length of the last axis changes.
+    """
     flat = np.ascontiguousarray(x).reshape(-1)
     np.copyto(out, flat.view(out.dtype).reshape(out.shape))
 
 
 @movement(infer=_triangle, copies_only=True)
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
-    """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
+    """The matrices in the last two axes, zero above the k-th diagonal (the main diagonal is 0).
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
 
@@ -322,7 +334,7 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
 
 @movement(infer=_triangle, copies_only=True)
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
-    """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
+    """The matrices in the last two axes, zero below the k-th diagonal (the main diagonal is 0).
 
     x: [..., m, n], any dtype, and so is the result. Raises `ShapeError` for fewer than two axes.
 
@@ -341,8 +353,10 @@ def _not_above(k: int, shape: Shape) -> Array:
 
 @movement(infer=_sort)
 def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
-    """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
-    parts. nan counts as the largest."""
+    """The elements sorted along `axis`; nan counts as the largest.
+
+    Complex elements are sorted by their real parts, then by their imaginary parts.
+    """
     np.copyto(out, np.flip(x, axis) if descending else x)
     out.sort(axis, kind="stable")
     if descending:
@@ -351,8 +365,10 @@ def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> N
 
 @movement(infer=lambda x, axis, descending: _sort(x, axis, descending).with_dtype(i64))
 def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
-    """The positions in x, along `axis`, of the elements that `sort` gives: i64. Equal elements
-    keep their order."""
+    """The indices along `axis` of the elements in the order of `sort`: i64.
+
+    Equal elements keep their order.
+    """
     if descending:
         order = np.argsort(np.flip(x, axis), axis, kind="stable")
         np.subtract(x.shape[axis] - 1, np.flip(order, axis), out)
@@ -371,8 +387,10 @@ def _searchsorted(edges: TensorType, x: TensorType, right: bool) -> TensorType:
 
 @movement(infer=_searchsorted)
 def searchsorted(out: Array, edges: Array, x: Array, *, right: bool = False) -> None:
-    """The position at which to insert each element of x into its row of edges, which ascends: i64.
-    The position is before equal edges, or behind them with `right`. nan counts as the largest."""
+    """The index at which to insert each element of x into its ascending row of edges: i64.
+
+    The index is before equal edges, or after them with `right`. nan counts as the largest.
+    """
     side: Literal["left", "right"] = "right" if right else "left"
     for row in np.ndindex(x.shape[:-1]):
         out[row] = np.searchsorted(edges[row], x[row], side)
@@ -388,7 +406,7 @@ def _top_indices(x: TensorType, *, axis: int, count: int, descending: bool) -> T
 
 @movement(infer=_top_indices, public=False)
 def top_indices(out: Array, x: Array, *, axis: int, count: int, descending: bool) -> None:
-    """The first `count` positions along `axis` that `argsort` gives."""
+    """The first `count` indices along `axis` that `argsort` returns."""
     order = np.empty(x.shape, out.dtype)
     argsort.kernel(order, x, axis=axis, descending=descending)
     np.copyto(out, np.moveaxis(np.moveaxis(order, axis, 0)[:count], 0, axis))
@@ -396,9 +414,11 @@ def top_indices(out: Array, x: Array, *, axis: int, count: int, descending: bool
 
 @movement(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
-    """x in another dtype. A float is truncated to an integer; one that the dtype cannot hold
-    becomes the nearest it has, and nan 0. An integer that is too large wraps around. A bool tells
-    whether an element is not zero."""
+    """x converted to another dtype.
+
+    A float is truncated to an integer; a value out of range becomes the nearest limit, and nan
+    becomes 0. An integer out of range wraps around. A bool is True for nonzero elements.
+    """
     convert(out, x)
 
 

@@ -17,7 +17,7 @@ from mlvm.core.types import Array, Shape, TensorType, promote
 
 
 def _matrix(x: TensorType, transpose: bool, name: str) -> Shape:
-    """(rows, columns) of the last two axes after the transposition; (length,) of a vector."""
+    """Return (rows, columns) of the last two axes, transposed or not; (length,) of a vector."""
     if transpose and x.ndim < 2:
         raise ArgumentError(f"transpose_{name} needs 2 dimensions or more, {name} has {x.ndim}")
     return x.shape[-2:][::-1] if transpose else x.shape[-2:]
@@ -31,7 +31,7 @@ def _matmul(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) 
     *rows, x_inner = _matrix(x, transpose_x, "x")
     y_inner, *columns = _matrix(y, transpose_y, "y")
     if x_inner != y_inner:
-        raise ShapeError(f"the contracted axes differ: {x_inner} in x, {y_inner} in y")
+        raise ShapeError(f"expected equal inner dimensions, got {x_inner} (x) and {y_inner} (y)")
     return TensorType(dtype, (*broadcast_shapes(x.shape[:-2], y.shape[:-2]), *rows, *columns))
 
 
@@ -49,8 +49,8 @@ def _matmul_flops(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: 
     return 2 * inner * _matmul(x, y, transpose_x, transpose_y).size
 
 
-_FEW: Final = 500  # elements of a result for which numpy keeps the interpreter's lock
-_PIECE: Final = 1 << 18  # products of a sum that is made at once
+_FEW: Final = 500  # result elements up to which numpy holds the interpreter lock
+_PIECE: Final = 1 << 18  # products per partial sum
 
 # --- ops -----------------------------------------------------------------------------
 
@@ -61,18 +61,18 @@ def matmul(
 ) -> None:
     """x @ y: f[..., m, k] @ f[..., k, n] -> f[..., m, n], broadcasting the batch axes.
 
-    A 1-d x counts as a row and a 1-d y as a column. The result lacks that axis, as in the Python
-    Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an operand of 2
-    or more dimensions, without a copy.
+    A 1-d x is a row and a 1-d y is a column; the result does not have that axis, as in the Python
+    Array API standard. `transpose_x` and `transpose_y` swap the last two axes of an operand of 2 or
+    more dimensions, without a copy.
 
-    Raises `ShapeError` for operands that do not fit or have no axes, `DTypeError` for dtypes that
+    Raises `ShapeError` for operands that do not match or have no axes, `DTypeError` for dtypes that
     promote to bool, or not at all.
 
         >>> ml.matmul([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
         Tensor([3., 7.], f32[2])
     """
     if x.ndim > 2 and y.ndim <= 2 and not transpose_x:
-        # One large product instead of one for each matrix of the batch.
+        # Compute one large product instead of one product per matrix of the batch.
         rows = math.prod(x.shape[:-1])
         out = out.reshape(rows, *out.shape[x.ndim - 1 :])
         x = x.reshape(rows, x.shape[-1])
@@ -85,13 +85,13 @@ def batch_contract(
 ) -> None:
     """The sum over the batch of x @ y: f[..., m, k], f[..., k, n] -> f[m, n].
 
-    This is the gradient of a matrix by which a whole batch was multiplied. x and y have the same
-    batch axes; `transpose_x` and `transpose_y` are those of `matmul`. A few products at a time are
-    in memory; they are added in the order of the batch.
+    This is the gradient of a matrix that was multiplied with a whole batch. x and y have the same
+    batch axes; `transpose_x` and `transpose_y` are as in `matmul`. Only a few products are in
+    memory at a time; they are added in the order of the batch.
     """
     rows = math.prod(x.shape[:-1])
     if transpose_x and not transpose_y:
-        # The batch and the inner axis are contracted together: one product.
+        # Contract the batch and the inner axis together, in one product.
         _contract(out, x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1]))
         return
     batch = math.prod(x.shape[:-2])
@@ -106,9 +106,10 @@ def batch_contract(
 
 
 def _contract(out: Array, x: Array, y: Array) -> None:
-    """Compute x @ y, sums of integers in pieces, which changes no bit.
+    """Compute x @ y, with sums of integers in pieces, which does not change the result.
 
-    numpy keeps the interpreter lock while it computes few elements, even of long sums."""
+    numpy holds the interpreter lock for small results, even if the sums are long.
+    """
     step = max(_PIECE // max(out.size, 1), 1)
     if out.dtype.kind not in "iu" or out.size > _FEW or x.shape[-1] <= step:
         np.matmul(x, y, out, dtype=out.dtype)

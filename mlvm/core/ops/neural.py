@@ -1,7 +1,8 @@
-"""Ops of neural networks: activations, losses, normalisation. An `x_vjp` op is the
-gradient of op `x` in one kernel: it takes the cotangent g of x's result before x's own
-operands. Where several operands are floats, they have one dtype, which the result keeps.
-`out` must not be an operand: kernels use it as workspace.
+"""Ops of neural networks: activations, losses, normalization.
+
+An op `x_vjp` is the gradient of op `x` in one kernel: its first operand is the cotangent g of x's
+result, followed by x's own operands. Float operands have one dtype, which is also the dtype of the
+result. `out` must not be an operand, as kernels use it as workspace.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _activation(x: TensorType, **_: object) -> TensorType:
 
 
 def _vjp(g: TensorType, result: TensorType, x: TensorType) -> TensorType:
-    """The type of x, for which `g`, the cotangent of a result of that type, has a gradient."""
+    """Return the type of x; check that `g` is the cotangent of a result of that type."""
     require_one_float_dtype(g, x)
     require_cotangent(g, result)
     return x
@@ -54,11 +55,10 @@ def relu(out: Array, x: Array) -> None:
 
 @op(infer=_activation, links=True, slope="gelu_slope", is_cheap=True)
 def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
-    """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
-    arXiv 1606.08415).
+    """x Phi(x), with Phi the standard normal distribution function (arXiv 1606.08415).
 
-    Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly
-    (1 + erf(x / sqrt(2))) / 2.
+    Phi(x) is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 if `approximate`, else exactly (1 +
+    erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel).
 
     x: [...], floats, and so is the result. Raises `DTypeError` for another dtype.
 
@@ -84,7 +84,7 @@ def gelu_slope(out: Array, x: Array, *, approximate: bool) -> None:
     work = memory_of(3, block_length(out.size), dtype=x.dtype)
     for y, piece in _pieces(out, x):
         slope, other, part = work[:, : y.size].reshape(3, *y.shape)
-        np.clip(piece, -number.far, number.far, part)  # powers of what lies beyond overflow
+        np.clip(piece, -number.far, number.far, part)  # powers of larger numbers would overflow
         np.square(part, slope)
         if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
             _tanh_of_cubic(y, slope, part, number)
@@ -107,8 +107,10 @@ def gelu_slope(out: Array, x: Array, *, approximate: bool) -> None:
 
 
 def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Pieces of arrays of one shape, a block of elements each; all at once where they are strided:
-    then they are a block of a chain already."""
+    """Yield blocks of arrays of one shape; strided arrays are yielded whole.
+
+    Strided arrays are already a block of a chain.
+    """
     if not all(x.flags.c_contiguous for x in arrays):
         yield arrays
         return
@@ -118,8 +120,7 @@ def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 
 class _Numbers(NamedTuple):
-    """The constants of `gelu` as 0-d arrays. With Python's floats, numpy takes twice as long on a
-    small array.
+    """Constants of `gelu` as 0-d arrays, which numpy processes twice as fast as Python's floats.
 
     u(x) = linear x + cubic x^3, so x u'(x) / 2 = x (half_linear + half_cubic_slope x^2). From `far`
     on, the slope is 0 or 1.
@@ -144,7 +145,7 @@ def _numbers(dtype: np.dtype[Any]) -> _Numbers:
 
 
 def _tanh_of_cubic(out: Array, square: Array, x: Array, number: _Numbers) -> None:
-    """tanh(sqrt(2 / pi) (x + 0.044715 x^3)). `square` is x^2, and may be `out`."""
+    """Write tanh(sqrt(2 / pi) (x + 0.044715 x^3)). `square` is x^2, and may be `out`."""
     np.multiply(square, number.cubic, out)
     out += number.linear
     out *= x
@@ -161,8 +162,10 @@ def _dropout(x: TensorType, key: TensorType, rate: float) -> TensorType:
 
 @op(infer=_dropout)
 def dropout(out: Array, x: Array, key: Array, *, rate: float) -> None:
-    """Keep each element of x with probability 1 - rate and multiply it by 1 / (1 - rate); the
-    others become 0 (Srivastava et al., JMLR 15, 2014). Key and shape decide which are kept."""
+    """x with each element kept with probability 1 - rate and divided by 1 - rate, or set to 0.
+
+    The key and the shape determine which elements are kept (Srivastava et al., JMLR 15, 2014).
+    """
     np.multiply(x, 1 / (1 - rate), out)
     draws, flat_out = generator(key), out.reshape(-1)
     for block in blocks(out.size):
@@ -250,7 +253,7 @@ def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array
 
 
 def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Return the indices of each label's logit in `_rows(logits)`. Labels are read once."""
+    """Return the indices of each label's logit in `_rows(logits)`. Labels are read only once."""
     labels = labels.copy()
     classes = logits.shape[-1]
     bad = (labels < 0) | (labels >= classes)
@@ -262,7 +265,7 @@ def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _rows(x: Array) -> Array:
-    """x as a matrix whose rows are its last axis."""
+    """Return x as a matrix whose rows are its last axis."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
@@ -272,14 +275,14 @@ def _rows(x: Array) -> Array:
 def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
     require("float", x)
     if not x.ndim:
-        raise ShapeError("a scalar has no last axis to normalise over")
+        raise ShapeError("expected x with at least one axis, got a scalar")
     if not eps >= 0:
         raise ArgumentError(f"expected eps >= 0, got {eps}")
     return x
 
 
 def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
-    """The type of the result. Of f32 vectors, x may be a half: it is widened as it is read."""
+    """Return the type of the result. x may be in half precision if the vectors are f32."""
     _layer_norm_normalize(x, eps)
     if x.dtype.is_half and vectors and vectors[0].dtype is f32:
         x = x.with_dtype(f32)
@@ -307,11 +310,14 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
 
 @op(infer=_layer_norm, precision="f32")
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
-    """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
-    1607.06450). scale and bias are vectors as long as that axis; var is the biased variance.
+    """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., 2016).
 
-    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]; a half beside f32 is widened.
-    Raises `ShapeError` for a scale or bias of another shape, `DTypeError` for other dtypes.
+    scale and bias are vectors with the length of that axis; var is the biased variance (arXiv
+    1607.06450).
+
+    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]; with f32 vectors, x in half
+    precision is widened. Raises `ShapeError` for a scale or bias of another shape, `DTypeError` for
+    other dtypes.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])
@@ -337,8 +343,10 @@ def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
 
 @op(infer=_layer_norm_vjp, public=False)
 def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) -> None:
-    """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where
-    h = g * scale and n is x normalised."""
+    """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps).
+
+    Here h = g * scale, and n is x normalized.
+    """
     rows_out, rows_g, rows_x = _rows(out), _rows(g), _rows(x)
     ones, scales = np.ones_like(scale), _repeated(scale, rows_x)
     length = x.shape[-1]
@@ -356,8 +364,10 @@ def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) 
 
 @op(infer=_layer_norm_scale_vjp, public=False)
 def layer_norm_scale_vjp(out: Array, g: Array, x: Array, *, eps: float) -> None:
-    """The gradient of `layer_norm` for scale: the sum of g * n over all axes but the last, with
-    n as in `layer_norm_normalize`."""
+    """The gradient of `layer_norm` for scale: the sum of g * n over all axes but the last.
+
+    n is the result of `layer_norm_normalize`.
+    """
     rows_g, rows_x = _rows(g), _rows(x)
     ones = np.ones(x.shape[-1], x.dtype)
     products = memory_of(block_length(*rows_x.shape), x.shape[-1], dtype=x.dtype)
@@ -371,8 +381,10 @@ def layer_norm_scale_vjp(out: Array, g: Array, x: Array, *, eps: float) -> None:
 
 
 def _center(out: Array, x: Array, ones: Array, eps: float) -> Array:
-    """Write x - mean(x) of each row into `out`; return 1 / sqrt(var + eps) as a column. The
-    variance takes a second pass: it is the mean of the squares of `out`."""
+    """Write x - mean(x) of each row into `out`; return 1 / sqrt(var + eps) as a column.
+
+    The variance is computed in a second pass, as the mean of the squares of `out`.
+    """
     length = x.shape[-1]
     np.subtract(x, row_sums(x, ones) / length, out)
     inverse: Array = 1 / np.sqrt(row_sums(out, out) / length + eps)
@@ -380,8 +392,9 @@ def _center(out: Array, x: Array, ones: Array, eps: float) -> Array:
 
 
 def _repeated(vector: Array, rows: Array) -> Array:
-    """Repeat the vector for each row of a block; one row if there is only one block.
+    """Repeat the vector for each row of a block; return one row if there is only one block.
 
-    numpy takes twice as long where it broadcasts, so a copy pays off if several blocks use it."""
+    numpy is half as fast with broadcasting, so a copy pays off if several blocks use it.
+    """
     height = block_length(*rows.shape)
     return vector[None] if height == len(rows) else np.tile(vector, (height, 1))

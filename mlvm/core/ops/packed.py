@@ -1,9 +1,9 @@
-"""Products with weights that lie in panels, which kernels read from one end to the other.
+"""Matrix products with packed weights: panels, which kernels read sequentially.
 
-A panel has PANEL columns of a matrix [k, n]. Of each, as many elements of k lie side by side as
-fill four bytes: [panels, rows, PANEL, side]. Behind the last columns are zeros. Elements of less
-than four bytes have zeros behind k, too, up to a whole line of 64 bytes, which is a kernel's
-step. `mlvm.step.panels` says which weights are packed ahead of a step.
+A panel has PANEL columns of a matrix [k, n]. The elements of a column that fill four bytes are
+adjacent: [panels, rows, PANEL, side]. The last panel is padded with zero columns. Elements of less
+than four bytes are also padded with zeros along k, to lines of 64 bytes, which a kernel processes
+per iteration. `mlvm.step.panels` selects the weights that are packed before a step runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mlvm.core.ops.windows import Sides, conv2d
 from mlvm.core.types import Array, Shape, TensorType
 
 PANEL: Final = 32
-"""Columns of a panel, for every processor: two vectors of the longest are as many f32."""
-_WORD: Final = 4  # bytes of a column that lie side by side
-_LINE: Final = 64  # bytes of a column that a kernel takes at a step
+"""Columns per panel on every processor: as f32, two of the longest vectors."""
+_WORD: Final = 4  # adjacent bytes of one column
+_LINE: Final = 64  # bytes of one column per iteration of a kernel
 
 
 def panels_of(matrix: TensorType) -> TensorType:
-    """The type of a matrix [k, n] in panels."""
+    """Return the type of a matrix [k, n] in panels."""
     k, n = matrix.shape
     side = max(1, _WORD // matrix.dtype.itemsize)
     step = 1 if side == 1 else _LINE // matrix.dtype.itemsize
@@ -36,17 +36,17 @@ def panels_of(matrix: TensorType) -> TensorType:
 
 def _pack_panels(y: TensorType, transpose_y: bool) -> TensorType:
     if y.ndim < 2 or (transpose_y and y.ndim > 2):
-        raise ShapeError("expected a matrix, or a kernel that is not transposed")
+        raise ShapeError("expected a matrix, or a kernel without transpose_y")
     matrix = y.with_shape((math.prod(y.shape[:-1]), y.shape[-1]))
     return panels_of(matrix.with_shape(matrix.shape[::-1]) if transpose_y else matrix)
 
 
 def _unpacked_type(panels: TensorType, shape: Shape) -> TensorType:
-    """The type of what lies in the panels, whose last axis are columns."""
+    """Return the type of the matrix in the panels, whose last axis are columns."""
     y = panels.with_shape(shape)
     expected = _pack_panels(y, False)
     if expected is not panels:
-        raise ShapeError(f"expected the panels of {y} as {expected}, got {panels}")
+        raise ShapeError(f"expected panels of {y} with the type {expected}, got {panels}")
     return y
 
 
@@ -54,7 +54,7 @@ def _packed_matmul(
     x: TensorType, panels: TensorType, columns: int, transpose_x: bool
 ) -> TensorType | None:
     if x.ndim < 2:
-        raise ShapeError("expected x of 2 dimensions or more")
+        raise ShapeError("expected x with 2 dimensions or more")
     y = _unpacked_type(panels, (x.shape[-2 if transpose_x else -1], columns))
     return matmul.infer((x, y), {"transpose_x": transpose_x, "transpose_y": False})
 
@@ -76,7 +76,7 @@ def _conv2d_flops(x: TensorType, panels: TensorType, window: Shape, **how: Any) 
 
 @internal(infer=_pack_panels, flops=no_flops, copies_only=True)
 def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
-    """The columns of y, [..., n] as a matrix [k, n], in panels."""
+    """The columns of y, [..., n] as a matrix [k, n], packed in panels."""
     matrix = y.T if transpose_y else y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
     k, n = matrix.shape
     panels, rows, _, side = out.shape
@@ -91,7 +91,7 @@ def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
 def packed_matmul(
     out: Array, x: Array, panels: Array, *, columns: int, transpose_x: bool = False
 ) -> None:
-    """x @ y, as `matmul` has it, where y has the given number of columns and lies in panels."""
+    """x @ y, as in `matmul`, for y in panels with the given number of columns."""
     y = _unpacked(panels, (x.shape[-2 if transpose_x else -1], columns))
     matmul.kernel(out, x, y, transpose_x=transpose_x)
 
@@ -108,13 +108,13 @@ def packed_conv2d(
     padding: Sides,
     dilation: tuple[int, ...] = (1, 1),
 ) -> None:
-    """`conv2d` in one group; the kernel has the given window and columns, and lies in panels."""
+    """`conv2d` in one group, for a kernel in panels with the given window and columns."""
     kernel = _unpacked(panels, (*window, x.shape[-1], columns))
     conv2d.kernel(out, x, kernel, stride=stride, padding=padding, dilation=dilation)
 
 
 def _unpacked(panels: Array, shape: Shape) -> Array:
-    """Return the matrix that lies in panels, in this shape."""
+    """Return the matrix of the panels in this shape."""
     count, rows, _, side = panels.shape
     matrix = panels.transpose(1, 3, 0, 2).reshape(rows * side, count * PANEL)
     return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)

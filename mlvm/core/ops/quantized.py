@@ -1,8 +1,8 @@
-"""Products with weights of few bits, and conversions to and from these dtypes.
+"""Matrix products with low-bit weights, and conversions to and from low-bit dtypes.
 
-A weight is quantised in groups along its last axis: w = scale q. Here
-q[..., k] has few bits or bytes, and scale is f32[..., groups], one for k / groups elements. Or
-w = scale q + offset; then the scale is f32[..., groups, 2], pairs of scale and offset.
+A weight is quantized in groups along its last axis: w = scale q. Here q[..., k] has a low-bit dtype
+or i8 or u8, and scale is f32[..., groups], one for k / groups elements. Alternatively, w = scale q
++ offset; then the scale is f32[..., groups, 2], pairs of scale and offset.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def _pack(x: TensorType, dtype: str) -> TensorType:
     target = DType.named(dtype)
     require("real", x)
     if not target.is_storage or x.dtype.is_half:
-        raise DTypeError(f"{x.dtype.name} does not become {target.name}: astype converts")
+        raise DTypeError(f"cannot pack {x.dtype.name} as {target.name}: use astype(x, ...)")
     return x.with_dtype(target)
 
 
 def _unpack(x: TensorType) -> TensorType:
     if not x.dtype.is_storage:
-        raise DTypeError(f"{x.dtype.name} is not packed")
+        raise DTypeError(f"expected a packed dtype, got {x.dtype.name}")
     return x.with_dtype(few.unpacked_dtype(x.dtype))
 
 
@@ -140,27 +140,29 @@ def _flops(x: TensorType, y: TensorType, scale: TensorType | None = None) -> int
 
 @internal(infer=_pack, takes_storage=True)
 def pack(out: Array, x: Array, *, dtype: str) -> None:
-    """The numbers of x in a dtype of few bits.
+    """The numbers of x in a low-bit dtype.
 
-    A float is rounded to the nearest of a float dtype, and truncated to an integer. One that the
-    dtype cannot hold becomes the nearest it has, in f8e5m2 an infinity and in f8e4m3 nan. An
-    integer that is too large wraps around."""
+    A float is rounded to the nearest value of a float dtype, and truncated for an integer dtype. A
+    value out of range becomes the nearest limit, except for infinity in f8e5m2 and nan in f8e4m3.
+    An integer out of range wraps around.
+    """
     few.pack(out, x)
 
 
 @internal(infer=_unpack, takes_storage=True)
 def unpack(out: Array, x: Array) -> None:
-    """The elements of few bits as i8, u8 or f32, which have all their values."""
+    """The low-bit elements as i8, u8 or f32, which represent all their values."""
     np.copyto(out, few.unpacked(x))
 
 
 @movement(infer=_dequantize, takes_storage=True)
 def dequantize(out: Array, x: Array, scale: Array) -> None:
-    """scale x, or scale x + offset, for x of few bits or of bytes, with a scale for each of equal
-    groups along its last axis.
+    """scale x, or scale x + offset, for low-bit or 8-bit x with a scale per group.
 
-    x: [..., k], i8, u8 or a dtype of few bits; scale: f32[..., groups], or f32[..., groups, 2] with
-    the offset behind each scale -> f32[..., k]. Raises `ShapeError` and `DTypeError` for others.
+    The groups are equally long and along the last axis.
+
+    x: [..., k], i8, u8 or a low-bit dtype; scale: f32[..., groups], or f32[..., groups, 2] with the
+    offset after each scale -> f32[..., k]. Raises `ShapeError` and `DTypeError` for others.
 
         >>> ml.dequantize(ml.asarray([1, -2, 3, 4], dtype="i4"), ml.asarray([0.5, 2.0]))
         Tensor([ 0.5, -1. ,  6. ,  8. ], f32[4])
@@ -170,10 +172,11 @@ def dequantize(out: Array, x: Array, scale: Array) -> None:
 
 @movement(infer=_dequantize_rows, takes_storage=True, may_raise=True)
 def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
-    """`take(dequantize(x, scale), indices, axis=0)`, of which no other rows are made: how an
-    embedding of few bits is read. Negative indices count from the end.
+    """`take(dequantize(x, scale), indices, axis=0)`, computing only these rows.
 
-    indices: i[...]; x: [n, k] and its scale as of `dequantize` -> f32[..., k]. Raises `ShapeError`
+    It looks up a quantized embedding. Negative indices count from the end.
+
+    indices: i[...]; x: [n, k] and its scale as in `dequantize` -> f32[..., k]. Raises `ShapeError`
     and `DTypeError` for others, `OperandValueError` for an index out of range.
 
         >>> table = ml.asarray([[1, 2], [3, 4]], dtype="u4")
@@ -196,10 +199,11 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
 
 @op(infer=_quantized_matmul, flops=_flops, takes_storage=True, precision="f32")
 def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
-    """x @ dequantize(y, scale).T: floats by weights that stay in few bits. Sums are made in f32,
-    and nothing of x is quantised.
+    """x @ dequantize(y, scale).T: floats times weights that stay in their low-bit dtype.
 
-    x: f32[..., k]; y: [n, k] and its scale as of `dequantize` -> f32[..., n]. Raises `ShapeError`
+    Sums are computed in f32, and x is not quantized.
+
+    x: f32[..., k]; y: [n, k] and its scale as in `dequantize` -> f32[..., n]. Raises `ShapeError`
     and `DTypeError` for others.
 
         >>> y = ml.asarray([[1, 2, 3, 4], [0, -1, 0, 1]], dtype="i4")
@@ -214,7 +218,9 @@ def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
 
 @op(infer=_integer_matmul, flops=_flops, heads=True)
 def integer_matmul(out: Array, x: Array, y: Array) -> None:
-    """x @ y.T of bytes, in i32: exact, but modulo 2^32 where sums are longer than 32,768 products.
+    """x @ y.T of 8-bit integers, in i32; exact for sums of up to 32,768 products.
+
+    Longer sums are computed modulo 2^32.
 
     x: [..., k], y: [n, k], i8 or u8 each -> i32[..., n]. Raises `ShapeError` and `DTypeError` for
     others.
@@ -239,8 +245,11 @@ def integer_conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> None:
-    """The cross-correlation of images of bytes less a zero with a kernel of bytes less another:
-    [N,H,W,I] with [O,KH,KW,I/groups] -> i32[N,OH,OW,O]. The images are padded with their zero."""
+    """The cross-correlation of 8-bit images with an 8-bit kernel, each minus its zero point.
+
+    [N,H,W,I] with [O,KH,KW,I/groups] -> i32[N,OH,OW,O]. The images are padded with their zero
+    point.
+    """
     images, weights = (
         each.astype(np.int32) - zero.reshape(()).astype(np.int32)
         for each, zero in ((x, x_zero), (kernel, kernel_zero))
@@ -252,7 +261,7 @@ def integer_conv2d(
 
 @pointwise(infer=_quantize_linear, public=False)
 def quantize_linear(out: Array, x: Array, scale: Array, zero: Array) -> None:
-    """clip(round(x / scale) + zero) in the dtype of the zero; nan is 0."""
+    """clip(round(x / scale) + zero) in the dtype of the zero point; nan becomes 0."""
     limits = np.iinfo(out.dtype)
     values = np.rint(x / scale) + zero.astype(np.float32)
     values = np.clip(values, np.float32(limits.min), np.float32(limits.max))

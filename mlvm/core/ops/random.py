@@ -1,12 +1,12 @@
-"""Random tensors as pure functions of a key. A key is a `u64[2]`, by custom (seed, counter).
+"""Random tensors as pure functions of a key, a `u64[2]` that is usually (seed, counter).
 
-Each op runs numpy's Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-SC 2011) under the key, from a fixed counter. The same key, attributes and version of numpy
-therefore give the same bits in every process and thread, whatever was drawn before. `split_key`
-and `fold_in` make new keys, which give other numbers.
+Each op runs numpy's Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC
+2011) with the key, from a fixed counter. The same key, attributes and version of numpy therefore
+give the same bits in every process and thread, regardless of earlier draws. `split_key` and
+`fold_in` create new keys for independent numbers.
 
-The top word of Philox's 256-bit counter tells draws, splits and folds apart, so that keys
-derived from a key never repeat the bits drawn with it.
+The top word of Philox's 256-bit counter distinguishes draws, splits and folds, so keys derived from
+a key never repeat the bits drawn with it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _KEY: Final = TensorType(u64, (2,))
 
 
 class _Philox(threading.local):
-    """A thread's generator. To set its state takes an eighth of the time of making a new one."""
+    """Generator of a thread. Setting its state takes an eighth of the time of creating one."""
 
     bits: np.random.Philox
     generator: np.random.Generator
 
     def __getattr__(self, name: str) -> object:
-        """Make it when it is first used: numpy imports `numpy.random` only then."""
+        """Create the generator at its first use, because importing `numpy.random` is slow."""
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
         return threading.local.__getattribute__(self, name)
@@ -46,7 +46,7 @@ _philox: Final = _Philox()
 
 
 def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
-    """The thread's bit generator, set to the start of the key's stream for that purpose."""
+    """Return the thread's bit generator at the start of the key's stream for that purpose."""
     words = np.array((data, 0, 0, purpose), np.uint64)
     _philox.bits.state = {
         "bit_generator": "Philox",
@@ -60,9 +60,11 @@ def _start(key: Array, purpose: int, data: int = 0) -> np.random.Philox:
 
 
 def generator(key: Array) -> np.random.Generator:
-    """numpy's generator at the start of the key's stream: it draws what
-    `np.random.Generator(np.random.Philox(key=key))` draws. The thread's next call of this function
-    resets it."""
+    """Return numpy's generator at the start of the key's stream.
+
+    It draws the same numbers as `np.random.Generator(np.random.Philox(key=key))`. The thread's next
+    call of this function resets it.
+    """
     _start(key, _DRAW)
     return _philox.generator
 
@@ -79,7 +81,7 @@ def require_key(key: TensorType) -> None:
 def _split_key(key: TensorType, n: int) -> TensorType:
     require_key(key)
     if n < 0:
-        raise ArgumentError(f"cannot split a key into n = {n} keys; n must be >= 0")
+        raise ArgumentError(f"expected n >= 0 keys, got {n}")
     return TensorType(u64, (n, 2))
 
 
@@ -118,13 +120,13 @@ _draw_float, _draw_integer = partial(_drawn, "float"), partial(_drawn, "integer"
 
 @internal(infer=_draw_float)
 def normal(out: Array, key: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
-    """Standard normal values, of mean 0 and variance 1."""
+    """Standard normal values, with mean 0 and variance 1."""
     generator(key).standard_normal(dtype=out.dtype.type, out=out)
 
 
 @internal(infer=_draw_float)
 def uniform(out: Array, key: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
-    """Values evenly distributed over 0 <= u < 1."""
+    """Uniformly distributed values, 0 <= u < 1."""
     generator(key).random(dtype=out.dtype.type, out=out)
 
 
@@ -138,7 +140,7 @@ def _bernoulli(key: TensorType, p: TensorType, shape: tuple[int, ...]) -> Tensor
 
 @internal(infer=_bernoulli, may_raise=True)
 def bernoulli(out: Array, key: Array, p: Array, *, shape: tuple[int, ...]) -> None:
-    """True with probability p, which broadcasts to `shape`. Needs 0 <= p <= 1."""
+    """True with probability p, which broadcasts to `shape`; requires 0 <= p <= 1."""
     bad = p[~((p >= 0) & (p <= 1))]
     if bad.size:
         raise OperandValueError(f"{bad[0]} is not a probability; p must be in [0, 1]")
@@ -150,7 +152,7 @@ def _randint(
 ) -> TensorType:
     drawn = _draw_integer(key, shape, dtype)
     if low >= high:
-        raise ArgumentError(f"low = {low} must be less than high = {high}")
+        raise ArgumentError(f"expected low < high, got low = {low}, high = {high}")
     require_representable(low, drawn.dtype)
     require_representable(high - 1, drawn.dtype)
     return drawn
@@ -160,14 +162,14 @@ def _randint(
 def randint(
     out: Array, key: Array, *, low: int, high: int, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
-    """Integers low <= i < high, each exactly as likely as any other."""
+    """Integers low <= i < high, all with exactly the same probability."""
     out[...] = generator(key).integers(low, high, size=out.shape, dtype=out.dtype)
 
 
 def _permutation(key: TensorType, n: int) -> TensorType:
     require_key(key)
     if n < 0:
-        raise ArgumentError(f"cannot permute n = {n} numbers; n must be >= 0")
+        raise ArgumentError(f"expected n >= 0, got {n}")
     return TensorType(i64, (n,))
 
 
@@ -179,10 +181,10 @@ def permutation(out: Array, key: Array, *, n: int) -> None:
 
 
 def _by(*parameters: tuple[str, TensorType], shape: tuple[int, ...]) -> None:
-    """Raise unless parameters of these names broadcast to the shape."""
+    """Raise `ShapeError` unless parameters of these names broadcast to the shape."""
     for name, type in parameters:
         if broadcast_shapes(type.shape, shape) != shape:
-            raise ShapeError(f"{name} of shape {type.shape} does not broadcast to shape {shape}")
+            raise ShapeError(f"{name} of shape {type.shape} cannot be broadcast to shape {shape}")
 
 
 def _gamma(key: TensorType, a: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
@@ -193,8 +195,10 @@ def _gamma(key: TensorType, a: TensorType, shape: tuple[int, ...], dtype: str) -
 
 @internal(infer=_gamma, may_raise=True)
 def gamma(out: Array, key: Array, a: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
-    """Values of the gamma distribution of shape `a`, which broadcasts to `shape`, and scale 1.
-    Needs finite a > 0."""
+    """Draws of the gamma distribution with shape parameter `a` and scale 1.
+
+    `a` broadcasts to `shape`, and must be finite and > 0.
+    """
     _require_all(a, (a > 0) & np.isfinite(a), "is no shape of a gamma distribution; a must be > 0")
     np.copyto(out, generator(key).standard_gamma(a, size=out.shape, dtype=out.dtype.type))
 
@@ -209,7 +213,10 @@ def _poisson(key: TensorType, rate: TensorType, shape: tuple[int, ...], dtype: s
 def poisson(
     out: Array, key: Array, rate: Array, *, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
-    """Draws of the Poisson distribution; `rate` broadcasts to `shape`. Needs 0 <= rate <= 1e18."""
+    """Draws of the Poisson distribution; `rate` broadcasts to `shape`.
+
+    Requires 0 <= rate <= 1e18.
+    """
     _require_all(rate, (rate >= 0) & (rate <= 1e18), "is no rate; it must be in 0 .. 1e18")
     _write_counts(out, generator(key).poisson(rate, size=out.shape))
 
@@ -229,7 +236,8 @@ def binomial(
 ) -> None:
     """Draws of the binomial distribution: successes of n trials, each with probability p.
 
-    n and p broadcast to `shape`. Needs n >= 0 and 0 <= p <= 1."""
+    n and p broadcast to `shape`. Requires n >= 0 and 0 <= p <= 1.
+    """
     trials = _trials(n)
     _require_all(p, (p >= 0) & (p <= 1), "is not a probability; p must be in [0, 1]")
     _write_counts(out, generator(key).binomial(trials, p, size=out.shape))
@@ -252,32 +260,33 @@ def multinomial(
 ) -> None:
     """Draws of the multinomial distribution: counts of each category in n trials.
 
-    p[..., categories] are weights proportional to the probabilities; the result is
-    [*shape, categories]. Needs n >= 0, and 0 <= p, finite and not all 0."""
+    p[..., categories] are weights proportional to the probabilities; the result is [*shape,
+    categories]. Requires n >= 0, and weights that are finite, >= 0 and not all 0.
+    """
     trials = np.broadcast_to(_trials(n), out.shape[:-1])
     _require_all(p, (p >= 0) & np.isfinite(p), "is not proportional to a probability")
     p = p.astype(np.float64)
     largest = p.max(-1, keepdims=True)
     _require_all(largest, largest > 0, "is the sum of all p, which must be > 0")
-    p /= largest  # of which the sum does not overflow
+    p /= largest  # now the sum cannot overflow
     p /= p.sum(-1, keepdims=True)
     _write_counts(out, generator(key).multinomial(trials, np.broadcast_to(p, out.shape)))
 
 
 def _trials(n: Array) -> Array:
-    """n as numpy takes it. Raises `OperandValueError` unless all are in 0 .. 2**63 - 1."""
+    """Return n in numpy's dtype. Raises `OperandValueError` unless all are in 0 .. 2**63 - 1."""
     good = (n >= 0) & (n <= np.iinfo(np.int64).max)
     _require_all(n, good, "is no number of trials; n must be in 0 .. 2**63 - 1")
     return n.astype(np.int64)
 
 
 def _write_counts(out: Array, drawn: Array) -> None:
-    """Raises `OperandValueError` where one is more than the dtype has."""
+    """Write the counts. Raises `OperandValueError` for a count that exceeds the dtype's range."""
     _require_all(drawn, drawn <= np.iinfo(out.dtype).max, f"was drawn, which no {out.dtype} holds")
     np.copyto(out, drawn, casting="unsafe")
 
 
 def _require_all(x: Array, good: Array, reason: str) -> None:
-    """Raise `OperandValueError` with the first element that is not good."""
+    """Raise `OperandValueError` with the first element that is not `good`."""
     if not np.all(good):
         raise OperandValueError(f"{x[~good].flat[0]} {reason}")

@@ -1,15 +1,15 @@
-"""Recurrences: what a cell with a state makes of a whole sequence, in one call.
+"""Recurrences: a recurrent cell applied to a whole sequence in one call.
 
-With h (and of an LSTM c) before a step, p the row of `projected`, b the `bias`, and q = h kernel,
-whose columns are those of the gates:
+Let h (and c for an LSTM) be the state before a step, p the row of `projected`, b the `bias`, and q
+= h kernel, with columns for the gates:
 
     tanh, relu   h' = tanh(p + b + q), or relu of it
     lstm         i, f, g, o = p + b + q;  c' = sigmoid(f) c + sigmoid(i) tanh(g);
                  h' = sigmoid(o) tanh(c')
     gru          r, z = p + b + q;  n = tanh(p + sigmoid(r) (q + b));  h' = n + sigmoid(z) (h - n)
 
-These are the formulas and the order of gates of PyTorch's `RNN`, `LSTM` and `GRU`. A sequence ends
-after `lengths` steps, if there are as many: its state then stays.
+These are the formulas and the order of gates of PyTorch's `RNN`, `LSTM` and `GRU`. A sequence
+finishes after `lengths` steps, if that many exist; its state is then constant.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
 
 
 class CellKind(NamedTuple):
-    """Kind of cell.
+    """Kind of recurrent cell.
 
-    gates: columns of a kernel for each element of the state
-    parts: of a state: h, and of an LSTM c
-    saved_sums: sums that the backward pass reads: p + b + q of each gate, but of gru's n only q + b
-    cotangents: of the backward pass: of p + b + q; of gru first that of n's p, then those of q
-    step, pull: a step of the op, and of its vjp
+    gates: columns of a kernel for each element of the state.
+    parts: number of parts of a state: h, and for an LSTM c.
+    saved_sums: number of sums that the backward pass reads: p + b + q of each gate, but q + b for n
+        of a gru.
+    cotangents: number of cotangents in the backward pass: for p + b + q; for a gru first for p of
+        n, then for q.
+    step, pull: one step of the op, and of its vjp.
     """
 
     gates: int
@@ -143,13 +145,15 @@ def recurrence(
     reverse: bool = False,
     keep: bool = False,
 ) -> None:
-    """The states around all steps: f[time, batch, gates * hidden], f[parts, batch, hidden],
-    f[hidden, gates * hidden], f[gates * hidden] and i[batch] -> f[parts, time + 1, batch, hidden].
+    """The states before and after all steps, and optionally the sums of the gates.
 
-    h is the first part, c the second. `state` stands before the first step; with `reverse` the last
-    row comes first, and `state` stands behind it. A kernel may be of halves beside f32: h may be
-    rounded to it, and sums are f32. With `keep` more parts follow, each step's sums for the
-    backward pass; they are 0 where a sequence has ended.
+    f[time, batch, gates * hidden], f[parts, batch, hidden], f[hidden, gates * hidden], f[gates *
+    hidden] and i[batch] -> f[parts, time + 1, batch, hidden].
+
+    h is the first part, c the second. `state` is the row before the first step; with `reverse` the
+    steps run from the last row to the first, and `state` is the last row. The kernel may be in half
+    precision if the rest is f32: h is then rounded to it, and sums are f32. With `keep`, each
+    step's sums for the backward pass follow as more parts; they are 0 after the end of a sequence.
     """
     time, kind = len(projected), CELLS[cell]
     parts = kind.parts
@@ -177,10 +181,11 @@ def recurrence_vjp(
     cell: Cell,
     reverse: bool = False,
 ) -> None:
-    """The vjp of `recurrence`, flat: `COTANGENTS` of each step and sequence, then those of `state`.
+    """The vjp of `recurrence`, flat: cotangents of each step and sequence, then of `state`.
 
-    g are the cotangents of h after each step, `last` those of the last state. `states` are states
-    and sums that `recurrence` saved, `turned` is the kernel's transpose."""
+    g are the cotangents of h after each step, `last` the cotangents of the last state. `states` are
+    the states and sums that `recurrence` saved, `turned` is the kernel's transpose.
+    """
     time, batch, (gates, parts, _, ncotangents, _, pull) = *g.shape[:2], CELLS[cell]
     width = len(turned) // gates * ncotangents
     cotangents = out[: g.size * ncotangents].reshape(time, batch, width)
@@ -264,4 +269,4 @@ CELLS: Final[Mapping[str, CellKind]] = {
     "lstm": CellKind(4, 2, 4, 4, _lstm_step, _lstm_pull),
     "gru": CellKind(3, 1, 3, 4, _gru_step, _gru_pull),
 }
-"""By name."""
+"""Kinds of cells by name."""

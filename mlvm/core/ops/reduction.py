@@ -1,7 +1,7 @@
-"""Many elements to one: sums, extremes, statistics, along some axes or all of them.
+"""Reductions: sums, extremes and statistics along some or all axes.
 
-`axis` is an int, a tuple of ints, or None for every axis; negative ones count from the last.
-`keepdims` leaves the reduced axes in place, with length 1.
+`axis` is an int, a tuple of ints, or None for every axis; negative axes count from the last.
+`keepdims` keeps the reduced axes with length 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlvm.core.types import Array, DType, TensorType, bool_, f32, i64, u64
 
 
 def _accumulator(x: TensorType, dtype: str | None) -> DType:
-    """The dtype of a sum or product: the named one, else i64 or u64 for integers, else x's."""
+    """Return the dtype of a sum or product: `dtype`, else i64 or u64 for integers, else x's."""
     require("numeric", x)
     if dtype is None:
         return {"signed": i64, "unsigned": u64}.get(x.dtype.kind, x.dtype)
@@ -60,7 +60,7 @@ def _choose(x: TensorType, axis: Axis, keepdims: bool) -> TensorType:
     require("real or bool", x)
     for i in normalize_axes(axis, x.ndim):
         if x.shape[i] == 0:
-            raise ShapeError(f"axis {i} is empty: there is nothing to choose from")
+            raise ShapeError(f"axis {i} is empty")
     return x.with_shape(reduced_shape(x.shape, axis, keepdims))
 
 
@@ -86,11 +86,11 @@ def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
 def sum(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
-    """The sum along `axis`; 0 of nothing.
+    """The sum along `axis`; 0 for an empty axis.
 
     Without a `dtype`, signed integers are summed in i64, unsigned integers in u64, and floats in
-    their own dtype. Of bools, the True elements are counted, in i64. With a `dtype`, the elements
-    are cast to it first.
+    their own dtype. For bools, the True elements are counted in i64. With a `dtype`, the elements
+    are first cast to it.
 
         >>> ml.sum([[1.0, 5.0], [7.0, 0.0]], axis=1)
         Tensor([6., 7.], f32[2])
@@ -102,10 +102,11 @@ def sum(
 def mean(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
-    """The arithmetic mean along `axis`; nan of nothing.
+    """The arithmetic mean along `axis`; nan for an empty axis.
 
-    Without a `dtype`, floats and complex numbers are averaged in their own dtype. Of integers and
-    bools it is f32, the rounded one of f64. With a `dtype`, the elements are cast to it first.
+    Without a `dtype`, floats and complex numbers are averaged in their own dtype. For integers and
+    bools the mean is computed in f64 and rounded to f32. With a `dtype`, the elements are first
+    cast to it.
 
         >>> ml.mean([[1.0, 5.0], [7.0, 0.0]], axis=1)
         Tensor([3. , 3.5], f32[2])
@@ -120,8 +121,10 @@ def mean(
 def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
-    """The product along `axis`, in the dtype that `sum` uses; 1 of nothing. Of bools, whether all
-    are True, in i64. Of finite floats with a 0 it is 0, also if the product of others overflows.
+    """The product along `axis`, in the dtype that `sum` uses; 1 for an empty axis.
+
+    For bools it is 1 if all are True, in i64. If a finite float is 0, the product is 0 even if the
+    product of the other elements overflows.
 
         >>> ml.prod([1.0, 2.0, 4.0])
         Tensor(8., f32[])
@@ -138,8 +141,8 @@ def var(
 ) -> None:
     """The variance along `axis`: sum((x - mean(x))^2) / (n - correction), in two passes.
 
-    Of integers and bools it is f32, the rounded one of f64. A `correction` of 1 gives the unbiased
-    estimate; at n <= correction the result is nan or inf.
+    For integers and bools it is computed in f64 and rounded to f32. A `correction` of 1 gives the
+    unbiased estimate; for n <= correction the result is nan or inf.
 
         >>> ml.var([1.0, 3.0])
         Tensor(1., f32[])
@@ -160,15 +163,31 @@ def var(
 def cumulative_sum(
     out: Array, x: Array, *, axis: int | None = None, dtype: str | None = None
 ) -> None:
-    """The running sums along `axis` (None: the only one), in the dtype that `sum` uses."""
+    """The running sums along `axis`, in the dtype that `sum` uses. None requires 1 dimension."""
     np.add.accumulate(x, 0 if axis is None else axis, out.dtype, out)
+
+
+@reduction(infer=_cumulate, precision="f32", is_holomorphic=True)
+def cumulative_prod(
+    out: Array, x: Array, *, axis: int | None = None, dtype: str | None = None
+) -> None:
+    """The running products along `axis` (None: the only one), in the dtype that `prod` uses.
+
+    Where all floats up to an element are finite and one of them is 0, the product is 0, also if the
+    product of the others overflows.
+    """
+    along = 0 if axis is None else axis
+    np.multiply.accumulate(x, along, out.dtype, out)
+    if out.dtype.kind == "f" and np.isnan(out).any():
+        are_finite = np.logical_and.accumulate(np.isfinite(x), along)
+        np.copyto(out, 0, where=np.isnan(out) & are_finite)
 
 
 @reduction(infer=_statistic, precision="f32")
 def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum.
 
-    It overflows only where the result does; -inf of nothing.
+    It overflows only if the result does; -inf for an empty axis.
 
         >>> ml.logsumexp([[0.0, 0.0], [1.0, 1000.0]], axis=1)
         Tensor([6.931472e-01, 1.000000e+03], f32[2])
@@ -210,7 +229,7 @@ def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
     """The index of the largest element along `axis`, i64: the first of equals, or the first nan.
 
-    With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
+    With `axis` None, the index counts in row-major order. An empty axis raises `ShapeError`.
 
         >>> ml.argmax([[1.0, 5.0, 2.0], [7.0, 0.0, 7.0]], axis=1)
         Tensor([1, 0], i64[2])
@@ -222,7 +241,7 @@ def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
     """The index of the smallest element along `axis`, i64: the first of equals, or the first nan.
 
-    With `axis` None, the position in row-major order. An empty axis raises `ShapeError`.
+    With `axis` None, the index counts in row-major order. An empty axis raises `ShapeError`.
 
         >>> ml.argmin([[1.0, 5.0, 2.0], [7.0, 0.0, 7.0]], axis=1)
         Tensor([0, 1], i64[2])
@@ -235,7 +254,7 @@ def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 
 @reduction(infer=_decide)
 def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """True where no element along `axis` is zero; True of nothing. nan counts as True.
+    """True where all elements along `axis` are nonzero; True for an empty axis. nan is nonzero.
 
     >>> ml.all([[True, False], [True, True]], axis=1)
     Tensor([False,  True], bool[2])
@@ -245,7 +264,7 @@ def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 @reduction(infer=_decide)
 def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
-    """True where an element along `axis` is not zero; False of nothing. nan counts as True.
+    """True where an element along `axis` is nonzero; False for an empty axis. nan is nonzero.
 
     >>> ml.any([[True, False], [False, False]], axis=1)
     Tensor([ True, False], bool[2])
@@ -255,20 +274,20 @@ def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
 
 # --- how sums are made ---------------------------------------------------------------
 
-_LARGE = 16384  # elements; from here on BLAS is faster, its preparation included
-_BLOCK = 128  # elements of an axis that numpy adds one after the other
+_LARGE = 16384  # elements from which BLAS is faster, including its setup
+_BLOCK = 128  # elements of an axis that numpy adds sequentially
 
 
 def _count(x: Array, axis: Axis) -> int:
-    """Count the elements of x that each element of the result sums up."""
+    """Return the number of elements of x per element of the result."""
     return math.prod(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
 def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
-    """Sum in the dtype of `out`. `sum_rows` sums leading axes, as a bias gradient needs it.
+    """Sum in the dtype of `out`. `sum_rows` sums leading axes, as for a bias gradient.
 
-    numpy alone goes through leading axes row by row, or along the last axis, which takes 3 to 10
-    times as long. It sums pairwise along the last axis only; long other axes are summed in blocks.
+    numpy processes leading axes row by row, or along the last axis, which is 3 to 10 times slower.
+    It sums pairwise along the last axis only, so other long axes are summed in blocks.
     """
     axes = normalize_axes(axis, x.ndim)
     leading = 0
@@ -287,7 +306,7 @@ def _sum(out: Array, x: Array, axis: Axis, keepdims: bool) -> None:
 
 
 def _in_blocks(x: Array, axis: int, dtype: np.dtype[Any]) -> Array:
-    """Sum blocks of an axis, and what is left of it."""
+    """Sum blocks of an axis, and the remainder."""
     count, rest = divmod(x.shape[axis], _BLOCK)
     before, behind = x.shape[:axis], x.shape[axis + 1 :]
     whole, last = np.split(x, [count * _BLOCK], axis)

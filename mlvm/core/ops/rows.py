@@ -1,8 +1,8 @@
-"""Sums along and over the rows of a matrix, by BLAS: numpy alone takes 2 to 10 times as long.
+"""Sums along and over the rows of a matrix by BLAS, which is 2 to 10 times faster than numpy.
 
-BLAS divides large work among its threads, and the division changes the rounding. It is therefore
-given pieces that are too small to divide. So the bits depend neither on the number of threads nor
-on the other rows.
+BLAS splits large work among threads, and the split changes the rounding. So it is called on pieces
+below the threshold for threads. The bits then depend neither on the number of threads nor on the
+other rows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import numpy as np
 
 from mlvm.core.types import Array
 
-_PIECE = 8192  # elements; below OpenBLAS's thresholds for using more than one thread
+_PIECE = 8192  # elements; below OpenBLAS's threshold for several threads
 
 
 def row_sums(x: Array, y: Array) -> Array:
-    """The sum of x * y along each row of the matrix x, as a column. y has the shape of x, or is
-    one row."""
+    """Return the sum of x * y along each row of the matrix x, as a column.
+
+    y has the shape of x, or is one row.
+    """
     length = x.shape[1]
     if length > _PIECE:
         half = length // 2
@@ -26,10 +28,9 @@ def row_sums(x: Array, y: Array) -> Array:
 
 
 def sum_rows(x: Array, weights: Array | None = None) -> Array:
-    """weights @ x: the sum of the rows of the matrix x, each times its weight; without weights,
-    each once."""
+    """Return the weighted sum of the rows of the matrix x, weights @ x; by default the sum."""
     length, columns = x.shape
-    height = min(_PIECE // max(1, columns), 256)  # BLAS adds them one after the other
+    height = min(_PIECE // max(1, columns), 256)  # BLAS adds them sequentially
     if height < 16 and length > 256 and weights is None:
         half = length // 2
         return sum_rows(x[:half]) + sum_rows(x[half:])

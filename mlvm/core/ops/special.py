@@ -1,7 +1,8 @@
-"""Special functions of a real number, element by element; of integers and bools they are f32.
+"""Special functions of real numbers, elementwise; integers and bools give f32.
 
-All is computed in f64 and rounded once, by functions of whole arrays, which run on a GPU's arrays
-as they are. Where a formula holds for a part of the numbers only, the others get one in its stead.
+All results are computed in f64 and rounded once, by functions of whole arrays, which also run on
+arrays of a GPU. If a formula is valid for only some of the numbers, the other numbers are replaced
+by a valid one before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mlvm.core.types import Array, TensorType
 
 
 def polynomial(coefficients: Coefficients, x: Any) -> Any:
-    """By Horner's rule, the highest power first, of an array or a tensor."""
+    """Evaluate a polynomial of an array or tensor by Horner's rule, highest power first."""
     result = x * coefficients[0] + coefficients[1]
     for each in coefficients[2:]:
         result = result * x + each
@@ -31,7 +32,7 @@ def wide(x: Array) -> Array:
 
 
 def put(out: Array, y: Array) -> None:
-    """Write the result. The sign of a nan that numpy makes depends on the place in the array."""
+    """Write the result. numpy's nans are replaced, as their sign depends on the position."""
     np.copyto(out, np.where(np.isnan(y), np.nan, y))
 
 
@@ -49,21 +50,22 @@ _TAIL_Q: Final = (
 
 @pointwise(infer=float_)
 def erfc(out: Array, x: Array) -> None:
-    """1 - erf(x), also where that is small: its relative error is below 3e-15 in f64 (W. J. Cody,
-    Math. Comp. 23, 1969, 631-637).
+    """1 - erf(x), with a relative error below 3e-15 in f64 even if it is small.
+
+    The method is from W. J. Cody, Math. Comp. 23, 1969, 631-637.
 
         >>> ml.erfc([0.0, 5.0])
         Tensor([1.0000000e+00, 1.5374597e-12], f32[2])
     """
     x = wide(x)
-    a = np.minimum(np.abs(x), 30.0)  # beyond, it is 0 or 2
+    a = np.minimum(np.abs(x), 30.0)  # for larger |x|, the result is 0 or 2
     square = a * a
     near = 1.0 - x * (polynomial(NEAR_P, square) / polynomial(NEAR_Q, square))
     z = 1.0 / np.where(a > 4.0, square, 16.0)
     far = z * (polynomial(_TAIL_P, z) / polynomial(_TAIL_Q, z))
     far = (1 / math.sqrt(math.pi) - far) / np.where(a > 4.0, a, 4.0)
     scaled = np.where(a > 4.0, far, polynomial(FAR_P, a) / polynomial(FAR_Q, a))
-    upper = np.floor(16.0 * a) / 16.0  # of which the square is exact
+    upper = np.floor(16.0 * a) / 16.0  # its square is exact
     tail = np.exp(-upper * upper) * np.exp((upper - a) * (upper + a)) * scaled
     put(out, np.where(a < 0.46875, near, np.where(x < 0, 2.0 - tail, tail)))
 
@@ -102,8 +104,10 @@ _END: Final = (
 
 @pointwise(infer=float_, precision="f32")
 def erfinv(out: Array, x: Array) -> None:
-    """The inverse of erf; -inf at -1, inf at 1, nan outside. Its relative error is below 3e-15 in
-    f64 (Wichura, Algorithm AS 241, Appl. Statist. 37, 1988, 477-484).
+    """The inverse of erf; -inf at -1, inf at 1, nan outside.
+
+    Its relative error is below 3e-15 in f64 (Wichura, Algorithm AS 241, Appl. Statist. 37, 1988,
+    477-484).
 
         >>> ml.erfinv([0.0, 0.5])
         Tensor([0.       , 0.4769363], f32[2])
@@ -115,8 +119,10 @@ def erfinv(out: Array, x: Array) -> None:
 
 @pointwise(infer=float_, precision="f32")
 def erfcinv(out: Array, x: Array) -> None:
-    """The inverse of erfc; inf at 0, -inf at 2, nan outside. Its relative error is below 3e-15 in
-    f64, also near 0: that of `erfinv`'s algorithm, which takes the tail itself.
+    """The inverse of erfc; inf at 0, -inf at 2, nan outside.
+
+    Its relative error is below 3e-15 in f64, also near 0. It uses the algorithm of `erfinv`,
+    applied to the tail directly.
 
         >>> ml.erfcinv([1.0, 0.5])
         Tensor([0.       , 0.4769363], f32[2])
@@ -149,13 +155,13 @@ LGAMMA: Final = (
     0.002890510330865901, -0.007385551028935545, 0.02058080842778338, -0.06735230105319563,
     0.3224670334241132, 0.42278433509846713,
 )  # fmt: skip
-"""lgamma(2 + u) / u on |u| <= 1/2, the highest power first, interpolated at Chebyshev points."""
+"""Coefficients of lgamma(2 + u) / u on |u| <= 1/2, highest power first, from Chebyshev points."""
 
 _BERNOULLI: Final = (
     1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510,
     43867 / 798, -174611 / 330,
 )  # fmt: skip
-"""B(2), B(4), ... of the series of Stirling's kind."""
+"""Bernoulli numbers B(2), B(4), ... for asymptotic series."""
 
 STIRLING: Final = tuple([b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI[:8], 1)][::-1])
 _DIGAMMA_SERIES: Final = tuple([b / (2 * k) for k, b in enumerate(_BERNOULLI[:8], 1)][::-1])
@@ -163,8 +169,10 @@ _DIGAMMA_SERIES: Final = tuple([b / (2 * k) for k, b in enumerate(_BERNOULLI[:8]
 
 @pointwise(infer=float_)
 def lgamma(out: Array, x: Array) -> None:
-    """The logarithm of |Gamma(x)|; inf at 0, -1, -2, ... Its error is a few units in the last
-    place for x > 0; below, where it has zeros between the poles, a few times 1e-16 beside 1.
+    """The logarithm of |Gamma(x)|; inf at 0, -1, -2, ...
+
+    For x > 0 its error is a few units in the last place. For x < 0, where it has zeros between the
+    poles, its absolute error is a few times 1e-16.
 
         >>> ml.lgamma([0.5, 5.0])
         Tensor([0.5723649, 3.1780539], f32[2])
@@ -172,7 +180,7 @@ def lgamma(out: Array, x: Array) -> None:
     x = wide(x)
     size = np.abs(x)
     y, product = size, np.ones_like(x)
-    for _ in range(6):  # down to less than 2.5
+    for _ in range(6):  # reduces x to less than 2.5
         above = (y >= 2.5) & (size < 8.0)
         y = np.where(above, y - 1.0, y)
         product = np.where(above, product * y, product)
@@ -203,15 +211,16 @@ _DIGAMMA_Q: Final = (
     7.288998560446944e-07, 7.822450737745899e-05, 0.002586144655051697, 0.03722648795697639,
     0.2579833419088156, 0.8359118102697777, 1.0,
 )  # fmt: skip
-"""Of 2 x - 3: digamma(x) over x less its root on 1 <= x <= 2, interpolated at Chebyshev points."""
+"""Coefficients in 2 x - 3 of digamma(x) over (x - its root) on 1 <= x <= 2, from Chebyshev points.
+"""
 
 
 @pointwise(infer=float_)
 def digamma(out: Array, x: Array) -> None:
     """The derivative of `lgamma`: -inf at 0, inf at -0, nan at -1, -2, ...
 
-    For x > 0 the error is a few units in the last place. Below, where there are zeros between the
-    poles, it is a few times 1e-16 of the terms of the reflection.
+    For x > 0 the error is a few units in the last place. For x < 0, where it has zeros between the
+    poles, it is a few times 1e-16 relative to the terms of the reflection formula.
 
         >>> ml.digamma([1.0, 10.0])
         Tensor([-0.5772157,  2.2517526], f32[2])
@@ -220,7 +229,7 @@ def digamma(out: Array, x: Array) -> None:
     positive = np.where(x <= 0.0, 1.0 - x, x)
     y = np.where(positive < 1.0, positive + 1.0, positive)
     added = np.where(positive < 1.0, -1.0 / np.where(positive < 1.0, positive, 1.0), 0.0)
-    for _ in range(9):  # down to 1 .. 2
+    for _ in range(9):  # reduces x to 1 .. 2
         above = (y >= 2.0) & (positive < 10.0)
         y = np.where(above, y - 1.0, y)
         added = np.where(above, added + 1.0 / y, added)
@@ -247,9 +256,10 @@ def _order(x: TensorType, n: int) -> TensorType:
 def polygamma(out: Array, x: Array, *, n: int) -> None:
     """The n-th derivative of `digamma`: (-1)^(n+1) n! times the sum of 1 / (x + k)^(n+1).
 
-    The first terms are added, the others are an asymptotic series (Abramowitz and Stegun, 6.4.11
-    and 6.4.6). For x < 0 it is computed by the reflection. At 0, -1, -2, ... it is inf for an odd
-    n, else nan."""
+    The first terms are added; the rest is an asymptotic series (Abramowitz and Stegun, 6.4.11 and
+    6.4.6). For x < 0 the reflection formula applies. At 0, -1, -2, ... it is inf for an odd n, else
+    nan.
+    """
     if n == 0:
         digamma.kernel(out, x)
         return
@@ -275,8 +285,10 @@ def polygamma(out: Array, x: Array, *, n: int) -> None:
 
 
 def _cotangent_slope(n: int) -> Coefficients:
-    """The polynomial of c = cot(t) that is its n-th derivative, the highest power first: that of
-    p(c) is -(1 + c^2) p'(c)."""
+    """Return the polynomial of c = cot(t) that is its n-th derivative, highest power first.
+
+    The derivative of p(c) is -(1 + c^2) p'(c).
+    """
     p = np.polynomial.Polynomial([0.0, 1.0])
     for _ in range(n):
         p = p.deriv() * np.polynomial.Polynomial([-1.0, 0.0, -1.0])

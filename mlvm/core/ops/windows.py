@@ -1,9 +1,9 @@
 """Sliding windows: convolution, its transposes, and pooling.
 
-Images are NHWC (batch, height, width, channels), volumes have an axis of depth before these;
-convolution kernels are a window of matrices, channels in by channels out (HWIO). Places of a window
-that are neighbours in it are `dilation` apart in the image (Yu and Koltun, arXiv 1511.07122). An
-`x_vjp` op is as in `neural`. `out` must not be an operand: kernels use it as workspace.
+Images are NHWC (batch, height, width, channels), volumes have a depth axis before the height.
+Convolution kernels are HWIO: a window of matrices, input channels by output channels. Adjacent
+window elements are `dilation` apart in the image (Yu and Koltun, arXiv 1511.07122). Ops named
+`x_vjp` are as in `neural`. `out` must not be an operand, as kernels use it as workspace.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from mlvm.core.rules import require, require_cotangent, require_one_float_dtype
 from mlvm.core.types import Array, Shape, TensorType
 
 Pair: TypeAlias = tuple[int, int]
-"""(vertical, horizontal)"""
+"""Pair (vertical, horizontal)."""
 Padding: TypeAlias = tuple[Pair, Pair]
-"""((top, bottom), (left, right))"""
+"""Padding ((top, bottom), (left, right))."""
 Sides: TypeAlias = tuple[tuple[int, int], ...]
-"""A padding, (before, after) for each axis."""
+"""Padding as (before, after) for each axis."""
 
 
 def resolve_padding(
     padding: str | Sides, window: Shape, stride: Shape, size: Shape
 ) -> tuple[Pair, ...]:
-    """Padding in zeros per side, (before, after) for each axis of images of that size.
+    """Return the padding as (before, after) for each axis of images of that size.
 
-    "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the end,
-    as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises `ArgumentError` for
-    any other word, and for a stride below 1.
+    "VALID" means no padding. "SAME" gives ceil(size / stride) windows; if the padding is odd, the
+    extra zero is at the end, as in TensorFlow and JAX. Explicit padding is returned unchanged.
+    Raises `ArgumentError` for any other word, and for a stride below 1.
     """
     if not isinstance(padding, str):
         return padding
@@ -70,7 +70,7 @@ def _times(lengths: Shape) -> str:
 
 
 def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: Shape) -> Shape:
-    """Count the windows of the padded images on each axis."""
+    """Return the number of windows on each axis of the padded images."""
     axes = len(window)
     if len(image) != axes + 2:
         kind, names = ("an image", "") if axes == 2 else ("a volume", "depth, ")
@@ -101,7 +101,7 @@ def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: 
 
 
 def _pad(x: Array, padding: Sides, value: float = 0) -> Array:
-    """x inside a frame of `value`; x itself where the frame is empty."""
+    """Return x padded with `value`; x itself if there is no padding."""
     if not any(map(any, padding)):
         return x
     lengths = [n + sum(side) for n, side in zip(x.shape[1:-1], padding, strict=True)]
@@ -117,7 +117,7 @@ def _inside(shape: Shape, padding: Sides) -> tuple[slice, ...]:
 
 
 def _windows(padded: Array, window: Shape, stride: Shape, dilation: Shape) -> Array:
-    """All windows, [N, *grid, *window, C], as a view of the padded images."""
+    """Return all windows, [N, *grid, *window, C], as a view of the padded images."""
     axes = len(window)
     every: Array = sliding_window_view(padded, span_of(window, dilation), tuple(range(1, axes + 1)))
     steps = [slice(None, None, step) for step in (*stride, 1, *dilation)]
@@ -128,8 +128,11 @@ def _windows(padded: Array, window: Shape, stride: Shape, dilation: Shape) -> Ar
 def _window_elements(
     padded: Array, grid: Shape, window: Shape, stride: Shape, dilation: Shape
 ) -> Iterator[tuple[Shape, Array]]:
-    """(place, elements) for each place in a window: `elements` are those of all windows at that
-    place, a view [N, *grid, C] of the padded images."""
+    """Yield (place, elements) for each place in a window.
+
+    `elements` are the elements of all windows at that place, a view [N, *grid, C] of the padded
+    images.
+    """
     for place in itertools.product(*map(range, window)):
         parts = [
             slice(i * distance, i * distance + (n - 1) * step + 1, step)
@@ -169,7 +172,7 @@ def _unpatches(x: TensorType, shape: Shape, **how: Any) -> TensorType:
     image = x.with_shape(shape)
     expected = _patches(image, window, **how)
     if x is not expected:
-        raise ShapeError(f"patches of an image {image} are {expected}, not {x}")
+        raise ShapeError(f"expected patches of an image {image} with the type {expected}, got {x}")
     return image
 
 
@@ -183,8 +186,10 @@ def unpatches(
     padding: Padding,
     dilation: Pair = (1, 1),
 ) -> None:
-    """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C]. Every window is added in its
-    place to an image of that shape. What falls on the padding is dropped."""
+    """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C].
+
+    Every window is added to the image at its position. Elements in the padding are dropped.
+    """
     out[...] = 0
     padded = _pad(out, padding)
     grid, window = x.shape[1:3], x.shape[3:5]
@@ -214,7 +219,7 @@ def convolution(
 
 
 def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
-    """Raise unless the kernel is one for as many channels as x has."""
+    """Raise an error unless the kernel matches the channels of x."""
     if groups < 1:
         raise ArgumentError(f"expected groups as an integer >= 1, got {groups}")
     channels, (inputs, outputs) = x.shape[-1], kernel.shape[-2:]
@@ -247,9 +252,11 @@ def conv2d(
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
 ) -> None:
-    """The cross-correlation of images with a kernel, which deep learning calls convolution:
-    [N,H,W,I] with [KH,KW,I/groups,O] -> [N,OH,OW,O]. The images are padded with zeros. Each group
-    of results sees only its group of x. Volumes are convolved likewise."""
+    """The convolution (cross-correlation) of images: [N,H,W,I], [KH,KW,I/groups,O] -> [N,OH,OW,O].
+
+    The images are padded with zeros. Each group of result channels reads only its group of x's
+    channels. Volumes are convolved likewise.
+    """
     window = kernel.shape[:-2]
     every = _windows(_pad(x, padding), window, stride, dilation)
     weights = _weights(kernel, groups)
@@ -260,7 +267,7 @@ def conv2d(
 
 
 def _by_groups(windows: Array, axes: int, groups: int) -> Array:
-    """[N, *grid, *window, C] -> [groups, places, elements of a window in a group]."""
+    """Return [N, *grid, *window, C] as [groups, windows, elements of a window in a group]."""
     *places, channels = windows.shape
     grouped = windows.reshape(*places, groups, channels // groups)
     rows, inner = math.prod(places[: axes + 1]), math.prod(places[axes + 1 :])
@@ -269,7 +276,7 @@ def _by_groups(windows: Array, axes: int, groups: int) -> Array:
 
 
 def _weights(kernel: Array, groups: int) -> Array:
-    """[*window, I / groups, O] -> [groups, elements of a window in a group, O / groups]"""
+    """Return [*window, I / groups, O] as [groups, elements of a window in a group, O / groups]."""
     *_, outputs = kernel.shape
     matrix = kernel.reshape(math.prod(kernel.shape[:-1]), groups, outputs // groups)
     return matrix.transpose(1, 0, 2)
@@ -279,7 +286,7 @@ def _conv_transpose2d(x: TensorType, kernel: TensorType, shape: Shape, **how: An
     images = x.with_shape(shape)
     expected = convolution(images, kernel, **how)
     if x is not expected:
-        raise ShapeError(f"a convolution of {images} makes {expected} of them, not {x}")
+        raise ShapeError(f"expected x with the type {expected} (convolution of {images}), got {x}")
     return images
 
 
@@ -299,9 +306,11 @@ def conv_transpose2d(
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
 ) -> None:
-    """The transpose of `conv2d` as a linear map, which is its gradient for images:
-    [N,OH,OW,O] with [KH,KW,I/groups,O] -> images of that shape, [N,H,W,I]. Each element of x adds
-    the kernel, times itself, to its window. What falls on the padding is dropped."""
+    """The transpose of `conv2d` as a linear map, which is its gradient for images.
+
+    [N,OH,OW,O] with [KH,KW,I/groups,O] -> images of `shape`, [N,H,W,I]. Each element of x adds the
+    kernel, times itself, to its window. Elements in the padding are dropped.
+    """
     window = kernel.shape[:-2]
     out[...] = 0
     padded = _pad(out, padding)
@@ -345,8 +354,10 @@ def conv2d_kernel_vjp(
     dilation: tuple[int, ...] = (1, 1),
     groups: int = 1,
 ) -> None:
-    """The gradient of `conv2d` for its kernel: the sum over all windows of the window times its g,
-    [N,OH,OW,O] with [N,H,W,I] -> [KH,KW,I/groups,O]."""
+    """The gradient of `conv2d` for its kernel: [N,OH,OW,O], [N,H,W,I] -> [KH,KW,I/groups,O].
+
+    It is the sum over all windows of the window times its g.
+    """
     every = _windows(_pad(x, padding), window, stride, dilation)
     columns = _by_groups(every, len(window), groups)
     products = columns.transpose(0, 2, 1) @ _by_groups(g, len(window), groups)
@@ -366,7 +377,7 @@ def _pool(x: TensorType, window: Pair, **how: Any) -> TensorType:
 def max_pool2d(
     out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, dilation: Pair = (1, 1)
 ) -> None:
-    """The largest element of each window, channel by channel. Padding counts as -inf."""
+    """The largest element of each window per channel. Padding counts as -inf."""
     out[...] = -np.inf
     padded = _pad(x, padding, -np.inf)
     for _, elements in _window_elements(padded, out.shape[1:3], window, stride, dilation):
@@ -390,8 +401,10 @@ def max_pool2d_vjp(
     padding: Padding,
     dilation: Pair = (1, 1),
 ) -> None:
-    """The gradient of `max_pool2d`: g of each window, in equal parts for its largest elements. The
-    padding has no part, also where all elements are -inf."""
+    """The gradient of `max_pool2d`: g of each window, in equal parts for its largest elements.
+
+    Padding gets no part, even if all elements are -inf.
+    """
     framed, frame = _pad(x, padding, -np.inf), _pad(np.zeros_like(x), padding)
     every = _windows(framed, window, stride, dilation)
     inside = _windows(_pad(np.ones_like(x, np.bool_), padding), window, stride, dilation)
@@ -406,8 +419,7 @@ def max_pool2d_vjp(
 def avg_pool2d(
     out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, dilation: Pair = (1, 1)
 ) -> None:
-    """The mean of each window, channel by channel. Padding counts as zeros: at the border, too,
-    the divisor is the size of the window."""
+    """The mean of each window per channel. Padding counts as zeros and in the divisor."""
     out[...] = 0
     for _, elements in _window_elements(_pad(x, padding), out.shape[1:3], window, stride, dilation):
         out += elements

@@ -1,1 +1,1 @@
-"""Programs as data: the instruction set, its text, its bytes, and a builder."""
+"""Programs as data: instruction set, assembly text, bytes, and a builder."""

@@ -37,9 +37,10 @@ from mlvm.core.types import Array, DType, TensorType, f64
 
 
 def disassemble(program: Program) -> str:
-    """The program as assembly text, ending in a newline. Reading it back gives an equal program.
-    Only an integer of more than 64 bits, which no verifier passes, is cut short. Raises
-    `ProgramError` for what is no program.
+    """Return the program as assembly text, which `assemble` converts to an equal program.
+
+    The text ends with a newline. Only integers of more than 64 bits, which the verifier rejects,
+    are shortened. Raises `ProgramError` if `program` is not a `Program`.
 
         >>> ml.disassemble(ml.program_of(ml.sin, ml.zeros(2))).split()[-5:]
         ['"sin.out"', 'cfunc', '2', '0', 'halt']
@@ -56,13 +57,13 @@ def disassemble(program: Program) -> str:
 
 
 def format_constant(value: Array) -> str:
-    """`f32[2] 1.5 nan`: the type, then the elements in row-major order."""
+    """Return the type, then the elements in row-major order, as in `f32[2] 1.5 nan`."""
     elements = " ".join(_format_element(x) for x in half.shown(value).ravel())
     return f"{TensorType.of(value)} {elements}".rstrip()
 
 
 def format_function(function: Function) -> list[str]:
-    """A `.func` line, then an instruction a line; jump targets get labels named by their pc."""
+    """Return a `.func` line, then one line per instruction; labels are named by their pc."""
     jumps = [immediates for opcode, immediates in function.code if "label" in opcode.immediates]
     targets = {label for immediates in jumps for label in immediates if isinstance(label, int)}
     counts = f"{_format_plain(function.nparams)} {_format_plain(function.nresults)}"
@@ -75,7 +76,7 @@ def format_function(function: Function) -> list[str]:
 
 
 def format_instruction(instruction: Instruction) -> str:
-    """An instruction on one line."""
+    """Return an instruction as one line."""
     opcode, immediates = instruction
     words = [_format_immediate(opcode, value) for value in immediates]
     return " ".join([opcode.text, *words])
@@ -92,7 +93,7 @@ def _format_immediate(opcode: Opcode, value: Any) -> str:
 def _format_json(value: Any) -> str:
     try:
         return json.dumps(value, default=str)
-    except ValueError:  # Python writes no ints of thousands of digits
+    except ValueError:  # Python raises for ints with thousands of digits
         return brief(value)
 
 
@@ -101,7 +102,7 @@ def _format_plain(value: Any) -> str:
 
 
 def _format_element(x: np.generic) -> str:
-    """The fewest digits that read back as the same element."""
+    """Return the shortest text that converts to the same element."""
     if isinstance(x, np.bool_):
         return "true" if x else "false"
     if isinstance(x, np.complexfloating):
@@ -117,7 +118,7 @@ def _format_element(x: np.generic) -> str:
 
 
 class _Token(NamedTuple):
-    """A word of a line. `value` is its text, or what a JSON string or object stands for."""
+    """Word of a line. `value` is its text, or the value of a JSON string or object."""
 
     text: str
     value: Any
@@ -130,7 +131,7 @@ class _Token(NamedTuple):
 
 @contextmanager
 def _at(word: _Token) -> Iterator[None]:
-    """Errors of a program or type inside the block become an `AssemblyError` at the word."""
+    """Convert errors of a program or type inside the block to an `AssemblyError` at the word."""
     try:
         yield
     except AssemblyError:
@@ -144,7 +145,7 @@ _DECODER: Final = json.JSONDecoder()
 
 
 def _tokens(text: str, line: int) -> Iterator[_Token]:
-    """The words of a line: JSON strings and objects, and runs of other characters."""
+    """Yield the words of a line: JSON strings and objects, and sequences of other characters."""
     at = 0
     while at < len(text):
         if text[at].isspace():
@@ -154,23 +155,24 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
         elif text[at] in '"{':
             try:
                 value, end = _DECODER.raw_decode(text, at)
-            except (ValueError, RecursionError) as error:  # also too many digits, too deep nesting
+            # also for too many digits or too deep nesting
+            except (ValueError, RecursionError) as error:
                 text, column = getattr(error, "msg", str(error)), getattr(error, "colno", at + 1)
-                raise AssemblyError(f"not JSON: {text}", line, column) from None
+                raise AssemblyError(f"invalid JSON: {text}", line, column) from None
             yield _Token(text[at:end], value, line, at + 1)
             at = end
         else:
             match = _WORD.match(text, at)
-            assert match is not None  # nothing else is left
+            assert match is not None  # the pattern matches any text
             yield _Token(match.group(), match.group(), line, at + 1)
             at = match.end()
 
 
 def assemble(text: str) -> Program:
-    r"""The program that the text describes.
+    r"""Return the program that the text describes.
 
-    Raises `AssemblyError` with line and column for text that is not assembly. Whether the
-    program makes sense is the verifier's question.
+    Raises `AssemblyError` with line and column for invalid text. The verifier, not the assembler,
+    checks the program.
 
         >>> from mlvm.core.program.assembly import assemble
         >>> program = assemble(".const two f32[] 2\n.func main 0 *\n    push_const two\n    halt")
@@ -194,27 +196,27 @@ def assemble(text: str) -> Program:
         elif first.text == ".func":
             bodies.append(_Body(first, rest))
         elif not bodies:
-            raise first.error(f"{first.text} stands before the first .func")
+            raise first.error(f"{first.text} comes before the first .func")
         else:
             bodies[-1].read(first, rest)
     if not bodies:
-        raise AssemblyError("there is no .func", len(text.splitlines()) + 1, 1)
+        raise AssemblyError("expected a .func, got none", len(text.splitlines()) + 1, 1)
     with _at(bodies[-1].head):
         return Program([body.function() for body in bodies], constants)
 
 
 class _Body(Body):
-    """A function while its lines are read, with the words that errors point at."""
+    """Function during assembly, with the tokens for errors."""
 
     def __init__(self, head: _Token, words: list[_Token]) -> None:
         if len(words) != 3:
             raise head.error("write .func NAME PARAMETERS RESULTS")
         super().__init__(_name(words[0]), _int(words[1], least=0), _count(words[2]))
         self.head = head
-        self.jumps: list[_Token] = []  # the labels that they name
+        self.jumps: list[_Token] = []  # labels of the jumps
 
     def read(self, first: _Token, rest: list[_Token]) -> None:
-        """Take a line, which is a label or an instruction."""
+        """Process a line, which is a label or an instruction."""
         if not first.text.endswith(":"):
             self.code.append(self._instruction(first, rest))
             return
@@ -232,11 +234,11 @@ class _Body(Body):
     def _instruction(self, token: _Token, words: list[_Token]) -> Instruction:
         opcode = OPCODES.get(token.text)
         if opcode is None:
-            from difflib import get_close_matches  # which few programs need
+            from difflib import get_close_matches  # imported only for an error
 
             close = get_close_matches(token.text, OPCODES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise token.error(f"no instruction {token.text!r}{hint}")
+            raise token.error(f"unknown instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):
             syntax = " ".join([token.text, *opcode.immediates])
             raise token.error(f"expected {syntax}, got {len(words)} immediates")
@@ -260,7 +262,8 @@ class _Body(Body):
             case _:  # attrs?
                 if not isinstance(word.value, dict):
                     raise word.error(
-                        f'attributes are a JSON object, such as {{"axis": 0}}, not {word.text}'
+                        f'expected attributes as a JSON object such as {{"axis": 0}}, not '
+                        f"{word.text}"
                     )
                 return canonical(word.value)
 
@@ -293,7 +296,7 @@ def _count(word: _Token) -> Count:
 
 
 def parse_constant(text: str) -> Array:
-    """Read what `format_constant` writes. Raises `AssemblyError`."""
+    """Return the array of a text in the format of `format_constant`. Raises `AssemblyError`."""
     words = list(_tokens(text, 1))
     if not words:
         raise AssemblyError("write TYPE ELEMENTS..., such as f32[2] 1.5 nan", 1, 1)
@@ -312,7 +315,7 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
 
 
 def _read_as(dtype: DType) -> DType:
-    """The dtype in which elements are read, which numpy can compute with: of halves f64."""
+    """Return the dtype for parsing elements, which numpy supports: f64 for half precision."""
     return f64 if dtype.is_half else few.unpacked_dtype(dtype) if dtype.is_storage else dtype
 
 

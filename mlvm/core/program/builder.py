@@ -28,7 +28,7 @@ from mlvm.core.types import Array
 
 
 class Body:
-    """A function while it is written: jumps name labels, which may come after them."""
+    """Function under construction; jumps may refer to later labels."""
 
     def __init__(self, name: str, nparams: int, nresults: Count) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Body:
         self.labels: dict[str, int] = {}
 
     def label(self, name: str) -> None:
-        """The place of the next instruction. Raises `ProgramError` for a name given twice."""
+        """Define a label at the next instruction. Raises `ProgramError` for a duplicate."""
         if name in self.labels:
             raise ProgramError(f"label {name!r} is defined twice in function {self.name!r}")
         self.labels[name] = len(self.code)
@@ -51,18 +51,22 @@ class Body:
         return self.labels[label]
 
     def function(self) -> Function:
-        """The function, whose jumps go to pcs. Raises `ProgramError` if a label is missing."""
+        """Return the function with pcs as jump targets.
+
+        Raises `ProgramError` if a label is missing.
+        """
         code = tuple([instruction.jumping(self.pc_of) for instruction in self.code])
         return Function(self.name, self.nparams, self.nresults, code)
 
 
 class ProgramBuilder:
-    """Collects functions and constants; `build` makes the program of them.
+    """Builder of a program from functions and constants.
 
-    An instruction has a method named as in `Opcode`, which appends it to the function whose
-    `with` block is open; each returns the builder. `ProgramError` is raised for an instruction
-    outside of a function and for functions, labels and constants that are missing or come twice.
-    Whether the program makes sense is the verifier's question."""
+    Each opcode has a method of its name, which appends an instruction to the function whose `with`
+    block is open, and returns the builder. `ProgramError` is raised for an instruction outside of a
+    function, and for functions, labels and constants that are missing or duplicate. The verifier,
+    not the builder, checks the program.
+    """
 
     def __init__(self) -> None:
         self._functions: dict[str, Function] = {}
@@ -70,7 +74,7 @@ class ProgramBuilder:
         self._body: Body | None = None
 
     def build(self) -> Program:
-        """The program written so far, of which one function is `main`."""
+        """Return the program; one of its functions must be `main`."""
         if self._body is not None:
             raise ProgramError(f"function {self._body.name!r} is not finished")
         return Program(self._functions.values(), self._constants)
@@ -79,9 +83,13 @@ class ProgramBuilder:
     def function(self, name: str, nparams: int = 0, nresults: Count = STAR) -> Iterator[None]:
         """Define the function of that name by the instructions emitted inside the block.
 
-        A block that raises leaves no function behind."""
+        If the block raises, the function is discarded.
+        """
         if self._body is not None:
-            raise ProgramError(f"function {name!r} begins inside function {self._body.name!r}")
+            raise ProgramError(
+                f"function {name!r} is defined inside function {self._body.name!r}; finish that "
+                "first"
+            )
         if name in self._functions:
             raise ProgramError(f"function {name!r} is defined twice")
         body = self._body = Body(name, nparams, nresults)
@@ -92,7 +100,7 @@ class ProgramBuilder:
             self._body = None
 
     def constant(self, name: str, value: Array | np.generic) -> Self:
-        """A constant for `push_const`: a copy of the array."""
+        """Define a constant for `push_const`, as a copy of the array."""
         if name in self._constants:
             raise ProgramError(f"constant {name!r} is defined twice")
         if not isinstance(value, (np.ndarray, np.generic)):
@@ -103,12 +111,12 @@ class ProgramBuilder:
         return self
 
     def label(self, name: str) -> Self:
-        """The place of the next instruction, for jumps of this function."""
+        """Define a label at the next instruction, for jumps of this function."""
         self._open(f"label {name!r}").label(name)
         return self
 
     def host(self, name: str, nparams: Count, nresults: Count, **attributes: Any) -> Self:
-        """Call the host function of that name: `push_str`, then `cfunc`."""
+        """Call the host function of that name by `push_str` and `cfunc`."""
         return self.push_str(name).cfunc(nparams, nresults, attributes)
 
     # --- an instruction each ---
@@ -164,7 +172,7 @@ class ProgramBuilder:
         return self
 
     def _open(self, what: str) -> Body:
-        """The function being written, which takes `what`."""
+        """Return the function under construction. Raises `ProgramError` outside of a function."""
         if self._body is None:
-            raise ProgramError(f"{what} stands outside of a function")
+            raise ProgramError(f"{what} is outside of a function")
         return self._body

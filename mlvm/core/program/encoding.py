@@ -1,7 +1,7 @@
-"""Programs and messages as bytes: a header, then fields. docs/wire.md has the whole format.
+"""Binary format of programs and messages: a header, then fields; see docs/wire.md.
 
-A `Writer` appends fields, a `Reader` takes them off again. Bytes from anywhere are safe to read:
-the reader compares every length and count with the bytes that are left before it allocates.
+A `Writer` appends fields, a `Reader` reads them. Reading untrusted bytes is safe: the reader
+compares every length and count with the remaining bytes before it allocates.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mlvm.core.types import Array, DType, TensorType
 MAGIC: Final = b"MLVM"
 VERSION: Final = 1
 KIND_AT: Final = 6
-"""Where in a message its kind stands, in two bytes, low first."""
+"""Offset of the kind in a message: two bytes, little-endian."""
 
 HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")
-_PER_ITEM: Final = 64  # bytes of a small object and of its place among others
+_PER_ITEM: Final = 64  # bytes of a small object and of the reference to it
 
 T = TypeVar("T")
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf has it: 7 bits a byte, ten bytes for a negative one."""
+    """Return a number as a protobuf varint: 7 bits per byte, ten bytes if negative."""
     number &= (1 << 64) - 1
     encoded = bytearray()
     while number > 127:
@@ -42,7 +42,7 @@ def varint(number: int) -> bytes:
 
 
 class Kind(Enum):
-    """Kind of a message; the number stands in its header."""
+    """Kind of a message, encoded as a number in its header."""
 
     program = 1
     call = 2
@@ -57,13 +57,13 @@ class Kind(Enum):
 
 
 class Allowance:
-    """The bytes of Python's objects that may be made of what is read, beside texts and elements."""
+    """Limit of the bytes of Python objects that a reader may create, without texts and elements."""
 
     def __init__(self, nbytes: int) -> None:
         self.remaining = nbytes
 
     def spend(self, items: int) -> None:
-        """Raise `LimitExceeded` if that number of items exceeds the allowance."""
+        """Raise `LimitExceeded` if that number of items exceeds the remaining allowance."""
         if items * _PER_ITEM > self.remaining:
             more = f"{items:,} items take {items * _PER_ITEM:,} bytes"
             raise LimitExceeded(f"{more}; there may be {self.remaining:,} more")
@@ -73,18 +73,19 @@ class Allowance:
 def open_message(
     data: bytes | bytearray | memoryview, *kinds: Kind, allowance: Allowance | None = None
 ) -> tuple[Kind, Reader]:
-    """The kind of the message, and a reader of what follows its header, within an `allowance`.
+    """Return the kind of the message, and a reader for the fields after its header.
 
-    Raises `EncodingError` unless `data` is a whole message, and nothing more, of one of `kinds`.
+    Raises `EncodingError` unless `data` is exactly one message of one of `kinds`. `allowance`
+    limits the memory of the objects that are read.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise EncodingError(f"expected bytes, got a {data.__class__.__name__}")
     data = bytes(data)
     if len(data) < HEADER.size:
-        raise EncodingError(f"a header has {HEADER.size} bytes; there are {len(data)}")
+        raise EncodingError(f"expected a header of {HEADER.size} bytes, got {len(data)}")
     magic, version, number, length = HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise EncodingError(f"a message starts with {MAGIC!r}, not {magic!r}")
+        raise EncodingError(f"expected a message that starts with {MAGIC!r}, got {magic!r}")
     if version != VERSION:
         raise EncodingError(f"format version {version} is not known; this is version {VERSION}")
     if number not in [kind.value for kind in kinds]:
@@ -98,28 +99,28 @@ def open_message(
 
 
 class Deferred:
-    """Base of attributes that are texts, which `str` makes where a program is written down."""
+    """Base class of attributes with a text that `str` creates when the program is encoded."""
 
 
 class Writer:
-    """Appends fields to a message. Raises `EncodingError` for what has no encoding."""
+    """Encoder of fields. Raises `EncodingError` for values that cannot be encoded."""
 
     def __init__(self) -> None:
         self._data = bytearray(HEADER.size)
-        self._depth = 0  # how many values enclose the one being written
+        self._depth = 0  # nesting depth of the value being written
 
     def message(self, kind: Kind) -> bytes:
-        """All that was written, behind a header."""
+        """Return the header, followed by everything written so far."""
         HEADER.pack_into(self._data, 0, MAGIC, VERSION, kind.value, len(self._data) - HEADER.size)
         return bytes(self._data)
 
     def count(self, n: int) -> None:
         if n >= 2**32:
-            raise EncodingError(f"{n} items or bytes are too many for one field")
+            raise EncodingError(f"{n} items or bytes exceed the limit of a field")
         self._data += n.to_bytes(4, "little")
 
     def blob(self, data: bytes) -> None:
-        """Bytes, behind their number."""
+        """Write the number of bytes, then the bytes."""
         self.count(len(data))
         self._data += data
 
@@ -152,16 +153,18 @@ class Writer:
         self.sequence(type.shape, Writer.integer)
 
     def array(self, array: Array) -> None:
-        """The type, then the elements in row-major order. Raises `DTypeError` for a dtype mlvm
-        does not have."""
+        """Write the type, then the elements in row-major order.
+
+        Raises `DTypeError` for a dtype that mlvm does not have.
+        """
         type = TensorType.of(array)
         self.type(type)
         self._data += array.astype(type.dtype.numpy.newbyteorder("<"), copy=False).tobytes()
 
     def value(self, value: Any) -> None:
-        """An immediate, an attribute or a part of an error, behind a tag that says what it is."""
+        """Write an immediate, an attribute or a part of an error, after a tag for its type."""
         if self._depth > MAX_NESTING:
-            raise EncodingError(f"a value is nested more than {MAX_NESTING} deep")
+            raise EncodingError(f"a value is nested more than {MAX_NESTING} levels deep")
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, bool):
@@ -170,20 +173,20 @@ class Writer:
         form = _BY_TYPE.get(type(value))
         form = form or next((form for form in _FORMS if isinstance(value, form.type)), None)
         if form is None:
-            raise EncodingError(f"there is no encoding for {value!r}")
+            raise EncodingError(f"cannot encode {value!r}")
         self._data += form.tag
         self._depth += 1
         form.write(self, value)
         self._depth -= 1
 
     def sequence(self, items: Collection[T], write: Callable[[Writer, T], None] = value) -> None:
-        """The number of items, then each as `write` writes it; the default writes values."""
+        """Write the number of items, then each item by `write`, which defaults to `value`."""
         self.count(len(items))
         for item in items:
             write(self, item)
 
     def mapping(self, items: Mapping[str, T], write: Callable[[Writer, T], None] = value) -> None:
-        """The number of items, then each behind its name."""
+        """Write the number of items, then each name and item."""
         self.count(len(items))
         for name, item in items.items():
             self.text(name)
@@ -191,16 +194,16 @@ class Writer:
 
 
 class Reader:
-    """Takes fields off a message, each as the `Writer`'s method of that name wrote it.
+    """Decoder of fields; each method reads what the `Writer` method of the same name wrote.
 
-    Raises `EncodingError` with the position of the byte where it goes wrong.
+    Raises `EncodingError` with the position of the invalid byte.
     """
 
     def __init__(self, data: bytes | memoryview, at: int) -> None:
         self.allowance: Allowance | None = None
         self._data = memoryview(data)
         self._at, self._end = at, len(self._data)
-        self._depth = 0  # how many values enclose the one being read
+        self._depth = 0  # nesting depth of the value being read
 
     def error(self, reason: str) -> EncodingError:
         return EncodingError(f"byte {self._at}: {reason}")
@@ -211,12 +214,12 @@ class Reader:
         return self._end - self._at
 
     def end(self) -> None:
-        """Raise unless all has been read."""
+        """Raise `EncodingError` unless all bytes have been read."""
         if self.remaining:
-            raise self.error(f"{self.remaining} bytes too many")
+            raise self.error(f"{self.remaining} bytes follow the end")
 
     def count(self) -> int:
-        """A number of items or bytes, none of which is smaller than a byte."""
+        """Read a number of items or bytes; each item has at least one byte."""
         n = int.from_bytes(self._take(4), "little")
         if n > self.remaining:
             raise self.error(f"{n} items or bytes are announced; {self.remaining} bytes are left")
@@ -259,19 +262,19 @@ class Reader:
         dtype = type.dtype.numpy
         data = self._elements(type.nbytes)
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
-            raise self.error("a bool is 0 or 1")
+            raise self.error("expected a bool as 0 or 1")
         data = data.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
         return data.reshape(type.array_shape)
 
     def value(self) -> Any:
         if self._depth > MAX_NESTING:
-            raise self.error(f"a value is nested more than {MAX_NESTING} deep")
+            raise self.error(f"a value is nested more than {MAX_NESTING} levels deep")
         tag = bytes(self._take(1))
         if tag in _ALONE:
             return _ALONE[tag]
         form = _BY_TAG.get(tag)
         if form is None:
-            raise self.error(f"no value has the tag {tag!r}")
+            raise self.error(f"unknown tag {tag!r}")
         self._depth += 1
         value = form.read(self)
         self._depth -= 1
@@ -290,7 +293,7 @@ class Reader:
         return items
 
     def _items(self) -> int:
-        """A number of items, for which there is memory."""
+        """Read a number of items, and check that the allowance covers it."""
         n = self.count()
         if self.allowance is not None:
             self.allowance.spend(n)
@@ -309,7 +312,7 @@ class Reader:
 
 
 class _Form(NamedTuple):
-    """Encoding of the values of one type, behind a tag."""
+    """Encoding of the values of one type, after a tag."""
 
     tag: bytes
     type: type
@@ -318,7 +321,7 @@ class _Form(NamedTuple):
 
 
 _ALONE: Final = {b"n": None, b"t": True, b"f": False}
-"""Values that are written as their tag alone."""
+"""Values that consist of their tag only."""
 
 _FORMS: Final = (
     _Form(b"s", Deferred, lambda writer, value: writer.text(str(value)), Reader.text),

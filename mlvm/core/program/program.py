@@ -1,7 +1,7 @@
-"""Programs: the closed instruction set as a table, and functions made of instructions.
+"""Programs: the instruction set as a table, and functions as lists of instructions.
 
-A `Program` is immutable data, compared by content. It knows no VM: names, handles and
-arguments are looked up when it is launched.
+A `Program` is immutable data and is compared by content. It is independent of VMs: names, handles
+and arguments are looked up at launch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from mlvm.core.types import Array, TensorType
 
 STAR: Final = "*"
 NAME: Final = re.compile(r"[A-Za-z_][\w.]*")
-"""What functions and constants are called."""
+"""Pattern of the names of functions and constants."""
 
 Count = int | Literal["*"]
-"""A number of parameters or results; `*` takes or accepts any number."""
+"""Number of parameters or results; `*` means any number."""
 
 
 class Opcode(Enum):
-    """The instruction set. Each member holds its immediates, its stack effect (read left to
-    right, top of stack last) and what it does. Adding a tensor op never touches it."""
+    """Instruction set. New tensor ops need no new opcode.
+
+    Each member has its immediates, its stack effect (read left to right, top of stack last) and a
+    description.
+    """
 
     halt = (), "( ... -- )", "end; Tensors above base are the outputs, in order"
     push_int = ("n",), "( -- n )", "push an Int"
@@ -60,43 +63,44 @@ class Opcode(Enum):
         self.effect = effect
         self.meaning = meaning
 
-    __hash__ = object.__hash__  # there is one of each, and an Enum's own is a method in Python
+    # members are unique, and the hash of an Enum is a slow Python method
+    __hash__ = object.__hash__
 
     def takes(self, count: int) -> bool:
-        """Return whether it takes `count` immediates. Those with a ? may be missing."""
+        """Return whether the opcode accepts `count` immediates; those with a ? are optional."""
         least = sum(not name.endswith("?") for name in self.immediates)
         return least <= count <= len(self.immediates)
 
     @property
     def text(self) -> str:
-        """The opcode as assembly spells it."""
+        """The opcode's name in assembly."""
         return self.name.rstrip("_")
 
 
 OPCODES: Final = {opcode.text: opcode for opcode in Opcode}
-"""Every opcode by its text."""
+"""Opcodes by their names in assembly."""
 
 
 class Instruction(NamedTuple):
-    """An opcode and its immediates, in the order of the table."""
+    """Opcode and its immediates, in the order of the table."""
 
     opcode: Opcode
     immediates: tuple[Any, ...] = ()
 
     @staticmethod
     def of(text: str, *immediates: Any) -> Instruction:
-        """Return the instruction of the opcode with that text."""
+        """Return the instruction of the opcode with that name in assembly."""
         return Instruction(OPCODES[text], immediates)
 
     def jumping(self, target: Callable[[Any], int]) -> Instruction:
-        """The same; a jump goes to what `target` makes of its label."""
+        """Return the instruction; the label of a jump is replaced by `target(label)`."""
         if "label" not in self.opcode.immediates:
             return self
         return Instruction(self.opcode, tuple(map(target, self.immediates)))
 
 
 class Function(NamedTuple):
-    """A named sequence of instructions with its number of parameters and results."""
+    """Named sequence of instructions with its number of parameters and results."""
 
     name: str
     nparams: int
@@ -105,15 +109,15 @@ class Function(NamedTuple):
 
     @property
     def targets(self) -> set[int]:
-        """The pcs that it jumps to."""
+        """Return the pcs of its jump targets."""
         return {i.immediates[0] for i in self.code if "label" in i.opcode.immediates}
 
 
 class Program:
-    """Functions, of which `main` is the entry, and a pool of constants.
+    """Program: functions, of which `main` is the entry point, and a pool of constants.
 
     Constants are copied and read-only. Raises `ProgramError` if there is no `main`, or for a name
-    that is given twice or that assembly cannot have.
+    that is duplicate or invalid in assembly.
 
         >>> program = ml.program_of(ml.sin, ml.zeros(2))
         >>> list(program.functions), len(program.functions["main"].code)
@@ -122,7 +126,7 @@ class Program:
 
     __slots__ = ("__weakref__", "constants", "functions", "single", "written")
 
-    # What `mlvm.arena.writes` and a recorder have found of it, once they were asked.
+    # Caches of `mlvm.arena.writes` and of a recorder.
     written: frozenset[int] | None
     single: Any
 
@@ -137,7 +141,9 @@ class Program:
                 raise ProgramError(f"function {function.name!r} is defined twice")
             self.functions[function.name] = _frozen(function, copies)
         if "main" not in self.functions:
-            raise ProgramError(f"no function 'main' among {', '.join(self.functions) or 'none'}")
+            raise ProgramError(
+                f"expected a function 'main', got {', '.join(self.functions) or 'none'}"
+            )
         self.constants: dict[str, Array] = {}
         for name, value in (constants or {}).items():
             _check_name("constant", name)
@@ -148,12 +154,12 @@ class Program:
 
     @staticmethod
     def straight(code: Sequence[Instruction]) -> Program:
-        """A program that is one `main` of that code, which takes and leaves what it likes."""
+        """Return a program that consists of a `main` with that code, with any number of results."""
         return Program([Function("main", 0, STAR, tuple(code))])
 
     @staticmethod
     def of_op(name: str, nparams: int, attributes: Mapping[str, Any], nresults: Count) -> Program:
-        """The one-op program: push the arguments, call the function of that name, halt."""
+        """Return a one-op program: push the arguments, call the function of that name, halt."""
         immediates = (nparams, nresults, attributes) if attributes else (nparams, nresults)
         return Program.straight(
             [
@@ -165,9 +171,9 @@ class Program:
         )
 
     def to_bytes(self) -> bytes:
-        """The program as bytes, which docs/wire.md describes; `from_bytes` reads them back.
+        """Encode the program as bytes, in the format of docs/wire.md; `from_bytes` decodes them.
 
-        Raises `EncodingError` for an immediate that has no encoding.
+        Raises `EncodingError` for an immediate that cannot be encoded.
         """
         writer = Writer()
         writer.sequence(self.functions.values(), _write_function)
@@ -178,9 +184,9 @@ class Program:
     def from_bytes(
         data: bytes | bytearray | memoryview, allowance: Allowance | None = None
     ) -> Program:
-        """The program that `to_bytes` wrote. Whether it makes sense is the verifier's question.
+        """Decode the program that `to_bytes` encoded, without verification.
 
-        Raises `EncodingError` for bytes that are no program, `ProgramError` as the constructor,
+        Raises `EncodingError` for bytes that are not a program, `ProgramError` as the constructor,
         `LimitExceeded` for one beyond the `allowance`.
         """
         _, reader = open_message(data, Kind.program, allowance=allowance)
@@ -212,11 +218,11 @@ class Program:
 
 
 class Variant(Program):
-    """Program that is another one with other integers.
+    """Program that differs from another program only in integers.
 
-    patched: what makes it ready to run, without the program itself, on VMs with a loop in C.
-    values: the integers, as that takes them.
-    types: the types of a launch's arguments.
+    patched: prepared form on VMs with a loop in C, which needs no program.
+    values: the integers, in the order of `patched`.
+    types: types of the launch's arguments.
     """
 
     __slots__ = ("_full", "_make", "patched", "values")
@@ -229,7 +235,7 @@ class Variant(Program):
         self.written = patched.written
 
     def full(self) -> tuple[Program, Sequence[TensorType]]:
-        """Return the program as any other, and the types of its arguments."""
+        """Return an ordinary program with these integers, and the types of its arguments."""
         self._full = self._full or self._make()
         return self._full
 
@@ -243,13 +249,13 @@ class Variant(Program):
 
 
 def is_int(value: object) -> bool:
-    """Return whether it is an Int of the machine: a signed integer of 64 bits, and no bool."""
+    """Return whether the value is an Int of the machine: a signed 64-bit integer, not a bool."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
 
 
 def is_whole(value: object) -> bool:
-    """Return whether it is an Int >= 0, as a number of values is."""
+    """Return whether the value is an Int >= 0, as required for counts."""
     return is_int(value) and value >= 0  # type: ignore[operator]
 
 
@@ -261,7 +267,7 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _frozen(function: Function, copies: dict[int, tuple[object, object]]) -> Function:
-    """The function with attributes that its maker cannot change: copies, shared by their users."""
+    """Return the function with immutable attributes: copies, shared by equal attributes."""
 
     def frozen(value: Any) -> Any:
         if value.__class__ in PLAIN or not isinstance(value, Mapping):
@@ -280,7 +286,7 @@ def _frozen(function: Function, copies: dict[int, tuple[object, object]]) -> Fun
 
 
 def _are_alike(x: Any, y: Any) -> bool:
-    """Return whether equal values are written alike: 0.0 and -0.0 are not, nor are 1 and True."""
+    """Return whether equal values have the same encoding; 0.0 and -0.0 have not, nor 1 and True."""
     if isinstance(x, Mapping):
         return all(_are_alike(each, y[name]) for name, each in x.items())
     if isinstance(x, tuple):
@@ -317,5 +323,5 @@ def _write_instruction(writer: Writer, instruction: Instruction) -> None:
 def _read_instruction(reader: Reader) -> Instruction:
     text = reader.text()
     if text not in OPCODES:
-        raise reader.error(f"no instruction {brief(text)}")
+        raise reader.error(f"unknown instruction {brief(text)}")
     return Instruction(OPCODES[text], tuple(reader.sequence()))

@@ -52,13 +52,14 @@ from mlvm.eager.autodiff.rows import (
     symmetric,
 )
 from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
+from mlvm.eager.functions.arguments import span
 from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.halves import rounded, widened
-from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.functions.shapes import part, reshape
 from mlvm.eager.functions.special import i0
-from mlvm.eager.functions.sums import cumulative_prod, finite_along, product, with_ones_before
+from mlvm.eager.functions.sums import cumulative_prod, finite_along, product
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
@@ -123,14 +124,16 @@ def _ratio(y: Tensor, x: Tensor, sign: float) -> Tensor:
     return op.where(near, series, y / _one_at(near, x))
 
 
-def _beta_slope(g: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+def _beta_slope(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the cotangent of a for B(a, b): g B (digamma(a) - digamma(a + b)).
 
-    It is computed in f64, because the difference cancels, and is 0 where a + b is inf."""
-    wide = op.astype(a, dtype=f64)
-    total = wide + op.astype(b, dtype=f64)
+    It is computed in f64, because the difference cancels and higher derivatives overflow in half
+    precision. It is 0 if a + b is inf.
+    """
+    wide, other = op.astype(a, dtype=f64), op.astype(b, dtype=f64)
+    total = wide + other
     change = _masked(op.digamma(wide) - op.digamma(total), op.not_equal(total, math.inf))
-    return rounded(op.astype(g, dtype=f64) * (op.astype(out, dtype=f64) * change), g.dtype)
+    return rounded(op.astype(g, dtype=f64) * (op.beta(wide, other) * change), g.dtype)
 
 
 def _beta_rise(a: Tensor, b: Tensor, x: Tensor, by: str) -> Tensor:
@@ -318,15 +321,54 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     moved = op.permute_dims(x, axes=order)
     n = _count(x_type, axis)
     rows = reshape(moved, (math.prod(moved.shape[: x.ndim - len(reduced)]), n))
-    behind = op.flip(_products_before(op.flip(rows, axis=1)), axis=1)
-    others = product(_products_before(rows), behind, finite_along(rows, 1))
+    before = cumulative_prod(rows, axis=1, exclusive=True)
+    behind = op.flip(cumulative_prod(op.flip(rows, axis=1), axis=1, exclusive=True), axis=1)
+    others = product(before, behind, finite_along(rows, 1))
     others = reshape(others, moved.shape)
     return _with_axes(g, x_type, axis) * op.permute_dims(others, axes=_inverse(order))
 
 
-def _products_before(x: Tensor) -> Tensor:
-    """Return in each row of f[m, n] the product of all elements before each element."""
-    return cumulative_prod(with_ones_before(x, 1, 1), axis=1)
+def _shifted(x: Tensor, axis: int, by: int, before: float) -> Tensor:
+    """Return x shifted by `by` positions along an axis, with the number `before` in front; the
+    last `by` elements are dropped."""
+    by = min(by, x.shape[axis])
+    kept = part(x, axis, span(x.shape[axis] - by))
+    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=before)
+
+
+def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tensor:
+    """Return y along an axis, with y[i] = a[i] y[i - 1] + b[i] and y[-1] = 0.
+
+    It combines pairs of steps log2(n) times (Hillis and Steele, Data Parallel Algorithms, CACM 29,
+    1986). `finite` is the argument of `product`."""
+    step = 1
+    while step < a.shape[axis]:
+        b = product(a, _shifted(b, axis, step, 0.0), finite) + b
+        a = product(a, _shifted(a, axis, step, 1.0), finite)
+        step = 2 * step
+    return b
+
+
+def _cumulative_prod(g: Tensor, x: Tensor, axis: int | None) -> Tensor:
+    """Return, for element i, the product of the elements before i, times the sum over k >= i of
+    g[k] times the product of the elements from i + 1 to k. There is no division: zeros do no harm.
+    """
+    along, g = normalize_axis(axis or 0, x.ndim), widened(g)
+    x = rounded(x, g.dtype)
+    finite = finite_along(x, along)
+    behind = _shifted(op.flip(x, axis=along), along, 1, 1.0)
+    sums = op.flip(_recurrence(behind, op.flip(g, axis=along), along, finite), axis=along)
+    return product(cumulative_prod(x, axis=along, exclusive=True), sums, finite)
+
+
+def _cumulative_prod_forward(
+    t: Tensor, x: Tensor, out: Tensor, axis: int | None, dtype: str | None
+) -> Tensor:
+    along, wide = normalize_axis(axis or 0, x.ndim), widened(out).dtype
+    x, t = rounded(x, wide), rounded(t, wide)
+    finite = finite_along(x, along)
+    slopes = product(cumulative_prod(x, axis=along, exclusive=True), t, finite)
+    return rounded(_recurrence(x, slopes, along, finite), out.dtype)
 
 
 def _cumulative_sum(g: Tensor, axis: int | None) -> Tensor:
@@ -786,8 +828,8 @@ VJPS: Final[dict[str, Rules]] = {
     "i1": {"x": lambda g, x, out: g * (i0(x) - _ratio(out, x, 1.0))},
     # --- incomplete ---
     "beta": {
-        "x": lambda g, x, y, out: _beta_slope(g, x, y, out),
-        "y": lambda g, x, y, out: _beta_slope(g, y, x, out),
+        "x": lambda g, x, y: _beta_slope(g, x, y),
+        "y": lambda g, x, y: _beta_slope(g, y, x),
     },
     "gammainc": {
         "a": lambda g, a, x: g * op.gammainc_slope(a, x),
@@ -802,7 +844,9 @@ VJPS: Final[dict[str, Rules]] = {
         "x": _gamma_density_x,
     },
     "gammainc_slope": {
-        "a": lambda g, a, x: g * _difference(lambda a: op.gammainc_slope(a, x), a),
+        "a": lambda g, a, x: _masked(
+            g * _difference(lambda a: op.gammainc_slope(a, x), a), op.not_equal(a, math.inf)
+        ),
         "x": lambda g, a, x: g * _times(op.gamma_density(a, x), op.log(x) - op.digamma(a)),
     },
     "betainc": {
@@ -826,6 +870,7 @@ VJPS: Final[dict[str, Rules]] = {
     "prod": _reduction(_prod),
     "var": _reduction(_var),
     "cumulative_sum": linear(x=_cumulative_sum),
+    "cumulative_prod": forward({"x": _cumulative_prod}, x=_cumulative_prod_forward),
     "logsumexp": forward(
         {
             "x": lambda g, x, out, x_type, axis: (

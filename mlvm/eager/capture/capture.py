@@ -482,7 +482,7 @@ class Captured(Generic[P, R]):
             bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
         """
         require_suffix(path, ".svg", "plot")
-        title = f"Memory of {self._title.strip('_<>') or 'a captured function'}"
+        title = f"Memory plan of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
         if lengths is not None and not isinstance(lengths, Mapping):
             raise ArgumentError(

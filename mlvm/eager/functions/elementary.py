@@ -346,7 +346,7 @@ def scatter(
 ) -> Tensor:
     """Return x with values written at positions along one axis, like `torch.scatter`.
 
-    x[i][indices[i][j]] = values[i][j] for axis 1. `reduce` combines the values with the old
+    For axis 1, `x[i][indices[i][j]] = values[i][j]`. `reduce` combines the values with the old
     elements: "add", "multiply", "max" or "min".
 
     x: [..., n, ...]; indices: i[..., k, ...], with the rank of x, and not longer along the other

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar, constant
 from mlvm.eager.tensor.context import current_capture
-from mlvm.eager.tensor.default import float_dtype
+from mlvm.eager.tensor.default import default_of, float_dtype
 from mlvm.eager.tensor.dtypes import finfo, iinfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.positions import numbers_in, rewording
@@ -147,7 +147,10 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         if type_of(x).ndim != 1:
             raise ArgumentError("expected an axis, because x is not a vector")
         axis = 0
-    return op.take(x, as_operand(indices), axis=axis)
+    given: Any = indices
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    positions = constant(given, default_of(int)) if is_number else as_operand(given)
+    return op.take(x, positions, axis=axis)
 
 
 @public

@@ -541,7 +541,9 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
     n = bins.shape[0]
     if n < 2:
         return searchsorted(bins, x, side=side)
-    is_falling = reshape(op.greater(_run(bins, 0, 1), _run(bins, n - 1, n)), ())
+    first, last = reshape(_run(bins, 0, 1), ()), reshape(_run(bins, n - 1, n), ())
+    # nan comes behind all numbers, so only falling edges begin with it.
+    is_falling = op.logical_or(op.greater(first, last), op.not_equal(first, first))
     place = searchsorted(op.where(is_falling, op.flip(bins, axis=0), bins), x, side=side)
     return op.where(is_falling, n - place, place)
 

@@ -10,14 +10,13 @@ from mlvm.core.errors import ArgumentError, DTypeError, ShapeError, brief
 from mlvm.core.memo import memoized
 from mlvm.core.rules import Axis, broadcast_shapes, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, i64
-from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, span, type_of
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, span, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
-from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
+from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, neighbours, part, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of, one_op
-from mlvm.eager.tensor.autocast import in_single
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.dtypes import finfo, iinfo
@@ -289,8 +288,8 @@ def cumulative_sum(
         return op.cumulative_sum(x, axis=axis, dtype=target, out=out)
     if out is not None:
         raise ArgumentError("out= is not supported with include_initial or exclusive")
-    after = _after(0.0, op.cumulative_sum(x, axis=axis, dtype=target), axis)
-    return _without_last(after, axis) if exclusive and not include_initial else after
+    sums = op.cumulative_sum(x, axis=axis, dtype=target)
+    return _from_initial(0.0, sums, axis, include_initial)
 
 
 def _counted(x: Tensor) -> Tensor:
@@ -298,15 +297,14 @@ def _counted(x: Tensor) -> Tensor:
     return astype(x, i64) if type_of(x).dtype is bool_ else x
 
 
-def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
-    """Prepend one element with that value along an axis (None: the only axis)."""
-    along = (axis or 0) % x.ndim
-    return op.pad(x, widths=tuple((int(i == along), 0) for i in range(x.ndim)), value=value)
+def _from_initial(initial: float, x: Tensor, axis: int | None, include_last: bool) -> Tensor:
+    """Prepend one element with the value `initial` along an axis (None: the only axis).
 
-
-def _without_last(x: Tensor, axis: int | None) -> Tensor:
+    Drop the last element unless `include_last` is True."""
     along = (axis or 0) % x.ndim
-    return part(x, along, span(x.shape[along] - 1))
+    widths = tuple((int(i == along), 0) for i in range(x.ndim))
+    after = op.pad(x, widths=widths, value=initial)
+    return after if include_last else part(after, along, span(x.shape[along]))
 
 
 @public
@@ -322,12 +320,9 @@ def cumulative_prod(
     """Compute cumulative products along `axis` (None: the only axis), in the dtype of `prod`.
 
     With `include_initial` a 1 is prepended, and the axis is longer by one. With `exclusive` each
-    result is the product of the elements before the position.
-
-    The computation needs log2(n) multiplications of all elements and no division, so gradients are
-    correct if x contains zeros (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986). If all
-    elements are finite, the products from a 0 on are 0, even where a product of other elements
-    overflows.
+    result is the product of the elements before the position. The gradient needs no division, so it
+    is correct if x contains zeros. If all elements are finite, the products from a 0 on are 0, even
+    where a product of other elements overflows.
 
     x: [...], any dtype -> [...] in `dtype`. By default, unsigned integers become u64, other
     integers and bools i64, and floats and complex numbers keep their dtype. Raises `ShapeError` if
@@ -340,20 +335,11 @@ def cumulative_prod(
     Refuses:
         ml.cumulative_prod(v, dtype="bool")  # DTypeError
     """
-    target = None if dtype is None else DType.of(dtype).name
-    x = in_single(_counted(x))
-    kind = inferred(one_op("cumulative_sum", axis=axis, dtype=target), x).dtype
-    result = widened(astype(x, kind))
-    along, step = (axis or 0) % x.ndim, 1
-    finite = finite_along(result, along)
-    while step < x.shape[along]:
-        result = product(with_ones_before(result, along, step), result, finite)
-        step = 2 * step
-    result = rounded(result, kind)
+    target = None if dtype is None else DType.of(dtype)
+    products = op.cumulative_prod(_counted(x), axis=axis, dtype=target)
     if not (include_initial or exclusive):
-        return result
-    after = _after(1.0, result, axis)
-    return _without_last(after, axis) if exclusive and not include_initial else after
+        return products
+    return _from_initial(1.0, products, axis, include_initial)
 
 
 def finite_along(x: Tensor, axis: int | tuple[int, ...]) -> Tensor | None:
@@ -506,15 +492,6 @@ def _masked_mean(x: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
     total = op.sum(op.where(mask, x, constant(0, x.dtype)), **attributes)
     counted = broadcast_to(astype(mask, x.dtype.real), x.shape)
     return total / op.sum(counted, **attributes)
-
-
-def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
-    """Shift x by `by` positions along an axis, and insert ones before it.
-
-    Elements beyond the end are dropped."""
-    by = min(by, x.shape[axis])
-    shifted = part(x, axis, span(x.shape[axis] - by))
-    return op.pad(shifted, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
 
 
 def sum_to(x: Tensor, type: TensorType) -> Tensor:

@@ -67,12 +67,12 @@ class Lamb(Adam):
         beta1, beta2 = hyper.betas
         root = op.sqrt(sum_of_weights(beta2, t))
         of_sum = root / sum_of_weights(beta1, t)
-        numbers = scalars_like(rate, beta1, beta2, hyper.weight_decay)
-        return -rate, of_sum, hyper.eps * root, *numbers
+        return -rate, of_sum, hyper.eps * root
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, of_sum, eps, *betas, weight_decay = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        minus_rate, of_sum, eps = scalars
+        [weight_decay] = scalars_like(p, hyper.weight_decay)
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         u = of_sum * gradient_sum / (op.sqrt(square_sum) + eps)
         if hyper.weight_decay:
             multiply_add_into(u, p, weight_decay, u)
@@ -128,11 +128,11 @@ class Adafactor(Optimizer):
         part = t**-hyper.decay_rate
         minus_rate = -op.minimum(rate, 1 / op.sqrt(t))
         decay_factor = 1 - hyper.weight_decay * rate
-        numbers = scalars_like(rate, *hyper.eps, hyper.clipping_threshold)
-        return minus_rate, decay_factor, 1 - part, part, *numbers
+        return minus_rate, decay_factor, 1 - part, part
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, decay_factor, old, part, eps, least, threshold = scalars
+        minus_rate, decay_factor, old, part = scalars
+        eps, least, threshold = scalars_like(p, *hyper.eps, hyper.clipping_threshold)
         length = op.maximum(_rms(p), least)
         if hyper.weight_decay:
             p *= decay_factor
@@ -198,14 +198,14 @@ class Muon(AdamW):
         return super()._state_types(hyper, type)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.momentum), *super()._scalars(hyper, rate)
+        return -rate, *super()._scalars(hyper, rate)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, momentum, *of_adam = scalars
+        minus_rate, *of_adam = scalars
         if not hyper.orthogonal or p.ndim != 2:
             super()._step(hyper, p, g, state, of_adam)
             return
-        [v] = state
+        [v], [momentum] = state, scalars_like(p, hyper.momentum)
         multiply_add_into(v, v, momentum, g)
         d = _orthogonal(op.multiply_add(v, momentum, g) if hyper.nesterov else v)
         p *= of_adam[-1]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, Signature, formatannotation, get_annotations, signature
+from itertools import groupby
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
+from weakref import WeakKeyDictionary
 
 from typing_extensions import dataclass_transform
 
@@ -21,15 +23,16 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.constants import is_constant
 from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.templates import call
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import hinted, require_arguments
 from mlvm.eager.tree import (
+    Snapshot,
     Tree,
     Where,
     fits,
@@ -52,6 +55,8 @@ Update: TypeAlias = tuple[Tensor, Tensor, Tensors, Tensors]
 """A parameter, its gradient, its state and the scalars of its group."""
 
 _SCALAR = TensorType(f32)
+_ADD = one_op("add")
+_AT_ONCE = 8  # parameters that one template updates
 
 
 class Group(SimpleNamespace):
@@ -373,12 +378,7 @@ class Optimizer(_OfFields):
         params = self._layout.pieces(self._tree, self._params)
         gradients = self._layout.pieces(grads, gradients)
         rates = [self._rate(hyper) for hyper in hypers]
-        scalars = {
-            (i, dtype): self._rule(hypers[i])[0](self.count, _in_dtype(rates[i], dtype))
-            for i, group in enumerate(self.groups)
-            for dtype in dict.fromkeys(self._params[path].dtype for path in group.paths)
-        }
-        self.count += 1
+        scalars = self._begin_update(hypers, rates)
         for i, group in enumerate(self.groups):
             updates = [
                 (params[path], gradients[path], states[path], scalars[i, params[path].dtype])
@@ -386,6 +386,21 @@ class Optimizer(_OfFields):
             ]
             self._step_all(hypers[i], updates)
         self._layout.gather(self._params, params)
+
+    def _begin_update(
+        self, hypers: Sequence[Any], rates: Sequence[float | Tensor]
+    ) -> Mapping[tuple[int, DType], Tensors]:
+        """Return the scalars of this update, by the number of the group and the dtype of its
+        parameters, and increment the count."""
+        dtypes = {path: x.dtype for path, x in self._params.items()}
+        kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
+        if self._is_cached():
+            rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
+            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})  # type: ignore[arg-type]
+        else:
+            scalars = [self._scalars(hypers[i], _in_dtype(rates[i], dtype)) for i, dtype in kinds]
+            self.count += 1
+        return dict(zip(kinds, scalars, strict=True))
 
     def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
         """Return for each parameter the state that its hyperparameters need.
@@ -409,9 +424,12 @@ class Optimizer(_OfFields):
 
     def _hyper(self, group: Group) -> Any:
         """Return all hyperparameters of a group, as fields."""
-        options = {name: vars(self)[name] for name in self._options}
-        own = {name: x for name, x in vars(group).items() if name in options}
-        return SimpleNamespace(**{**options, **own})
+        fields = vars(self)
+        hyper = SimpleNamespace(**{name: fields[name] for name in self._options})
+        own = vars(group)
+        if len(own) > 2:  # than `paths` and `_kinds`
+            vars(hyper).update({name: own[name] for name in self._options if name in own})
+        return hyper
 
     @property
     def rate(self) -> float:
@@ -480,7 +498,10 @@ class Optimizer(_OfFields):
         return dict.fromkeys(self._state_of(hyper), self._layout.state_type(type))
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        """Return the scalars of this update for a group, in the dtype of `rate`."""
+        """Return the scalars of this update for parameters of rate's dtype with these
+        hyperparameters, in that dtype: those that depend on the rate or the count. The others are
+        numbers, which `_step` has in the hyperparameters; a template takes none of their tensors.
+        """
         raise NotImplementedError
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
@@ -488,30 +509,31 @@ class Optimizer(_OfFields):
         raise NotImplementedError
 
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
-        """Update the parameters of one group and their state, by default one by one.
+        """Update the parameters of one group and their state: one by one, unless a rule is about
+        all of them."""
+        if not self._is_cached():
+            for p, g, state, scalars in updates:
+                self._step(hyper, p, self._given(hyper, p, g), state, scalars)
+            return
+        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)  # type: ignore[arg-type]
+        for _, same in groupby(updates, lambda update: id(update[3])):
+            of_dtype = [*same]
+            for i in range(0, len(of_dtype), _AT_ONCE):
+                some = [update[:3] for update in of_dtype[i : i + _AT_ONCE]]
+                call(steps, (values, of_dtype[0][3], some), {})
 
-        A rule that uses all parameters together overrides this method."""
-        _, step = self._rule(hyper)
-        for update in updates:
-            step(*update)
+    def _is_cached(self) -> bool:
+        """Return whether updates run the functions of `_rule_of` by their templates. A captured
+        call, and the rule of a user, run the methods instead."""
+        return current_capture.get() is None and type(self).__module__.startswith("mlvm.")
 
-    def _rule(self, hyper: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return the functions of `_rule_of` for these hyperparameters, called by templates.
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self._options[1:]  # without the learning rate
 
-        A captured call, and a user's rule, run the methods instead."""
-        if current_capture.get() is not None or not type(self).__module__.startswith("mlvm."):
-            return (
-                lambda count, rate: self._scalars(hyper, rate),
-                lambda p, g, *rest: self._step(hyper, p, self._given(hyper, p, g), *rest),
-            )
-        names = tuple([name for name in self._options if name != "learning_rate"])
-        values = tuple([getattr(hyper, name) for name in names])
-        kind: Any = type(self)
-        scalars, step = _rule_of(kind, names)
-        return (
-            lambda *operands: call(scalars, (values, *operands), {}),
-            lambda *operands: call(step, (values, *operands), {}),
-        )
+    def _values(self, hyper: Any) -> tuple[Any, ...]:
+        """Return the hyperparameters of `_names`."""
+        return tuple(vars(hyper).values())[1:]
 
     def _given(self, hyper: Any, p: Tensor, g: Tensor) -> Tensor:
         """Return the gradient for the rule.
@@ -551,7 +573,8 @@ class Optimizer(_OfFields):
         states = [x for tensors in self._state.values() for x in tensors.values()]
         require_live([self.count, *self._params.values(), *states])
         vm = self.count.arena.vm
-        for arena in (current_arena(), *[g.arena for g in gradients.values()]):
+        arenas = {id(g.arena): g.arena for g in gradients.values()}
+        for arena in (current_arena(), *arenas.values()):
             if not arena.vm.is_same(vm):
                 raise HandleError(
                     f"{self._name}: arena {arena.name!r} is on {arena.vm.name}, the parameters "
@@ -560,7 +583,10 @@ class Optimizer(_OfFields):
         return gradients
 
     def _require_same_tensors(self) -> None:
-        """Raise `DTypeError` unless the tree contains the same tensors as at construction."""
+        """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
+        snapshot = _snapshots.get(self)
+        if snapshot is not None and snapshot.holds():
+            return
         current = self._own(named_leaves(self._tree))
         for path in self._leaves | current:
             if current.get(path) is not self._leaves.get(path):
@@ -573,6 +599,8 @@ class Optimizer(_OfFields):
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
                 )
+        if current_capture.get() is None:
+            _snapshots[self] = Snapshot(self._tree)
 
     @property
     def _name(self) -> str:
@@ -592,9 +620,13 @@ class Optimizer(_OfFields):
         return html.table(head, rows, right=0)
 
 
+_snapshots: WeakKeyDictionary[Optimizer, Snapshot] = WeakKeyDictionary()
+"""The trees of optimizers at their last update. They are not fields, which captured calls guard."""
+
+
 @cache
 def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...]:
-    """Return the scalars and the step of an optimizer's rule as pure functions.
+    """Return the scalars and the steps of an optimizer's rule as pure functions.
 
     Their arguments are the values of the named hyperparameters, and tensors. A rule of mlvm reads
     only `count` from its optimizer."""
@@ -602,21 +634,26 @@ def _rule_of(kind: Any, names: tuple[str, ...]) -> tuple[Callable[..., Any], ...
     def hyper_of(values: tuple[Any, ...]) -> SimpleNamespace:
         return SimpleNamespace(**dict(zip(names, values, strict=True)))
 
-    def scalars(values: tuple[Any, ...], count: Tensor, rate: Tensor) -> Tensors:
+    def begin(count: Tensor, rules: Iterable[tuple[Any, ...]]) -> list[Tensors]:
         rule = object.__new__(kind)
         vars(rule)["count"] = count
-        results = rule._scalars(hyper_of(values), rate)
-        # a template returns none of these
-        return [alias_of(x) if is_constant(x) else x for x in results]
+        scalars = [
+            rule._scalars(hyper_of(values), _in_dtype(rate, dtype)) for values, rate, dtype in rules
+        ]
+        apply_into(count, _ADD, count, scalar(1, count.dtype))
+        return scalars
 
-    def step(
-        values: tuple[Any, ...], p: Tensor, g: Tensor, state: Tensors, scalars: Tensors
+    def steps(
+        values: tuple[Any, ...],
+        scalars: Tensors,
+        updates: Iterable[tuple[Tensor, Tensor, Tensors]],
     ) -> None:
         rule = object.__new__(kind)
         hyper = hyper_of(values)
-        rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
+        for p, g, state in updates:
+            rule._step(hyper, p, rule._given(hyper, p, g), state, scalars)
 
-    return scalars, step
+    return begin, steps
 
 
 def zeros_beside(x: Tensor, type: TensorType) -> Tensor:

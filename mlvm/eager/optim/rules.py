@@ -66,16 +66,15 @@ class SGD(Optimizer):
         return ["momentum"] if hyper.momentum else []
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        scalars = -rate, *scalars_like(rate, hyper.momentum)
         if not hyper.dampening:
-            return scalars
+            return [-rate]
         one, share = scalars_like(rate, 1.0, 1 - hyper.dampening)
-        return *scalars, op.where(op.equal(self.count, 0.0), one, share)
+        return -rate, op.where(op.equal(self.count, 0.0), one, share)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, momentum, *share = scalars
+        minus_rate, *share = scalars
         if hyper.momentum:
-            [v] = state
+            [v], [momentum] = state, scalars_like(p, hyper.momentum)
             multiply_add_into(v, v, momentum, g * share[0] if share else g)
             g = op.multiply_add(v, momentum, g) if hyper.nesterov else v
         multiply_add_into(p, g, minus_rate, p)
@@ -119,11 +118,12 @@ class RMSProp(Optimizer):
         return ["square_mean", *[name for name, is_kept in maybe.items() if is_kept]]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum
-        return -rate, *scalars_like(rate, *numbers)
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, alpha, rest, eps, momentum = scalars
+        [minus_rate] = scalars
+        numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum
+        alpha, rest, eps, momentum = scalars_like(p, *numbers)
         v, *others = state
         part = rest * g
         v *= alpha
@@ -165,10 +165,10 @@ class Adagrad(Optimizer):
     _state_names = ("square_sum",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.eps)
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, eps = scalars
+        [minus_rate], [eps] = scalars, scalars_like(p, hyper.eps)
         [v] = state
         multiply_add_into(v, g, g, v)
         multiply_add_into(p, over_root(g, v, eps), minus_rate, p)
@@ -203,10 +203,11 @@ class Adadelta(Optimizer):
     _state_names = ("square_mean", "step_square_mean")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *scalars_like(rate, hyper.rho, 1 - hyper.rho, hyper.eps)
+        return [-rate]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, rho, rest, eps = scalars
+        [minus_rate] = scalars
+        rho, rest, eps = scalars_like(p, hyper.rho, 1 - hyper.rho, hyper.eps)
         v, u = state
         v *= rho
         multiply_add_into(v, rest * g, g, v)
@@ -245,12 +246,12 @@ class Lion(Optimizer):
     _state_names = ("gradient_mean",)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        beta1, beta2 = hyper.betas
-        decay_factor = 1 - hyper.weight_decay * rate
-        return -rate, decay_factor, *scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
+        return -rate, 1 - hyper.weight_decay * rate
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, decay_factor, beta1, rest1, beta2, rest2 = scalars
+        minus_rate, decay_factor = scalars
+        beta1, beta2 = hyper.betas
+        beta1, rest1, beta2, rest2 = scalars_like(p, beta1, 1 - beta1, beta2, 1 - beta2)
         [m] = state
         if hyper.weight_decay:
             p *= decay_factor
@@ -298,11 +299,11 @@ class Adam(Optimizer):
         beta1, beta2 = hyper.betas
         root = op.sqrt(sum_of_weights(beta2, t))
         minus_rate = -rate * root / sum_of_weights(beta1, t)
-        return minus_rate, hyper.eps * root, *scalars_like(rate, beta1, beta2)
+        return minus_rate, hyper.eps * root
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, eps, *betas = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        minus_rate, eps = scalars
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         multiply_add_into(p, over_root(gradient_sum, square_sum, eps), minus_rate, p)
 
 
@@ -363,12 +364,11 @@ class Adamax(Optimizer):
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
-        beta1, beta2 = hyper.betas
-        minus_rate = -rate / sum_of_weights(beta1, t)
-        return minus_rate, *scalars_like(rate, beta1, beta2, hyper.eps)
+        return [-rate / sum_of_weights(hyper.betas[0], t)]
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, beta1, beta2, eps = scalars
+        [minus_rate] = scalars
+        beta1, beta2, eps = scalars_like(p, *hyper.betas, hyper.eps)
         gradient_sum, largest = state
         multiply_add_into(gradient_sum, gradient_sum, beta1, g)
         largest *= beta2
@@ -400,11 +400,11 @@ class NAdam(Adam):
         root = op.sqrt(sum_of_weights(beta2, t))
         of_sum = -beta1 * rate * root / sum_of_weights(beta1, t + 1)
         of_gradient = -rate * root / sum_of_weights(beta1, t)
-        return of_sum, of_gradient, hyper.eps * root, *scalars_like(rate, beta1, beta2)
+        return of_sum, of_gradient, hyper.eps * root
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        of_sum, of_gradient, eps, *betas = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        of_sum, of_gradient, eps = scalars
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         p += op.multiply_add(gradient_sum, of_sum, of_gradient * g) / (op.sqrt(square_sum) + eps)
 
 
@@ -436,9 +436,9 @@ class RAdam(Adam):
         t = elements.astype(self.count, rate.dtype) + 1
         minus_mean = -rate / sum_of_weights(beta1, t)
         root, most = op.sqrt(sum_of_weights(beta2, t)), 2 / (1 - beta2) - 1
-        one, zero, beta1_, beta2_ = scalars_like(rate, 1.0, 0.0, beta1, beta2)
+        one, zero = scalars_like(rate, 1.0, 0.0)
         if most <= 5:
-            return minus_mean, zero, one, beta1_, beta2_
+            return [minus_mean]
         t = elements.astype(self.count, f64) + 1  # in f32 the difference would lose digits
         power = op.exp(compute(math.log, beta2) * t)
         n = most - 2 * t * power / (1 - power)
@@ -449,13 +449,11 @@ class RAdam(Adam):
             op.where(adapts, minus_rate, minus_mean),
             op.where(adapts, one, zero),
             op.where(adapts, hyper.eps * root, one),
-            beta1_,
-            beta2_,
         )
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        minus_rate, of_root, rest, *betas = scalars
-        gradient_sum, square_sum = moments(g, state, betas)
+        minus_rate, of_root, rest = (*scalars, *scalars_like(p, 0.0, 1.0))[:3]
+        gradient_sum, square_sum = moments(g, state, hyper.betas)
         root = op.minimum(op.sqrt(square_sum), float(finfo(g.dtype).max))  # of_root may be 0
         divisor = op.multiply_add(root, of_root, rest)
         multiply_add_into(p, gradient_sum / divisor, minus_rate, p)
@@ -490,10 +488,11 @@ class Rprop(Optimizer):
     _state_names = ("gradient", "step")
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return op.equal(self.count, 0.0), rate, *scalars_like(rate, *hyper.etas, *hyper.step_sizes)
+        return op.equal(self.count, 0.0), rate
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        is_first, rate, less, more, least, most = scalars
+        is_first, rate = scalars
+        less, more, least, most = scalars_like(p, *hyper.etas, *hyper.step_sizes)
         before, step = state
         agreement = op.sign(g) * op.sign(before)
         one, zero = scalars_like(p, 1.0, 0.0)
@@ -552,12 +551,12 @@ class ASGD(Optimizer):
         multiply_add_into(average, p - average, share, average)
 
 
-def moments(g: Tensor, state: Tensors, betas: Tensors) -> Tensors:
+def moments(g: Tensor, state: Tensors, betas: tuple[float, float]) -> Tensors:
     """Update Adam's moments m and v with this gradient, and return them.
 
     v is the largest value so far if the state contains that."""
     gradient_sum, square_sum, *largest = state
-    beta1, beta2 = betas
+    beta1, beta2 = scalars_like(gradient_sum, *betas)
     multiply_add_into(gradient_sum, gradient_sum, beta1, g)
     square_sum *= beta2
     multiply_add_into(square_sum, g, g, square_sum)

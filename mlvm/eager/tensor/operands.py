@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +31,7 @@ Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 _INT: Final = TensorType(default_of(int))
+_LISTED: Final = frozenset({list, float, int})  # values of which C makes a tensor
 
 
 def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = False) -> Tensor:
@@ -73,6 +74,15 @@ def as_operand(value: object, like: Tensor | None = None, *, or_index: bool = Fa
         own = listed_beside(value, bool_) or bool_
         dtype = (dtype.real if own.is_float else dtype) if own.is_inexact else None
     return tensor_of(value, dtype)
+
+
+operand: Final[Callable[[object, Tensor], Tensor]] = (
+    as_operand if EXTENSION is None else EXTENSION.operand
+)
+"""As `as_operand(value, like)`. With the C extension, C remembers the tensors of numbers."""
+
+if EXTENSION is not None:
+    EXTENSION.install_operands(as_operand)
 
 
 def _number(value: Scalar, like: Tensor) -> Tensor:
@@ -147,7 +157,7 @@ def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
         if isinstance(values, float) or target.is_integer:
             return apply(COPY, constant(values, target))
         values = plain(values)  # a large int is rounded once; a constant would round it twice
-    if dtype is None and EXTENSION is not None and type(values) is list:
+    if dtype is None and EXTENSION is not None and type(values) in _LISTED:
         listed: Tensor | None = EXTENSION.listed(values, TensorType(default_of(float)), _INT)
         if listed is not None:
             return listed

@@ -13,7 +13,7 @@ from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.methods import Methods
-from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.operands import Operand, as_operand, is_array, operand
 from mlvm.eager.tensor.parts import warn_of_part
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -32,9 +32,7 @@ def _of_two(op: str) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            if other.__class__ is not Tensor:
-                other = as_operand(other, self)
-            return apply(call, self, other)
+            return apply(call, self, other if other.__class__ is Tensor else operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise
@@ -47,7 +45,7 @@ def _reflected(op: str) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            return apply(call, as_operand(other, self), self)
+            return apply(call, operand(other, self), self)
         except MlvmError as error:
             annotate_error(error, op, (other, self))
             raise
@@ -87,7 +85,7 @@ def _of_function(op: str, *, reflected: bool = False) -> Binary:
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
-            other = as_operand(other, self)
+            other = operand(other, self)
             return function(other, self) if reflected else function(self, other)
         except MlvmError as error:
             annotate_error(error, op, (other, self) if reflected else (self, other))
@@ -103,7 +101,7 @@ def _in_place(op: str) -> Binary:
         if self.base is not None and getrefcount(self) == LOCAL_OPERATOR:
             warn_of_part(_getframe(1), self)
         try:
-            return apply_into(self, call, self, as_operand(other, self))
+            return apply_into(self, call, self, operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise
@@ -135,7 +133,7 @@ def _comparison(op: str) -> Binary:
         if not is_number and not is_array(other):
             return NotImplemented  # type: ignore[no-any-return]
         try:
-            return apply(call, self, as_operand(other, self))
+            return apply(call, self, operand(other, self))
         except MlvmError as error:
             annotate_error(error, op, (self, other))
             raise
@@ -150,7 +148,7 @@ def _power(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
             return primitives.square(self)
-        return primitives.pow(self, as_operand(other, self))
+        return primitives.pow(self, operand(other, self))
     except MlvmError as error:
         annotate_error(error, "pow", (self, other))
         raise
@@ -160,7 +158,7 @@ def _power_in_place(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
             return apply_into(self, _SQUARE, self)
-        return apply_into(self, _POW, self, as_operand(other, self))
+        return apply_into(self, _POW, self, operand(other, self))
     except MlvmError as error:
         annotate_error(error, "pow", (self, other))
         raise

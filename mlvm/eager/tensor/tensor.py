@@ -277,7 +277,7 @@ class Tensor(Methods, Allocation):
 
     def __repr__(self) -> str:
         if self.handle == STALE:
-            return f"<{str(self.stale()).partition(';')[0]}>"
+            return f"<{str(self.stale()).partition(': ')[2].partition(';')[0]}>"
         where = "" if self.arena.name == "default" else f", arena={self.arena.name!r}"
         try:
             values = self.numpy()

@@ -1,4 +1,4 @@
-"""Devices by name, and the drivers of those that there are."""
+"""Devices by name, and the drivers of the available devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"(opencl|cuda):\d{1,4}(:\d{1,4})?")
 
 
 class Device(NamedTuple):
-    """A device: the name that `ml.VM(device=)` takes, its maker's name, and its memory in bytes."""
+    """Device: its name for `ml.VM(device=)`, its maker's name, and its memory in bytes."""
 
     name: str
     model: str
@@ -32,8 +32,9 @@ _KINDS: Final[
 
 
 def devices() -> list[Device]:
-    """The devices of this machine: its processor, "cpu", and those of OpenCL and CUDA. None is
-    listed of what is not installed.
+    """Return the devices of this machine: "cpu", and those of OpenCL and CUDA.
+
+    Devices of libraries that are not installed are omitted.
 
     >>> ml.devices()[0].name
     'cpu'
@@ -48,7 +49,7 @@ def devices() -> list[Device]:
 
 
 def _processor() -> Device:
-    """The processor, and the memory of this machine."""
+    """Return the processor with the memory of this machine."""
     names = re.findall(r"^model name\s*:\s*(.+)", _text("/proc/cpuinfo"), re.MULTILINE)
     model = [*names, platform.processor(), platform.machine()]
     pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -62,7 +63,7 @@ def _text(file: str) -> str:
 
 
 def why_not(kind: str) -> str:
-    """Why there is no device of that kind; "" if there is one."""
+    """Return the reason why there is no device of that kind; "" if there is one."""
     try:
         return "" if _KINDS[kind][0]() else f"{kind} has no device here"
     except (MissingExtra, MachineError) as error:
@@ -70,14 +71,17 @@ def why_not(kind: str) -> str:
 
 
 def driver_of(device: Any) -> Driver:
-    """The driver of the device of that name. Raises `MissingExtra` without the package for it, and
-    `MachineError` for a device that there is not."""
+    """Return the driver of the device with that name.
+
+    Raises `MissingExtra` if its package is missing, and `MachineError` if the device does not
+    exist.
+    """
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     names = ", ".join([each.name for each in devices()])
     if match is None:
         hint = 'for the first device of OpenCL write "opencl:0", for CUDA "cuda:0"'
-        raise MachineError(f"VM: no device {device!r}; there are {names}; {hint}")
+        raise MachineError(f"VM: unknown device {device!r}; available are {names}; {hint}")
     listed, driver = _KINDS[match[1]]
     if device not in [name for name, _, _ in listed()]:
-        raise MachineError(f"VM: no device {device!r}; there are {names}")
+        raise MachineError(f"VM: unknown device {device!r}; available are {names}")
     return driver(device)

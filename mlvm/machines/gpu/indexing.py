@@ -1,5 +1,8 @@
-"""Elements chosen by indices and by masks. Sums by index are made in the order of the updates:
-indices are sorted, and each element of the result adds up those that point to it."""
+"""Gather and scatter by indices and masks.
+
+Sums by index are computed in the order of the updates: indices are sorted, and each element of the
+result adds its updates.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ from mlvm.machines.gpu.kernels import (
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
-_FEW: Final = 32  # indices that each element of a result looks at
+_FEW: Final = 32  # maximum number of indices that each element of a result scans
 
 
 def _units(dtype: DType) -> tuple[str, int]:
-    """The dtype that moves such elements, and how many of these an element has."""
+    """Return the dtype for moving such elements, and the number of its items per element."""
     return RAW[dtype.itemsize], max(dtype.itemsize // 8, 1)
 
 
@@ -46,7 +49,7 @@ def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *number
 
 
 def _calls_of_take(types: Types, axis: int, entry: str, *numbers: int) -> Calls:
-    """Read x at the indices along an axis; `numbers` follow its sizes."""
+    """Return the calls that read x at the indices along an axis; `numbers` follow its sizes."""
     out, x, indices = types
     unit, units = _units(x.dtype)
     _, length, behind = around(x.shape, axis)
@@ -128,8 +131,10 @@ def _index_set(device: Facts, types: Types, *, axis: int, axes: int) -> Calls:
 
 
 def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
-    """The steps of a tensor that is broadcast to groups of axes, along each; None where a group is
-    neither whole nor one element."""
+    """Return the strides of a tensor that is broadcast to groups of axes.
+
+    The stride is None where a group is neither contiguous nor one element.
+    """
     axes = [length for group in groups for length in group]
     shape = (1,) * (len(axes) - len(shape)) + shape
     steps, step, end = [], 1, len(axes)
@@ -168,13 +173,16 @@ def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: i
 
 
 def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: int = 0) -> Calls:
-    """Sum updates, the last operand but one, by the last, their indices; of three operands, they
-    are added to the first. `along`: each row along the axis has its indices."""
+    """Sum updates by their indices.
+
+    The updates are the last operand but one, the indices the last; with three operands, the sums
+    are added to the first. `along`: each row along the axis has its own indices.
+    """
     out, index_type = types[0], types[-1]
     updates, indices = len(types) - 2, len(types) - 1
     starts = int(len(types) == 4)
     before, length, behind = around(out.shape, axis)
-    parts = 2 if out.dtype.kind == "complex" else 1  # complex numbers are added part by part
+    parts = 2 if out.dtype.kind == "complex" else 1  # real and imaginary parts are added separately
     dtype = DType.named("f32" if out.dtype.itemsize == 8 else "f64") if parts == 2 else out.dtype
     if not device.has(dtype):
         return None
@@ -204,8 +212,10 @@ def _adds(device: Facts, types: Types, axis: int, *, along: bool = False, by: in
 @kernel("mask_scatter", judges=2)
 @kernel("mask_set", judges=3)
 def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
-    """Replace elements of zeros, or of the first of three operands, by values where a mask is
-    true."""
+    """Replace elements where a mask is true by values.
+
+    The elements are zeros, or those of the first of three operands.
+    """
     out, values, mask = types[0], types[-2], types[-1]
     begin, number, mask_number = range(len(types) - 3, len(types))
     behind, count = out.shape[mask.ndim :], values.shape[0]
@@ -214,7 +224,7 @@ def _masked(device: Facts, types: Types, **_: Shape) -> Calls:
     if not mask.size or steps is None or (units > 1 and steps[1] == 0 and math.prod(behind) > 1):
         return None
     ranks = Scratch("ranks", 8 * mask.size)
-    sums = running(device, i64, (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
+    sums = running(device, adding(i64), (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
     text = _text(unit, MASKED=int(begin == 0))
     args = (0, begin, number, mask_number, ranks, REFUSED)
     inner = 1 if units > 1 else steps[1]

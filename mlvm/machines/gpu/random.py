@@ -1,5 +1,6 @@
-"""Random draws with the bits of the processor's: Philox4x64-10, and numpy's conversions of its
-words to numbers.
+"""Random draws with the same bits as on the processor.
+
+They use Philox4x64-10, and numpy's conversions of its words to numbers.
 
 The generator is a function of a key and a counter: all blocks are made at once.
 """
@@ -25,7 +26,7 @@ from mlvm.machines.gpu.kernels import (
     kernel,
     source,
 )
-from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.gpu.reductions import GROUP, adding, running
 from mlvm.machines.ziggurat import ziggurat
 
 
@@ -86,8 +87,10 @@ def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
 def _randint(
     device: Facts, types: Types, *, low: int, high: int, shape: Shape, dtype: str
 ) -> Calls:
-    """A draw is refused for some words. The surplus that is drawn is too small with a probability
-    below 1e-30."""
+    """A draw is refused for some words.
+
+    The surplus that is drawn is too small with a probability below 1e-30.
+    """
     out = types[0]
     count, span, itemsize = out.size, high - low, out.dtype.itemsize
     bits = 8 * itemsize if itemsize < 8 else 32 if span <= 2**32 else 64
@@ -102,7 +105,7 @@ def _randint(
     calls = [_call(text, "integers", (to, is_used, 1, *numbers), drawn, 256 // bits)]
     if refused:
         ranks = Scratch("ranks", 8 * drawn)
-        calls += running(device, i64, (ranks, "i64"), (is_used, "i64"), (1, drawn, 1))
+        calls += running(device, adding(i64), (ranks, "i64"), (is_used, "i64"), (1, drawn, 1))
         args = (0, to, ranks, np.int64(drawn), np.int64(count))
         calls.append(_call(text, "gather_taken", args, drawn, 1))
     return calls
@@ -123,10 +126,13 @@ def _ziggurat() -> str | None:
 
 @kernel("normal")
 def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
-    """A value takes one word in 98 of 100 cases, and more where one is refused, so that a value
-    begins where the one before it ended. So a value is computed from every
-    word; the words at which values do begin are then found by doubling their known number.
-    3 % more words than values are drawn, where 2.2 % are needed. f64 is drawn on the host."""
+    """Draw standard normal values by the ziggurat method on the device.
+
+    In 98 of 100 cases a value needs one word, and more if a word is rejected, so each value starts
+    where the previous one ended. A value is computed from every word; the words at which values
+    start are then found by doubling the known number. 3 % more words than values are drawn, where
+    2.2 % are needed. f64 is drawn on the host.
+    """
     out, count, tables = types[0], types[0].size, _ziggurat()
     size = count + count // 32 + 256
     if tables is None or out.dtype is f64 or not device.has_f64 or size >= 2**31:

@@ -62,8 +62,11 @@ def fold(
     divisor: Any = None,
     scratch: str = "pieces",
 ) -> list[Call]:
-    """The calls that fold the middle one of three axes. `out` and `x` are where elements lie and
-    the names of their dtypes; `centre` is what `MAP` of a centred fold takes."""
+    """The calls that fold the middle one of three axes.
+
+    `out` and `x` are where elements lie and the names of their dtypes; `centre` is what `MAP` of a
+    centred fold takes.
+    """
     before, length, behind = sizes
     divisor = np.int64(0) if divisor is None else divisor
     in_rows = behind == 1 and length > GROUP
@@ -88,8 +91,10 @@ def fold(
 
 
 def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
-    """The sizes of three axes of which the middle one is reduced; None where the reduced axes do
-    not lie side by side."""
+    """Return the sizes of three axes, of which the middle one is reduced.
+
+    Return None if the reduced axes are not adjacent.
+    """
     axes = [i for i in normalize_axes(axis, x.ndim) if x.shape[i] != 1]
     if not axes:
         return x.size, 1, 1
@@ -151,6 +156,11 @@ def adding(dtype: DType) -> Fold:
     return Fold("0", "((a) + (b))", computed(dtype).name, _CAST)
 
 
+def multiplying(dtype: DType) -> Fold:
+    """The product, in that dtype."""
+    return Fold("1", "((a) * (b))", computed(dtype).name, _CAST)
+
+
 def _wide(x: TensorType) -> DType:
     """Return the dtype that means are computed in: x's dtype, f64 for integers."""
     return computed(x.dtype) if x.dtype.is_float else f64
@@ -203,7 +213,7 @@ def _position(dtype: DType, of: str) -> Fold:
 
 _FOLDS: Final[dict[str, Callable[[DType, DType], Fold]]] = {
     "sum": lambda out, x: adding(out),
-    "prod": lambda out, x: Fold("1", "((a) * (b))", computed(out).name, _CAST),
+    "prod": lambda out, x: multiplying(out),
     "max": lambda out, x: _most(x),
     "min": lambda out, x: _most(x, "<"),
     "argmax": lambda out, x: _position(x, ">"),
@@ -223,21 +233,22 @@ for _name in _FOLDS:
     kernel(_name, computes=True)(partial(_one, _name))
 
 
-# --- running sums ---------------------------------------------------------------------
+# --- running sums and products --------------------------------------------------------
 
 
 def running(
     device: Facts,
-    dtype: DType,
+    how: Fold,
     out: tuple[Argument, str],
     x: tuple[Argument, str],
     sizes: tuple[int, int, int],
     depth: int = 0,
 ) -> list[Call]:
-    """The running sums along the middle one of three axes: of pieces, which begin with the running
-    sums of the pieces before."""
+    """Compute the running sums, or products, along the middle of three axes.
+
+    The axis is split into pieces, which start with the result of the previous pieces.
+    """
     before, length, behind = sizes
-    how = adding(dtype)
     piece = length if length <= _FEW else _STEP
     pieces = -(-length // piece)
     calls: list[Call] = []
@@ -245,20 +256,31 @@ def running(
     items = (before * pieces * behind,)
     numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     if pieces > 1:
-        count = nbytes(dtype, items[0])
+        count = nbytes(DType.named(how.of), items[0])
         totals, starts = Scratch(f"totals{depth}", count), Scratch(f"starts{depth}", count)
         text = how.text(x[1], how.of, 1, "i64")
         args = (totals, x[0], *numbers, np.int64(0))
         call = Call(text, "columns", items, (GROUP,), args)
         middle = (before, pieces, behind)
         sums = (totals, how.of)
-        calls = [call, *running(device, dtype, (starts, how.of), sums, middle, depth + 1)]
+        calls = [call, *running(device, how, (starts, how.of), sums, middle, depth + 1)]
     text = how.text(x[1], out[1], 1, "i64")
     return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
 
 
-@kernel("cumulative_sum", computes=True)
-def _cumulative_sum(device: Facts, types: Types, *, axis: int | None, dtype: str | None) -> Calls:
+def _cumulative(
+    how: Callable[[DType], Fold],
+    device: Facts,
+    types: Types,
+    /,
+    *,
+    axis: int | None,
+    dtype: str | None,
+) -> Calls:
     out, x = types
     sizes = around(x.shape, 0 if axis is None else axis)
-    return running(device, out.dtype, (0, out.dtype.name), (1, x.dtype.name), sizes)
+    return running(device, how(out.dtype), (0, out.dtype.name), (1, x.dtype.name), sizes)
+
+
+kernel("cumulative_sum", computes=True)(partial(_cumulative, adding))
+kernel("cumulative_prod", computes=True)(partial(_cumulative, multiplying))

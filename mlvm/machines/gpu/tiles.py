@@ -1,5 +1,7 @@
-"""Tiles of a device's products: a table by dtype, and faster ones that `python -m mlvm tune` has
-found, in a file of the user's cache.
+"""Tiles of a device's matrix products.
+
+There is a table by dtype. `python -m mlvm tune` finds faster tiles, and stores them in the user's
+cache.
 
 Tiles decide how fast a product is, and no bit of it: an element adds up its terms in one order.
 """
@@ -18,8 +20,11 @@ from mlvm.machines.gpu.kernels import Facts
 
 
 class Tile(NamedTuple):
-    """Tile of a product: rows, columns and depth of a group's step, rows (`high`) and columns
-    (`wide`) of a work item, and lanes of a vector."""
+    """Tile of a matrix product.
+
+    It has the rows, columns and depth of a group's step, the rows (`high`) and columns (`wide`) of
+    a work item, and the lanes of a vector.
+    """
 
     rows: int
     columns: int

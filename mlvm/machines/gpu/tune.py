@@ -27,9 +27,11 @@ class Timed(NamedTuple):
 
 
 def tune(device: str, size: int | None = None) -> Iterator[Timed]:
-    """Time products of square matrices with each tile that may suit, one after the other, and keep
-    the fastest of each dtype. `size` is that of the matrices, by default 512 on a processor and
-    2048 on a GPU. Raises what a VM on the device raises."""
+    """Time products of square matrices with each possible tile, and keep the fastest per dtype.
+
+    `size` is the size of the matrices, by default 512 on a processor and 2048 on a GPU. Raises what
+    a VM on the device raises.
+    """
     if device == "cpu":
         raise MachineError("a processor's kernels have fixed tiles; tune another device")
     facts = GpuVM(device=device).memory.driver.facts

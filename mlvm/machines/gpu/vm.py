@@ -147,8 +147,11 @@ class GpuVM(LocalVM):
             self._forget_links()  # else what was made ready before would stay unused
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Write without a wait. Pinned memory (`pinned_zeros`) is copied as it lies, while the
-        device computes, and waits for no launch: a launch may itself wait for the writer."""
+        """Write without a wait.
+
+        Pinned memory (`pinned_zeros`) is copied as it lies, while the device computes, and waits
+        for no launch: a launch may itself wait for the writer.
+        """
         if not self.memory.is_pinned(array):
             super().write(handle, array)
             return
@@ -157,19 +160,25 @@ class GpuVM(LocalVM):
         self.memory.write(entry.array, array)
 
     def make_writable(self, handles: Sequence[TensorHandle]) -> None:
-        """Wait until the host's memory that was last written to the tensors is copied, and may
-        change. Raises `HandleError`."""
+        """Wait until the host memory last written to the tensors is copied, so it may change.
+
+        Raises `HandleError`.
+        """
         for handle in handles:
             self.memory.wait_for_copy(self._store.entry(handle).array)
 
     def pinned_zeros(self, nbytes: int) -> Array:
-        """A u8 array of zeros of the host, which `write` copies while the device computes: it may
-        change again after `make_writable` of the tensor."""
+        """Return a u8 array of zeros on the host, which `write` copies asynchronously.
+
+        The caller may change it again after `make_writable` of the tensor.
+        """
         return self.memory.pinned_zeros(nbytes)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given. Raises the error of a value that a
-        kernel has refused."""
+        """Wait until the device has done all it was given.
+
+        Raises the error of a value that a kernel has refused.
+        """
         self.memory.synchronize()
         with self._lock:  # launches in between would be noted, and their flags not read
             self.memory.settle()
@@ -233,8 +242,10 @@ class _HostFunction(UserFunction):
 
 
 class Failed(BaseException):
-    """An error of a call in a stretch, on its way through the machine's loop, which does not know
-    its place."""
+    """Error of a call in a stretch, in transit through the machine's loop.
+
+    The loop does not know the location of the call.
+    """
 
     def __init__(self, error: Exception, code: Code, step: int) -> None:
         super().__init__(error)
@@ -247,8 +258,10 @@ class Failed(BaseException):
 
 
 class Stretch:
-    """The calls of steps `start` .. `end - 1` of a bound program, which follow one another on
-    arguments of the launch. It is called as a binding's kernel is."""
+    """Stretch of calls on arguments of the launch: steps `start` .. `end - 1` of a bound program.
+
+    It has the signature of a binding's kernel.
+    """
 
     def __init__(
         self, code: Code, start: int, end: int, functions: FunctionTable, queue: Queue

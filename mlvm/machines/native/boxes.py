@@ -20,8 +20,10 @@ _SQUARE: Final = (64, 128)
 
 
 class _Axis(NamedTuple):
-    """Axis of a box: elements, and the strides in bytes in the result (`out`) and operand
-    (`into`)."""
+    """Axis of a box: its length, and the strides in bytes.
+
+    `out` is the stride in the result, `into` in the operand.
+    """
 
     length: int
     out: int
@@ -52,9 +54,11 @@ class Boxes:
         reads: int = 1,
         value: int = 0,
     ) -> None:
-        """Add a copy of a box of that shape. `reads` is the parameter that is read, with strides
-        `into`; 0 fills the box with `value`, a pattern of eight bytes. `out`: the result's
-        strides."""
+        """Add a copy of a box of that shape.
+
+        `reads` is the parameter that is read, with strides `into`; 0 fills the box with `value`, a
+        pattern of eight bytes. `out`: the result's strides.
+        """
         if 0 in shape:
             return
         if reads and (size := _run_of(self.itemsize, shape, out, into)) > self.itemsize:
@@ -70,9 +74,11 @@ class Boxes:
     def add(
         self, shape: Shape, out: Strides, into: Strides, *, out_at: int, reads: int, number: str
     ) -> None:
-        """Add a box of the sums of the first operand, which has the result's shape, and the
-        parameter `reads`. `number`: the suffix of the kernel, a float dtype or an integer's
-        bytes."""
+        """Add a box of the sums of the first operand and the parameter `reads`.
+
+        The first operand has the result's shape. `number` is the suffix of the kernel, a float
+        dtype or an integer's size in bytes.
+        """
         if 0 not in shape:
             merged, out_at, in_at = _upward(shape, out, into, out_at, 0)
             kernel, size = f"box_add_{number}", self.itemsize
@@ -83,8 +89,10 @@ class Boxes:
         self.copy(shape, out, (0,) * len(shape), out_at=out_at, reads=0, value=value)
 
     def rest(self, shape: Shape, out: Strides, out_at: int) -> None:
-        """Add a copy of a box of the first operand, which has the result's shape and may be the
-        result."""
+        """Add a copy of a box of the first operand.
+
+        The operand has the result's shape, and may be the result.
+        """
         merged, out_at, in_at = _upward(shape, out, out, out_at, out_at)
         kernel, size = f"box_rest_{self.itemsize}", self.itemsize
         self._tiles(merged, size, kernel, reads=1, out_at=out_at, in_at=in_at)
@@ -124,9 +132,11 @@ class Boxes:
     def _tiles(
         self, axes: list[_Axis], size: int, named: str | None = None, **integers: int
     ) -> None:
-        """Add tiles over elements of `size` bytes along axes that do not merge any further: for the
-        `named` kernel, or else copied."""
-        if self.itemsize > 8 and (named or not integers["reads"]):  # there is no kernel
+        """Add tiles over elements of `size` bytes, along axes that cannot be merged further.
+
+        They are for the `named` kernel, or copied.
+        """
+        if self.itemsize > 8 and (named or not integers["reads"]):  # no such kernel exists
             self._parts.append(None)
             return
         count = math.prod(axis.length for axis in axes)
@@ -199,8 +209,10 @@ def _run_of(itemsize: int, shape: Shape, out: Strides, into: Strides) -> int:
 def _upward(
     shape: Shape, out: Strides, into: Strides, out_at: int, in_at: int
 ) -> tuple[list[_Axis], int, int]:
-    """Merge the axes of a box and make its strides in the result positive; return where it
-    begins."""
+    """Merge the axes of a box and make its strides in the result positive.
+
+    Also return its start.
+    """
     axes = [_Axis(*axis) for axis in zip(shape, out, into, strict=True) if axis[0] > 1]
     for axis in axes:
         if axis.out < 0:

@@ -31,8 +31,10 @@ _REMEDY: Final = (
 
 
 def _compile(simd: str) -> str:
-    """Compile an instruction set that a checkout was not built for. Return the cause of a
-    failure."""
+    """Compile an instruction set that a checkout was not built for.
+
+    Return the cause of a failure.
+    """
     native, checkout = Path(__file__).parent, Path(__file__).parents[3]
     library = next(native.glob("_native.*.so"), native / "_native.abi3.so")
     sources = native / "src" / "module.c"
@@ -71,7 +73,7 @@ def is_native(native: bool | None) -> bool:
     if native is None:
         setting = os.environ.get("MLVM_NATIVE", "")
         if setting not in ("", "0", "1"):
-            raise MachineError(f"MLVM_NATIVE is 0 or 1, not {setting!r}")
+            raise MachineError(f"MLVM_NATIVE: expected 0 or 1, got {setting!r}")
         native = setting == "1" if setting else None
     if native:
         require("the native machine is not here")
@@ -112,12 +114,14 @@ def pool(threads: int, pinned: bool) -> Pool:
 
 
 def default_threads() -> int:
-    """Return MLVM_THREADS, the threads of the default VM, or 1. Raises `MachineError` if it is no
-    number of threads."""
+    """Return MLVM_THREADS, the threads of the default VM, or 1.
+
+    Raises `MachineError` if it is no number of threads.
+    """
     setting = os.environ.get("MLVM_THREADS") or "1"
     if setting not in map(str, range(1, MOST_THREADS + 1)):
         raise MachineError(
-            f"MLVM_THREADS is a number from 1 to {MOST_THREADS}, not {brief(setting)}"
+            f"MLVM_THREADS: expected a number from 1 to {MOST_THREADS}, got {brief(setting)}"
         )
     return int(setting)
 

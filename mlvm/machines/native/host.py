@@ -27,8 +27,10 @@ _MOST_CALLERS: Final = 256
 
 
 class Host(NamedTuple):
-    """Description of a call of a host function, for `machine/host.h`. `address` is 0 for a function
-    in Python; `call` is None for a call from Python."""
+    """Description of a call of a host function, for `machine/host.h`.
+
+    `address` is 0 for a function in Python; `call` is None for a call from Python.
+    """
 
     call: Call | None
     attributes: Attributes
@@ -42,8 +44,10 @@ class Host(NamedTuple):
 
 
 class CFunction(UserFunction):
-    """Host function in C, whose code lies in `library`. Functions of the extension work on an
-    object of it, the `owner`."""
+    """Host function in C, whose code lies in `library`.
+
+    Functions of the extension work on an object of it, the `owner`.
+    """
 
     def __init__(
         self,
@@ -59,18 +63,23 @@ class CFunction(UserFunction):
         self.address = address
         self.library = library
         self.owner = owner
-        # By the id of the attributes, which an entry keeps alive.
+        # Keyed by the id of the attributes, which an entry keeps alive.
         self._callers = Memo[int, tuple[Host, Caller]](_MOST_CALLERS, "machines.native.host")
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """Return the attributes, unchanged. Raises `ArgumentError` for one that JSON cannot
-        express."""
+        """Return the attributes, unchanged.
+
+        Raises `ArgumentError` for one that JSON cannot express.
+        """
         self.host(attributes)
         return attributes
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        """Run the function, without the GIL. Raises `HostFunctionError` for an error that it
-        reports, by message or status, and for misuse of its frame."""
+        """Run the function, without the GIL.
+
+        Raises `HostFunctionError` for an error that it reports, by message or status, and for
+        misuse of its frame.
+        """
         results: list[Value] = self._entry(attributes)[1](params)
         return results
 
@@ -104,8 +113,11 @@ class CFunction(UserFunction):
 
 
 def host_of(binding: Binding, details: CallDetails) -> Host | None:
-    """Describe the call for the loop; None unless it is a host function whose counts the loop can
-    check. `nparams` is MLVM_ANY where the verifier has proven it."""
+    """Describe the call for the loop, or return None.
+
+    The loop supports host functions whose counts it can check. `nparams` is MLVM_ANY if the
+    verifier has proven it.
+    """
     callee = binding.callee
     if not isinstance(callee, UserFunction) or details.may_alias:
         return None
@@ -152,12 +164,12 @@ def number(attributes: Attributes, name: bytes | None, place: bool) -> float | N
     """Return the attribute of that name, None if there is none. `place`: False if C's is NULL."""
     key = string(name)
     if not place:
-        raise HostFunctionError(f"number: the place for {key!r} is NULL")
+        raise HostFunctionError(f"number: the pointer for {key!r} is NULL")
     if key not in attributes:
         return None
     value = canonical(attributes[key])
     if not isinstance(value, (bool, int, float)):
-        raise HostFunctionError(f"attribute {key!r} is a number, not {value!r}")
+        raise HostFunctionError(f"attribute {key!r}: expected a number, got {value!r}")
     try:
         return float(value)
     except OverflowError:
@@ -169,7 +181,7 @@ def type_asked_for(dtype: int, ndim: int, shape: list[int] | None) -> TensorType
     if not 0 <= dtype < len(DTYPES):
         raise HostFunctionError(f"new_tensor: no dtype has the code {dtype}")
     if not 0 <= ndim <= MAX_NDIM:
-        raise HostFunctionError(f"new_tensor: ndim is 0 to {MAX_NDIM}, not {ndim}")
+        raise HostFunctionError(f"new_tensor: expected ndim from 0 to {MAX_NDIM}, got {ndim}")
     if ndim and shape is None:
         raise HostFunctionError(f"new_tensor: the shape of {ndim} lengths is NULL")
     return TensorType(DTYPES[dtype], shape or ())
@@ -196,7 +208,7 @@ class HostCall:
         attributes: Attributes,
         miscounted: Callable[[int], MachineError] | None = None,
     ) -> None:
-        self._callee = callee  # as of now: a program runs none that came later
+        self._callee = callee  # the current callee; later registrations do not affect the program
         self._attributes = attributes
         self._miscounted = miscounted
 
@@ -214,7 +226,7 @@ class HostCall:
         raise HostFunctionError(f"new_tensor: no memory for {type}")
 
     def no_tensor(self) -> None:
-        raise HostFunctionError("push: the pointer is no tensor of this frame")
+        raise HostFunctionError("push: expected a tensor of this frame, got another pointer")
 
     def string(self, text: bytes | None) -> str:
         return string(text)
@@ -236,14 +248,13 @@ class HostCall:
         raise MemoryError
 
     def end(self, failure: BaseException | None, status: int, nresults: int) -> None:
-        """Raise the error of a call that ended with that failure or status and number of
-        results."""
+        """Raise the error of a call with that failure, status or number of results."""
         try:
             if failure is not None:
                 raise failure
             if status != 0:
                 raise HostFunctionError(f"status {status}")
-        except OutOfMemory:  # of the VM, whose functions may allocate
+        except OutOfMemory:  # raised by the VM, whose functions may allocate
             raise
         except MlvmError as error:
             raise HostFunctionError(f"{self._callee.name}: {error}") from None

@@ -58,8 +58,10 @@ class NativeKernel:
         self._calls: Memo[Any, KernelCall | None] = Memo(_MOST_CALLS, "machines.native calls")
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Return the call for a result and operands of these types; None if the reference kernel
-        runs."""
+        """Return the call for these types; None if the reference kernel runs.
+
+        The types are those of the result and the operands.
+        """
         key = tuple(types), repr(attributes) if attributes else ""
         return self._calls.get(key, lambda: self.plan(types, attributes))
 
@@ -157,8 +159,10 @@ class NativeFused:
         self._plans: WeakKeyDictionary[Chain, Memo[Any, KernelCall | Parts]] = WeakKeyDictionary()
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
-        """Return the call of attributes["chain"] for parameters of these types; None if it has
-        parts."""
+        """Return the call of the chain in `attributes`; None if it has parts.
+
+        The parameters have these types.
+        """
         plan = self.plan_for(attributes["chain"], types)
         return plan if isinstance(plan, KernelCall) else None
 

@@ -44,7 +44,7 @@ class Flat:
     def size(self, nbytes: int) -> int:
         """Return the index of a size of rows in `sizes`."""
         if not 0 <= nbytes < 1 << 62:
-            raise MachineError(f"lanes have no row of {nbytes} bytes")
+            raise MachineError(f"lanes: no rows have {nbytes} bytes")
         if nbytes not in self.sizes:
             self.sizes.append(nbytes)
         return self.sizes.index(nbytes)
@@ -88,9 +88,11 @@ class Flat:
 
 
 class NativeLanes:
-    """Runner of steps in C. `part(segment, count)` binds a part, and returns also the arrays of its
-    operands and results; `grow(size, nbytes, used, more)` enlarges the memory of
-    rows of the size of that number."""
+    """Runner of steps in C.
+
+    `part(segment, count)` binds a part, and also returns the arrays of its operands and results.
+    `grow(size, nbytes, used, more)` enlarges the memory of the rows with that size.
+    """
 
     def __init__(
         self,
@@ -100,8 +102,8 @@ class NativeLanes:
         keep: Callable[[int], None],
     ) -> None:
         self._part, self._grow, self._steps = part, grow, linked.steps
-        self._bound: dict[tuple[int, int], Bound] = {}  # the last of each part
-        self._keep, self._nbytes = keep, 0  # of frames, which stay for the next run
+        self._bound: dict[tuple[int, int], Bound] = {}  # the last binding of each part
+        self._keep, self._nbytes = keep, 0  # bytes of frames, which are kept for the next run
         self._names = [*linked.runs, *linked.sites]
         flat = Flat(linked)
         size = flat.size
@@ -118,7 +120,7 @@ class NativeLanes:
             _ints([x for register, nbytes in pairs for x in (register, size(nbytes))])
             for pairs in (linked.params, linked.returned)
         )
-        self._sizes = flat.sizes  # all of them
+        self._sizes = flat.sizes  # all sizes
         self._results = [nbytes for _, nbytes in linked.returned]
         self.lanes = Lanes(
             _ints(flat.code),
@@ -135,13 +137,16 @@ class NativeLanes:
         )
 
     def run(self, pool: Pool, count: int, *arrays: Sequence[Array]) -> None:
-        """Run the first `count` rows. `arrays` are the arguments, the results and sums, which are
-        written, and the shared operands."""
+        """Run the first `count` rows.
+
+        `arrays` are the arguments, the results and sums, which are written, and the shared
+        operands.
+        """
         results = arrays[1]
         if len(results) != len(self._results) or any(
             x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)
         ):
-            raise MachineError("results have other bytes than the program leaves")
+            raise MachineError("results have a different size than the program's results")
         addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
         self._keep(self._nbytes)
         try:
@@ -176,12 +181,12 @@ class NativeLanes:
         if what == "index":
             raise OperandValueError(f"index {a} is out of range for length {b}")
         if what == "depth":
-            raise LimitExceeded(f"{a} calls lie within each other, the most that may")
+            raise LimitExceeded(f"call depth exceeds the limit of {a}")
         if what == "frames":
-            raise LimitExceeded(f"lanes have more than {a:,} frames, the most that they may")
+            raise LimitExceeded(f"lanes have more than {a:,} frames, the limit")
         if what == "check":
             raise CheckFailed(self._steps[a][3])
-        raise MachineError("no such record is there")
+        raise MachineError("the record does not exist")
 
 
 def _ints(numbers: Any) -> Array:

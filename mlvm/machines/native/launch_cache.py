@@ -32,11 +32,13 @@ class LaunchCache:
         self._version = -1
 
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
-        """Run launches from `start` on while they are in the cache. Return where the next message
-        begins, and the number of launches that ran."""
+        """Run launches from `start` on while they are in the cache.
+
+        Return where the next message begins, and the number of launches that ran.
+        """
         functions = self._vm.functions
         if not self._bound or functions.instrument is not None or "launch" in vars(self._vm):
-            return start, 0  # each launch is watched, or the cache is empty
+            return start, 0  # launches are observed, or the cache is empty
         with self._lock:
             if functions.version != self._version:
                 self._clear()

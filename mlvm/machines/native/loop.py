@@ -100,8 +100,10 @@ class Site:
         return nothing
 
     def _over(self, out: int, types: Sequence[TensorType]) -> int:
-        """Return the bit set of the parameters that result `out` may alias exactly: those of its
-        type that it may replace."""
+        """Return the bit set of the parameters that result `out` may alias exactly.
+
+        These have its type, and the op may replace them.
+        """
         callee, attributes = self.binding.callee, self.details.attributes
         allowed: Sequence[int] = ()
         if isinstance(callee, OpInto):
@@ -123,8 +125,7 @@ class Helper:
         self._store = store
 
     def check_signals(self) -> None:
-        """Do nothing: on entry Python raises exceptions that other threads have sent to this
-        one."""
+        """Do nothing: entering Python raises exceptions sent by other threads."""
 
     def type_of(self, array: Array) -> Type:
         return native_type(TensorType.of(array))
@@ -220,8 +221,7 @@ class NativeLoop:
         max_steps: int | None = None,
         scheduler: Scheduler | None = None,
     ) -> list[Value]:
-        """Run as `mlvm.core.machine.run.run`, which takes programs that are watched or
-        scheduled."""
+        """Run as `mlvm.core.machine.run.run`, which handles observed or scheduled programs."""
         prepared = main.prepared
         watched = functions.instrument is not None or scheduler is not None
         if prepared.__class__ is not Prepared or watched or max_steps is not None:
@@ -254,8 +254,10 @@ class NativeLoop:
         functions: FunctionTable,
         *more: Any,
     ) -> list[Value]:
-        """Run a variant of a program that is prepared but for its integers. Whatever is out of the
-        ordinary is done by the program that it stands for."""
+        """Run a variant of a program that is prepared but for its integers.
+
+        Whatever is out of the ordinary is done by the program that it stands for.
+        """
         owner = patched.variant.patched
         is_nested = owner.busy  # in a signal handler or a finalizer
         try:
@@ -302,8 +304,10 @@ class Patched:
         self._full: tuple[int, Code, tuple[Array, ...]] | None = None
 
     def activate(self, functions: FunctionTable) -> Program | None:
-        """Return the program in C, with the variant's integers, on these arrays; None if it has to
-        be linked as any other."""
+        """Return the program in C, with the variant's integers, on these arrays.
+
+        Return None if it must be linked as an ordinary program.
+        """
         program: Program | None = self.variant.patched.activate(self, int(functions.version))
         return program
 
@@ -319,8 +323,7 @@ class Patched:
 
 
 def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseException | None]:
-    """Convert the state in which the loop ended to the reference loop's; return it and the
-    error."""
+    """Convert the final state of the C loop to the reference loop's; also return the error."""
     stack, frames, function, pc, base, nparams, steps_left, since, error = ended
     callers = [(codes[i], *rest) for i, *rest in frames]
     spared = None if steps_left < 0 else steps_left
@@ -350,8 +353,11 @@ def _resume(
 def bound_code(
     vm: VM, program: Any, args: tuple[TensorHandle, ...], cache: Cache
 ) -> tuple[Code | None, tuple[Array, ...]]:
-    """Return the code that was bound to these handles, and its arrays; None before a launch on
-    them. The cache is cleared when a handle may name another array, from before the look-up on."""
+    """Return the code that was bound to these handles, and its arrays.
+
+    Return None before the first launch on them. The cache is cleared when a handle may refer to
+    another array, starting before the look-up.
+    """
     number = id(cache)  # a call on the next line might hand over to a thread that clears
     vm._store.caches[number] = cache
     linked = vm._linked.get(id(program))

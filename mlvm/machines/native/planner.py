@@ -36,8 +36,10 @@ HALVES: Final[dict[str, Halves]] = {}
 
 @cache
 def _integers(simd: str) -> dict[str, tuple[str, ...]]:
-    """List the kernels of that instruction set, which is in use, with the names of the integers of
-    their calls (`plan/names.h`)."""
+    """List the kernels of the instruction set in use.
+
+    Each has the names of the integers of its calls (`plan/names.h`).
+    """
     kernels = _native.kernels().items()
     return {kernel: tuple([name.lower() for name in names]) for kernel, (_, names) in kernels}
 

@@ -18,8 +18,8 @@ from mlvm.core.errors import AddressError
 
 _UNIX: Final = "unix:"
 _FORMS: Final = "HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH"
-_BACKLOG: Final = 1024  # connections that wait to be accepted
-_LONGEST_PATH: Final = 107  # of a unix socket, by the system's struct
+_BACKLOG: Final = 1024  # pending connections
+_LONGEST_PATH: Final = 107  # limit of a unix socket's path in the system's struct
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
@@ -62,14 +62,14 @@ def parse_address(text: str) -> Address:
         if not path or "\0" in path:
             raise AddressError(f"an address: expected unix:PATH, got {text!r}")
         if len(os.fsencode(path)) > _LONGEST_PATH:
-            raise AddressError(f"{text!r}: a path has at most {_LONGEST_PATH} bytes")
+            raise AddressError(f"{text!r}: expected a path of at most {_LONGEST_PATH} bytes")
         return UnixAddress(path)
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
     if int(port) > 65535:
-        raise AddressError(f"{text!r}: a port is at most 65535")
+        raise AddressError(f"{text!r}: expected a port of at most 65535")
     host = host[1:-1] if bracketed else host
     if any(each.isspace() or each == "\0" for each in host):
         raise AddressError(f"an address: expected {_FORMS}, got {text!r}")
@@ -123,13 +123,15 @@ def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise AddressError(f"no host {address.host!r}: {why}") from None
+        raise AddressError(f"cannot find host {address.host!r}: {why}") from None
     return infos  # type: ignore[return-value]
 
 
 def adopt(sock: socket.socket, *, public: bool) -> Address:
-    """Return the address of a listening socket that another program has opened. Without `public`,
-    other hosts must not reach it. Raises `AddressError`."""
+    """Return the address of a listening socket that another program has opened.
+
+    Without `public`, other hosts must not reach it. Raises `AddressError`.
+    """
     place = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return UnixAddress(os.fsdecode(place))
@@ -142,7 +144,7 @@ def _check_public(address: TcpAddress, place: tuple[object, ...], public: bool) 
     if not public and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
         raise AddressError(
             f"{address} can be reached from other hosts, who could read and change what passes: "
-            "use TLS (--certificate, --key), or say that the network is trusted (--insecure)"
+            "use TLS (--certificate, --key), or allow it on a trusted network (--insecure)"
         )
 
 
@@ -176,7 +178,7 @@ def _remove_stale(address: UnixAddress) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address.path)
             return
-    raise AddressError(f"cannot listen on {address}: another server listens there")
+    raise AddressError(f"cannot listen on {address}: another server is listening there")
 
 
 def address_of(sock: socket.socket, requested: Address) -> Address:
@@ -190,8 +192,11 @@ def address_of(sock: socket.socket, requested: Address) -> Address:
 
 
 def connect(address: Address, timeout: float) -> socket.socket:
-    """Connect to an address. Raises `ConnectionError`, `TimeoutError` or another `OSError`, and
-    `AddressError` for an unknown host."""
+    """Connect to an address.
+
+    Raises `ConnectionError`, `TimeoutError` or another `OSError`, and `AddressError` for an unknown
+    host.
+    """
     if isinstance(address, UnixAddress):
         with closing_on_error(socket.socket(socket.AF_UNIX)) as sock:
             sock.settimeout(timeout)
@@ -208,7 +213,7 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE.items():
-        option = getattr(socket, name, None)  # not every system has all
+        option = getattr(socket, name, None)  # not all systems have all options
         if option is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)

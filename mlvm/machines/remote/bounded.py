@@ -22,16 +22,17 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
-_PER_ARRAY: Final = 224  # bytes of an array, beside its elements
-_PER_HANDLE: Final = 440  # of a tensor or storage, with its entry
-_PER_VALUE: Final = 56  # on a stack
+_PER_ARRAY: Final = 224  # bytes per array, in addition to its elements
+_PER_HANDLE: Final = 440  # bytes per tensor or storage, including its entry
+_PER_VALUE: Final = 56  # bytes per stack value
 _PER_FRAME: Final = 128
-_LOOK: Final = 0.05  # seconds between two checks that the client still waits
+_LOOK: Final = 0.05  # seconds between two checks whether the client still waits
 
 
 class BoundedVM(LocalVM):
-    """A VM under `limits`. A call beyond one raises `OutOfMemory` or `LimitExceeded`, and the VM
-    remains usable.
+    """A VM under `limits`.
+
+    A call beyond one raises `OutOfMemory` or `LimitExceeded`, and the VM remains usable.
 
     limits: what its client may use
     launches: number of launches, also of those that failed
@@ -70,8 +71,11 @@ class BoundedVM(LocalVM):
     def launch(
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
-        """Launch as `LocalVM.launch` does. Raises also `LimitExceeded` for too long a launch or too
-        many instructions, and `OutOfMemory` for too large results."""
+        """Launch as `LocalVM.launch` does.
+
+        Raises also `LimitExceeded` for too long a launch or too many instructions, and
+        `OutOfMemory` for too large results.
+        """
         self.launches += 1
         most = self.limits.launch_steps
         if max_steps is None or (isinstance(max_steps, int) and max_steps > most):
@@ -87,13 +91,15 @@ class BoundedVM(LocalVM):
                 return super().launch(program, args, max_steps=max_steps)
             finally:
                 self._scheduler = scheduler
-                self._linked.pop(id(program), None)  # it is linked for this scheduler
+                self._linked.pop(id(program), None)  # it was linked for this scheduler
 
     # --- tensors without a valid value ---
 
     def spoil(self, handle: TensorHandle, error: Exception) -> None:
-        """Have reads of the tensor raise the error that kept it from being written, until its next
-        write. Raises `HandleError`."""
+        """Make reads of the tensor raise this error until the tensor is written again.
+
+        The error prevented the tensor from being written. Raises `HandleError`.
+        """
         with self._lock:
             array = self._store.entry(handle).array
             if self._careful is None:
@@ -174,7 +180,7 @@ class Turns:
         if not self.acquire(blocking=False):
             while not self.acquire(timeout=_LOOK):
                 if self._client.is_gone():
-                    raise LimitExceeded("the client of this call has hung up")
+                    raise LimitExceeded("the client of this call has disconnected")
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -241,8 +247,10 @@ class _BoundedStore(FreeStore):
 
 
 class _LiveBytes:
-    """Counter of the bytes that a launch has allocated and that are alive. The loop in C counts
-    its own."""
+    """Counter of the bytes that a launch has allocated and that are alive.
+
+    The loop in C counts its own.
+    """
 
     def __init__(self, most: int, *, native: bool) -> None:
         self.most = most

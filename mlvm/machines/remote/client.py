@@ -63,10 +63,10 @@ class _Posted(NamedTuple):
 class _Sent(NamedTuple):
     """Counters of what was added to the stream.
 
-    posts: number of posts
-    dequeued: number of those that came from the outbox
-    calls: number of calls
-    places: origins of the last posts, those that the server has not confirmed
+    posts: number of posts.
+    dequeued: number of those that came from the outbox.
+    calls: number of calls.
+    places: origins of the last posts, those that the server has not confirmed.
     """
 
     posts: int
@@ -113,10 +113,10 @@ class RemoteVM(Closing, WireVM):
         self.shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
-        self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
+        self._sending = threading.RLock()  # acquired after `_lock`, which is for calls that wait
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
-        # by number of a call, the name of an unanswered allocation
+        # name of an unanswered allocation, by number of the call
         self._allocs: dict[int, str] = {}
         self._blamed: dict[int, Place | _Posted | None] = {}  # by number of a failed post
         self._lost: str | None = None
@@ -212,7 +212,7 @@ class RemoteVM(Closing, WireVM):
     def _leave_to_parent(self) -> None:
         """Leave the connection to the parent, in a forked process, where no thread holds a lock."""
         self._lock, self._sending = threading.RLock(), threading.RLock()
-        self._stream.socket.close()  # the descriptor alone: a shutdown would reach the parent
+        self._stream.socket.close()  # only close the descriptor: a shutdown would affect the parent
         self._end("this process was forked, and the connection is its parent's")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -235,12 +235,13 @@ class RemoteVM(Closing, WireVM):
         try:
             if self._live.issuperset(handles):
                 return
-        except TypeError:  # not hashable, as the encoding will say
+        except TypeError:  # not hashable; the encoding raises the error
             return
         self.require_open()
         handle = next(each for each in handles if each not in self._live)
         raise HandleError(
-            f"handle {brief(handle)} names nothing on {self.name}: another client's, or freed"
+            f"handle {brief(handle)} does not exist on {self.name}: it was freed, or belongs to "
+            "another client"
         )
 
     # --- posts ---
@@ -250,14 +251,17 @@ class RemoteVM(Closing, WireVM):
         if not rest:
             self._add_post(bytes(first))
             return
-        with self._sending:  # sent now, as the caller may change the memory
+        with self._sending:  # sent immediately, as the caller may change the memory
             self._add_to_stream((first, *rest), user_place())
             self._flush()
         self._confirm()
 
     def _post_freeing(self, name: str, handle: int) -> None:
-        """Queue a deallocation. It is not sent now, as the garbage collector may call this in the
-        middle of another call. On a lost VM there is nothing to free."""
+        """Queue a deallocation.
+
+        It is not sent now, as the garbage collector may call this in the middle of another call. On
+        a lost VM there is nothing to free.
+        """
         if self._lost is None:
             [message] = _parts_of(Kind.post, name, (handle,))
             self._outbox.add(bytes(message), None)
@@ -289,8 +293,10 @@ class RemoteVM(Closing, WireVM):
     def _add_to_stream(
         self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
     ) -> None:
-        """Move the queued posts to the stream, and then add a message. `places` has the place of
-        the message, if it is a post. The caller holds `_sending`."""
+        """Move the queued posts to the stream, and then add a message.
+
+        `places` has the place of the message, if it is a post. The caller holds `_sending`.
+        """
         self.require_open()
         sent: _Sent = self._stream.note
         if not self._outbox and not places:
@@ -336,8 +342,11 @@ class RemoteVM(Closing, WireVM):
         return None if self._timeout is None else self._stream.system.monotonic() + self._timeout
 
     def _receive(self, deadline: float | None) -> tuple[Kind, Received]:
-        """Receive the next answer. At the deadline, or on an interrupt, end the launches that it
-        waits for. Raises `CallTimeout`, `ConnectionLost`."""
+        """Receive the next answer.
+
+        At the deadline, or on an interrupt, end the launches that it waits for. Raises
+        `CallTimeout`, `ConnectionLost`.
+        """
         try:
             if deadline is None or self._stream.is_coming(deadline):
                 return self._stream.receive()
@@ -350,8 +359,10 @@ class RemoteVM(Closing, WireVM):
         raise CallTimeout(f"{self._where}: {took}")
 
     def _end_launches(self) -> None:
-        """Have the server end the launches of all sent messages, if it owes an answer. Raises
-        `ConnectionLost` if it does not react."""
+        """Have the server end the launches of all sent messages, if it owes an answer.
+
+        Raises `ConnectionLost` if it does not react.
+        """
         sent: _Sent = self._stream.note
         waits = self._stream.received < sent.calls and not self._stream.is_lost
         if self._interrupt is not None and waits:
@@ -361,8 +372,10 @@ class RemoteVM(Closing, WireVM):
                 raise ConnectionLost(str(error)) from None
 
     def _settle(self, deadline: float | None) -> None:
-        """Receive the answers to calls that were interrupted, and free their allocations. If an
-        answer is the error of a post, raise it, as the server sends it only once."""
+        """Receive the answers to calls that were interrupted, and free their allocations.
+
+        If an answer is the error of a post, raise it, as the server sends it only once.
+        """
         self.require_open()
         while self._stream.received < self._stream.note.calls:
             with self._sending:
@@ -397,8 +410,10 @@ class RemoteVM(Closing, WireVM):
             self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
     def _located(self, error: Exception, sent: _Sent) -> Exception:
-        """Return the error of an answer, with the line of this process that caused it in place of
-        the server's lines. `sent` are the counters at the answered call."""
+        """Return the error of an answer, with this process's line instead of the server's lines.
+
+        The line made the call that caused the error. `sent` are the counters at the answered call.
+        """
         self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
@@ -406,7 +421,7 @@ class RemoteVM(Closing, WireVM):
             if isinstance(error, errors.MlvmError):
                 error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = self._blamed.get(posted)  # if it was raised before
+            place = self._blamed.get(posted)  # if it was already raised
             if 0 <= index < len(sent.places):
                 place = self._blamed[posted] = sent.places[index]
                 while len(self._blamed) > _MOST_BLAMED:
@@ -439,8 +454,8 @@ class RemoteVM(Closing, WireVM):
         """Return the server's reason for ending the connection, if it sent one."""
         mine: list[bool] = []
         try:
-            mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
-            if mine[0]:  # else another thread receives it
+            mine.extend(map(self._lock.acquire, (False,)))  # atomic; see `stream`
+            if mine[0]:  # otherwise another thread receives it
                 with suppress(errors.MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
@@ -449,7 +464,7 @@ class RemoteVM(Closing, WireVM):
                         if isinstance(last_words, ConnectionLost):
                             return str(last_words)
         finally:
-            if mine == [True]:  # no call, after which Ctrl-C might come
+            if mine == [True]:  # without a call, during which Ctrl-C might occur
                 self._lock.release()
         return None
 

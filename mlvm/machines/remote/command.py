@@ -135,10 +135,10 @@ def serve(options: argparse.Namespace, version: str) -> None:
     is_new_secret = secret is None and not private
     if is_new_secret:
         secret = make_secret()
-        print(f"secret: {secret}", flush=True)  # on stdout: the log never has it
+        print(f"secret: {secret}", flush=True)  # on stdout only, never in the log
     if options.processes is None:
         options.processes = 0 if private else options.connections
-    signals: list[int] = []  # no Event: the interrupted thread may hold its lock
+    signals: list[int] = []  # not an Event, whose lock the interrupted thread may hold
 
     def on_signal(number: int, _: FrameType | None) -> None:
         signals.append(number)
@@ -239,9 +239,11 @@ def top(options: argparse.Namespace, version: str) -> None:
 def _rates(
     status: Mapping[str, Any], before: dict[Any, tuple[float, int]], now: float
 ) -> Callable[[Any], float]:
-    """Return a function of a client's number, or of None for all clients: launches a second since
-    the previous status, or since the client connected. `before` has the previous totals by client,
-    and is updated."""
+    """Return a function from a client's number to its launches per second.
+
+    None stands for all clients. The time starts at the previous status, or when the client
+    connected. `before` has the previous totals by client, and is updated.
+    """
     totals = {None: (status["seconds"], status["launches"])}
     for each in status["clients"]:
         totals[each["client"]] = each["seconds"], each["launches"]

@@ -36,10 +36,12 @@ from mlvm.machines.remote.users import own_secret
 from mlvm.machines.versions import difference
 
 _MOST_STATUS: Final = 1 << 22
-_PATIENCE: Final = 2.0  # seconds to ask a server to end a launch
+_PATIENCE: Final = 2.0  # seconds for a request to stop a launch
 _MOST_CUTS: Final = 10
-_NO_TLS: Final = "no TLS with this server; leave out tls=, or start it with --certificate and --key"
-_PAUSE: Final = 0.05  # seconds at most between two attempts at a busy server
+_NO_TLS: Final = (
+    "cannot use TLS with this server; leave out tls=, or start it with --certificate and --key"
+)
+_PAUSE: Final = 0.05  # maximum seconds between two attempts at a busy server
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
 """Encryption of a connection and trusted certificates: see `connect`."""
@@ -60,8 +62,10 @@ def connect(
     memory: int | str | None = None,
     system: System = SYSTEM,
 ) -> RemoteVM:
-    """Connect to a server that `python -m mlvm serve` has started, and return a VM on it. It is a
-    VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
+    """Connect to a server that `python -m mlvm serve` has started, and return a VM on it.
+
+    It is a VM like any other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm,
+    ...)`.
 
     `address` is HOST:PORT, [IPV6]:PORT, :PORT (this host) or unix:PATH. The server's secret is
     `secret`, in the private file `secret_file`, or in the file that the environment variable
@@ -214,7 +218,9 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
     except ssl.SSLError as error:
         raise AccessRefused(f"{_NO_TLS}: {error.reason or error}") from None
     except OSError as error:
-        raise ConnectionLost(f"no TLS with this server: {error.strerror or error}") from None
+        raise ConnectionLost(
+            f"cannot use TLS with this server: {error.strerror or error}"
+        ) from None
 
 
 class Observer(Closing):

@@ -38,7 +38,7 @@ LEAST_SECRET: Final = 16
 BUSY: Final = "too many connections come at once: try again"
 """The reason after which a client tries again by itself."""
 
-_LEAST_DIFFERENT: Final = 5  # bytes of a secret
+_LEAST_DIFFERENT: Final = 5  # minimum number of different bytes in a secret
 _MOST_REASON: Final = 500  # characters
 _MOST: Final = 4096  # bytes of a message from an unauthenticated peer
 _TLS_RECORD: Final = b"\x16\x03"
@@ -59,11 +59,11 @@ class Greeting(Enum):
 class Hello:
     """First message of a client: its request.
 
-    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume"
-    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key
-    name: the client's name in the server's log; for "interrupt" the number of a message
-    has_secret: the client will prove that it knows a secret
-    user: user of the secret, which the server learns from the proof
+    wants: "vm", "lease" (a VM that survives a lost connection), "status", "interrupt" or "resume".
+    vm: name of a shared VM, empty for an own one; for "interrupt" and "resume" the client's key.
+    name: the client's name in the server's log; for "interrupt" the number of a message.
+    has_secret: the client will prove that it knows a secret.
+    user: user of the secret, which the server learns from the proof.
     """
 
     wants: str = "vm"
@@ -89,8 +89,10 @@ def pack(kind: Greeting, body: bytes = b"", version: int = VERSION) -> bytes:
 def receive(
     sock: socket.socket, deadline: float, most: int = _MOST, system: System = SYSTEM
 ) -> tuple[int, int, bytes]:
-    """Receive the next message by `deadline` of `system.monotonic`. Return its version, its kind
-    and all its bytes. Raises `ConnectionLost`, `EncodingError`."""
+    """Receive the next message by `deadline` of `system.monotonic`.
+
+    Return its version, its kind and all its bytes. Raises `ConnectionLost`, `EncodingError`.
+    """
     header = _exactly(sock, HEADER.size, deadline, system)
     magic, version, kind, length = HEADER.unpack(header)
     if magic != MAGIC:
@@ -154,11 +156,11 @@ def check_secret(secret: str | bytes) -> bytes:
         raise AccessRefused(f"a secret: expected a str or bytes, got a {type(secret).__name__}")
     data = secret.encode() if isinstance(secret, str) else secret
     if len(data) < LEAST_SECRET:
-        raise AccessRefused(f"a secret has at least {LEAST_SECRET} bytes; this one has {len(data)}")
+        raise AccessRefused(f"a secret: expected at least {LEAST_SECRET} bytes, got {len(data)}")
     if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
         raise AccessRefused(
             f"a secret: expected {LEAST_SECRET} bytes, not counting blanks at its ends, of which "
-            f"{_LEAST_DIFFERENT} differ; got an easier one to guess"
+            f"{_LEAST_DIFFERENT} differ; got one that is easier to guess"
         )
     return data
 
@@ -205,7 +207,7 @@ def greet(
     for text in (hello.wants, hello.vm, hello.name):
         writer.text(text)
     first = pack(Greeting.hello, writer.body())
-    with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
+    with suppress(ConnectionLost):  # a busy server does not read, but sends the reason
         send(sock, first, deadline, system)
     heard = first, _expect(sock, Greeting.challenge, deadline, system), _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))
@@ -229,12 +231,14 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float, system: System
     try:
         version, number, message = receive(sock, deadline, system=system)
     except EncodingError as error:
-        raise AccessRefused(f"no mlvm server answers there, or it speaks TLS: {error}") from None
+        raise AccessRefused(
+            f"no mlvm server answers at this address, or it requires TLS: {error}"
+        ) from None
     if number == Greeting.refused.value:
         try:
             reason = plain(Reader(message, HEADER.size).text())
         except EncodingError:
-            reason = "the server gives no reason"
+            reason = "the server states no reason"
         raise AccessRefused(reason)
     if version != VERSION:
         raise AccessRefused(_versions(version, "server"))
@@ -279,7 +283,9 @@ def admit(
     if version != VERSION:
         raise _refused(sock, _versions(version, "client"), deadline, system)
     if kind != Greeting.hello.value:
-        raise EncodingError(f"a connection begins with hello ({Greeting.hello.value}), not {kind}")
+        raise EncodingError(
+            f"expected a connection to begin with hello ({Greeting.hello.value}), not {kind}"
+        )
     hello = _read_hello(first)
     if hello.has_secret and not secrets_of:
         raise _refused(sock, "this server has no secret: connect without one", deadline, system)
@@ -320,9 +326,9 @@ def _read_hello(message: bytes) -> Hello:
     wants, vm, name = reader.text(), reader.text(), reader.text()
     reader.end()
     if len(nonce) != NONCE or not isinstance(has_secret, bool):
-        raise EncodingError("a hello has a nonce, and says whether there is a secret")
+        raise EncodingError("expected a hello with a nonce and a flag for the secret")
     if max(map(len, (wants, vm, name))) > MOST_NAME:
-        raise EncodingError(f"a name has {MOST_NAME} characters at most")
+        raise EncodingError(f"expected a name of at most {MOST_NAME} characters")
     return Hello(wants, vm, name, has_secret)
 
 

@@ -79,7 +79,8 @@ class LeasedStream(Stream):
         self._timeouts = 0.0, 0.0
         self._sends = threading.RLock()
         self._receives = threading.RLock()  # acquired after `_sends`
-        self._connection = 0  # its number, by which a thread sees that another has reconnected
+        # number of the connection, which shows that another thread has reconnected
+        self._connection = 0
         self._closed = False
 
     @property
@@ -151,10 +152,12 @@ class LeasedStream(Stream):
             raise
 
     def _resume(self, connection: int, error: ConnectionLost, until: float = math.inf) -> None:
-        """Replace the connection, unless another thread has done so. Raises `ConnectionLost` if
-        that fails, and `_DeadlinePassed` at the time `until`."""
+        """Replace the connection, unless another thread has done so.
+
+        Raises `ConnectionLost` if that fails, and `_DeadlinePassed` at the time `until`.
+        """
         with suppress(OSError):
-            self.socket.shutdown(SHUT_RDWR)  # wakes the other thread
+            self.socket.shutdown(SHUT_RDWR)  # wake the other thread
         with self._sends, self._receives:
             if connection != self._connection:
                 return
@@ -163,15 +166,16 @@ class LeasedStream(Stream):
             rest = _Leased(_messages_after(unconfirmed, arrived), note, unconfirmed)
             at = fresh._at._replace(messages=self.received, incoming=None)
             before = self.socket
-            # No call comes between these lines, so no interrupt does.
+            # There is no call between these lines, so no interrupt either.
             self.socket, self._buffer, self._end = fresh.socket, fresh._buffer, fresh._end
             self._at, self._sending, self._connection = at, rest, connection + 1
             before.close()
 
     def _open_stream(self, error: ConnectionLost, until: float) -> tuple[Stream, int]:
-        """Open a stream on a new connection, which begins with the next answer. Return it and the
-        number of messages that the server has received. Raises `ConnectionLost`, and
-        `_DeadlinePassed` at the time `until`.
+        """Open a stream on a new connection, which begins with the next answer.
+
+        Return it and the number of messages that the server has received. Raises `ConnectionLost`,
+        and `_DeadlinePassed` at the time `until`.
 
         A server that is busy with a launch answers when the launch ends. So each time that it
         admits this client, the deadline for reaching it starts again.
@@ -201,7 +205,7 @@ class LeasedStream(Stream):
         fresh.set_timeouts(seconds, seconds)
         _, reader = fresh.receive()
         arrived, answered = reader.integer(), reader.integer()
-        if 0 < answered <= self.received:  # its repeated answer was received before
+        if 0 < answered <= self.received:  # the repeated answer was already received
             _, repeated = fresh.receive()
             if isinstance(repeated, Incoming):
                 repeated.skip()

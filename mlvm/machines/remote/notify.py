@@ -20,8 +20,10 @@ _FIRST: Final = 3  # the first descriptor that systemd passes
 
 
 def inherited_socket() -> socket.socket:
-    """Return the socket that systemd has opened for this process. Raises `AddressError` unless it
-    is exactly one, and listens."""
+    """Return the socket that systemd has opened for this process.
+
+    Raises `AddressError` unless it is exactly one, and listens.
+    """
     count = os.environ.pop("LISTEN_FDS", "0")
     if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or count != "1":
         raise AddressError("--listen systemd: expected one socket of a .socket unit (LISTEN_FDS=1)")

@@ -32,13 +32,15 @@ class PythonOutbox:
         return len(self) >= GATHERED or time.monotonic() - self._last_take > PAUSE
 
     def take(self, done: int, /) -> tuple[bytes, list[Any]]:
-        """Forget the messages before number `done`. Return the others as one text of bytes, and the
-        place of each."""
+        """Forget the messages before number `done`.
+
+        Return the others as one text of bytes, and the place of each.
+        """
         count = done - self._first
         if count not in (0, self._shown):
             raise ValueError(f"messages before {self._first} are done, not {done}")
         if count:
-            # No call comes between, so no interrupt does.
+            # There is no call between, so no interrupt either.
             self._first, self._shown, self._messages[:count] = done, 0, []
         shown = self._messages.copy()
         self._shown = len(shown)

@@ -31,7 +31,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.metrics import Metrics
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-_PATIENCE: Final = 20.0  # seconds that the nursery may take to start
+_PATIENCE: Final = 20.0  # seconds that the nursery may need to start
 _MOMENT: Final = 0.1  # seconds to wait for the status of the processes
 _ROOM: Final = 1 << 18
 
@@ -39,12 +39,12 @@ _ROOM: Final = 1 << 18
 class Process:
     """A process of one client, or of a shared VM.
 
-    name: name of its VM
-    channel: the server's end of the channel to it
-    status: its last answer to "status", as `Server.status`
-    metrics: its last counters, as `Metrics.to_json`
-    status_pending: a request for the status is not answered
-    ended: why the process has ended, or None
+    name: name of its VM.
+    channel: the server's end of the channel to it.
+    status: its last answer to "status", as `Server.status`.
+    metrics: its last counters, as `Metrics.to_json`.
+    status_pending: a request for the status is not answered.
+    ended: why the process has ended, or None.
     """
 
     def __init__(self, name: str, channel: Channel) -> None:
@@ -68,8 +68,11 @@ class Process:
         self.send("serve", sock, client=number, **facts)
 
     def wait(self, number: int) -> tuple[int, float, str | None]:
-        """Wait until the process has served a client. Return the number of launches, their
-        seconds, and the reason if the process has ended before the client."""
+        """Wait until the process has served a client.
+
+        Return the number of launches, their seconds, and the reason if the process has ended before
+        the client.
+        """
         with self._lock:
             serving = self._serving[number]
             if self.ended is not None:
@@ -97,8 +100,9 @@ class Process:
 
 
 class Processes:
-    """The processes of a server: at most `most` of clients, and one for each `shared` VM. They
-    write events to `log`.
+    """Processes of a server: at most `most` for clients, and one per `shared` VM.
+
+    They write events to `log`.
 
     Raises `MachineError` for options that are not JSON, or if no process can be started.
     """
@@ -142,8 +146,10 @@ class Processes:
     # --- start ---
 
     def process_for(self, shared: str, name: str, nice: int) -> Process:
-        """Return the process of a shared VM, or fork one for a client whose VM has the `name`, with
-        niceness `nice`. Raises `AccessRefused`."""
+        """Return the process of a shared VM, or fork one for a client.
+
+        The client's VM has the `name`; `nice` is the niceness. Raises `AccessRefused`.
+        """
         with self._lock:
             if shared:
                 if self._shared[shared].ended is not None:
@@ -151,7 +157,7 @@ class Processes:
                 return self._shared[shared]
             count = sum(each.name not in self._shared for each in self._living)
             if count >= self._most:
-                raise AccessRefused(f"{count} processes of clients run, the limit")
+                raise AccessRefused(f"{count} processes of clients are running, the limit")
             try:
                 return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
@@ -187,7 +193,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise MachineError(f"no process can be started: {error.strerror}") from None
+            raise MachineError(f"cannot start a process: {error.strerror}") from None
         finally:
             theirs.abandon()
         self._to_nursery.socket.settimeout(_PATIENCE)
@@ -196,7 +202,7 @@ class Processes:
         except TypeError as error:
             raise MachineError(f"options of a VM in a process: expected JSON: {error}") from None
         if not started:
-            raise MachineError("the process that others are forked from does not start")
+            raise MachineError("the process that forks the others cannot be started")
         self._to_nursery.socket.settimeout(None)
 
     # --- messages of the processes ---
@@ -245,8 +251,10 @@ class Processes:
         return metrics.to_json()
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Return the status of each process, as `Server.status`; of a busy one, its previous
-        status."""
+        """Return the status of each process, as in `Server.status`.
+
+        A busy process has its previous status.
+        """
         living = self._living.copy()
         for each in living:
             if not each.status_pending:
@@ -262,7 +270,7 @@ class Processes:
 
     def send_all(self, do: str, **facts: Any) -> None:
         """Send a request to all processes."""
-        for each in self._living.copy():  # without the lock: to copy is one step
+        for each in self._living.copy():  # without the lock: copying is atomic
             each.send(do, **facts)
 
     def close(self) -> None:
@@ -299,9 +307,11 @@ def how_it_ended(status: int | str) -> str:
 
 
 def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Relay the bytes of each socket to the other until one ends. At the end of `plain` all its
-    bytes have been relayed; when the client hangs up, bytes that the process has not read are
-    dropped."""
+    """Relay the bytes of each socket to the other until one ends.
+
+    At the end of `plain` all its bytes have been relayed; when the client hangs up, bytes that the
+    process has not read are dropped.
+    """
     secure.setblocking(False)
     plain.setblocking(False)
     hung_up = getattr(select, "POLLRDHUP", 0)
@@ -317,7 +327,7 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
         to_client = bool(outward.pending) * select.POLLOUT
         poll = select.poll()
         poll.register(secure, (hung_up if full else select.POLLIN) | to_client)
-        if not outward.ended:  # it would always be ready
+        if not outward.ended:  # a closed channel would always be ready
             poll.register(plain, full * select.POLLOUT | (not to_client) * select.POLLIN)
         for number, events in poll.poll():
             if number == secure.fileno() and full and events & (hung_up | select.POLLHUP):

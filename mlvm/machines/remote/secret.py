@@ -13,7 +13,7 @@ from mlvm.machines.remote.handshake import check_secret
 VARIABLE: Final = "MLVM_SECRET_FILE"
 """The environment variable that names the secret's file, by default."""
 
-_MOST: Final = 1 << 16  # bytes: of many users
+_MOST: Final = 1 << 16  # bytes; a file may have secrets of many users
 
 
 def make_secret() -> str:
@@ -27,12 +27,12 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
     Raises `AccessRefused` if others can read the file, if it is too long or has no secret, and
     `OSError`.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # for a pipe: no waiting
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
     with open(descriptor, "rb") as file:
         require_private(descriptor, path, "secret")
         data = file.read(_MOST + 1)
         if len(data) > _MOST:
-            raise AccessRefused(f"{os.fspath(path)}: a secret has at most {_MOST} bytes")
+            raise AccessRefused(f"{os.fspath(path)}: expected a secret of at most {_MOST} bytes")
         return check_secret(data.strip())
 
 
@@ -48,8 +48,10 @@ def require_private(descriptor: int, path: str | os.PathLike[str], what: str) ->
 def find_secret(
     secret: str | bytes | None, secret_file: str | os.PathLike[str] | None
 ) -> bytes | None:
-    """Return `secret`, or the secret in `secret_file`, or in the file that the environment names;
-    None if there is none. Raises the errors of `read_secret`."""
+    """Return the secret from `secret`, `secret_file` or the environment; None if there is none.
+
+    The environment names a file. Raises the errors of `read_secret`.
+    """
     if secret is not None and secret_file is not None:
         raise AccessRefused("expected secret= or secret_file=, got both")
     if secret is not None:

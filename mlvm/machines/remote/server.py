@@ -56,7 +56,7 @@ _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 _MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
 _LOOK_AT_QUOTAS: Final = 0.5  # seconds between two checks
 
-_LAST_WORDS: Final = 0.2  # seconds until the end of a process is noticed
+_LAST_WORDS: Final = 0.2  # seconds until the exit of a process is noticed
 _INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
@@ -131,7 +131,7 @@ class Server(Closing):
         if self._users is None and isinstance(requested, addresses.TcpAddress):
             raise AccessRefused(f"a server at {requested} needs a secret")
         if key is not None and certificate is None:
-            raise errors.AddressError(f"key={key!r} needs certificate= too")
+            raise errors.AddressError(f"key={key!r} needs certificate= as well")
         self._files = certificate, key
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
@@ -147,8 +147,8 @@ class Server(Closing):
         self._clients: dict[int, _Client] = {}
         self._started = system.monotonic()
         self._draining = False
-        self._launches = 0  # of clients that have left
-        self._metrics = Metrics()  # of these, and of handshakes
+        self._launches = 0  # launches of disconnected clients
+        self._metrics = Metrics()  # metrics of these clients, and of handshakes
         self._accounts = Accounts(self._limits)
         self._admitted = 0
         for name in shared:
@@ -164,9 +164,9 @@ class Server(Closing):
         self.shared = {} if processes else {name: self.make_vm(name) for name in shared}
         for vm in self.shared.values():
             vm.allow_several_clients()
-        if requested is None:  # this is a process of a client
+        if requested is None:  # this process serves one client
             return
-        sample = self.make_vm("sample")  # invalid options raise now
+        sample = self.make_vm("sample")  # raises for invalid options
         sample.launch_cache()
         for name in _MODULES:
             importlib.import_module(name)
@@ -181,7 +181,8 @@ class Server(Closing):
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         opened = address if isinstance(address, socket.socket) else None
-        self._spare = os.open(os.devnull, os.O_RDONLY)  # to refuse a client when none is left
+        # spare descriptor, to reject a client when none is left
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         try:
             self._socket = opened or system.listen(requested, public=public)
             self.address: addresses.Address = addresses.address_of(self._socket, requested)
@@ -201,8 +202,10 @@ class Server(Closing):
         self._accepting = system.start("mlvm accept", self._accept)
 
     def reload(self, secret: str | bytes | None) -> None:
-        """Replace the secret, and read the certificate's files again, for new connections. Raises
-        `AccessRefused` and `AddressError`, and changes nothing then."""
+        """Replace the secret, and read the certificate's files again, for new connections.
+
+        Raises `AccessRefused` and `AddressError`, and changes nothing then.
+        """
         users = None if secret is None else users_of(handshake.check_secret(secret))
         if users is None and isinstance(self.address, addresses.TcpAddress):
             raise AccessRefused(f"a server at {self.address} needs a secret")
@@ -221,21 +224,23 @@ class Server(Closing):
     # --- shutdown -------------------------------------------------------------------------
 
     def close(self, grace: float = 0.0) -> None:
-        """Admit no more clients, wait `grace` seconds for running launches, and end all
-        connections. Idempotent."""
+        """Stop the server: admit no more clients, and close all connections. Idempotent.
+
+        It first waits `grace` seconds for running launches.
+        """
         with self._lock:
             first, self._draining = not self._draining, True
             count = len(self._clients)
         if first:
             self._log.event("draining", clients=count, grace=grace)
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+                self._socket.shutdown(socket.SHUT_RDWR)  # wake the thread that accepts
             self._socket.close()
             self._remove_file()
         self.drain()
         self._wait(grace)
-        self.stop("the server stops")
-        self._wait(0.5)  # for the answers to their clients
+        self.stop("the server is shutting down")
+        self._wait(0.5)  # wait for the answers to clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
             open_sockets = [*self._strangers.sockets(), *self._observers, *admitted]
@@ -316,7 +321,7 @@ class Server(Closing):
                 continue
             try:
                 self._system.start("mlvm client", self._meet, sock)
-            except RuntimeError as error:  # the system has no more threads
+            except RuntimeError as error:  # the system cannot create a thread
                 self._log.event("error", what="thread", error=error)
                 self._strangers.leave(sock)
                 sock.close()
@@ -349,7 +354,7 @@ class Server(Closing):
                 sock.do_handshake()
             client = _Client(peer, sock, self._limits.lease_seconds, system)
             credentials = addresses.credentials(sock)
-            # a process of the same user's
+            # a process of the same user
             trusted = credentials is not None and credentials[1] == os.getuid()
             decide = partial(self._decide, client)
             handshake.admit(
@@ -374,25 +379,28 @@ class Server(Closing):
             self._strangers.leave(sock)
             with self._lock:
                 self._observers.discard(sock)
-            if client is None or not client.resumes:  # else it is another's now
+            # otherwise the number belongs to another client
+            if client is None or not client.resumes:
                 _part(sock if client is None else client.socket, system)
             if client is not None and client.own and client.vm is not None:
                 client.session = client.vm = None
                 _trim()
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
-        """Wrap the connection in TLS if the server has a certificate. Raises `AccessRefused` if
-        the client does not agree."""
+        """Wrap the connection in TLS if the server has a certificate.
+
+        Raises `AccessRefused` if the client does not agree.
+        """
         tls = handshake.speaks_tls(sock, deadline, self._system)
         self._strangers.note_first_bytes(sock)
         if tls is None:
-            raise AccessRefused("the client speaks neither this protocol nor TLS")
+            raise AccessRefused("the client uses neither this protocol nor TLS")
         if self._context is None:
             if tls:
-                raise AccessRefused("the client speaks TLS, and this server has no certificate")
+                raise AccessRefused("the client uses TLS, but this server has no certificate")
             return sock
         if not tls:
-            reason = "this server speaks TLS only: connect with tls="
+            reason = "this server requires TLS: connect with tls="
             handshake.send(sock, handshake.refusal(reason), deadline, self._system)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - self._system.monotonic(), 0.001))
@@ -402,8 +410,10 @@ class Server(Closing):
         return secured
 
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
-        """Grant an authenticated client's request: give it a number and a VM. Return the
-        description for the client. Raises `AccessRefused`."""
+        """Give an authenticated client a number and a VM; return the description for the client.
+
+        Raises `AccessRefused`.
+        """
         if hello.wants == "status":
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
@@ -423,10 +433,10 @@ class Server(Closing):
             )
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
-            raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
+            raise AccessRefused(f"unknown shared VM {hello.vm[:50]!r}; available are {names}")
         with self._lock:
             if self._draining:
-                raise AccessRefused("the server stops")
+                raise AccessRefused("the server is shutting down")
             count = len(self._clients)
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the limit")
@@ -522,8 +532,10 @@ class Server(Closing):
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
     ) -> tuple[int, float]:
-        """Serve a client that another process has admitted. Return the number of its launches, and
-        their processor seconds."""
+        """Serve a client that another process has admitted.
+
+        Return the number of its launches, and their processor seconds.
+        """
         lent = _Client(peer, sock, self._limits.lease_seconds, self._system)
         lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
@@ -551,13 +563,15 @@ class Server(Closing):
                     if again:
                         session.resume(stream)
                     session.serve(stream, lambda: self._draining)
-                    return self._part_from(stream, "the server stops")
+                    return self._part_from(stream, "the server is shutting down")
                 except ConnectionLost:
                     again = session.leased and client.comes_again()
                     if not again:
                         raise
         except ConnectionLost as error:
-            return self._part_from(stream, "the server stops" if self._draining else str(error))
+            return self._part_from(
+                stream, "the server is shutting down" if self._draining else str(error)
+            )
         except (EncodingError, LimitExceeded) as error:  # the next message cannot be found
             with contextlib.suppress(MlvmError, OSError):
                 stream.send([encode_error(error)])
@@ -599,7 +613,7 @@ class Server(Closing):
                 self._accounts.leave(client.number)
                 if client.session is not None:
                     self._metrics.add(client.session.metrics.to_json())
-        if client.process is not None:  # the process has logged it
+        if client.process is not None:  # the process has already logged it
             if client.own:
                 client.process.channel.end()
             return
@@ -617,8 +631,10 @@ class Server(Closing):
     # --- status ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return totals, and a dictionary for each client and each shared VM, as
-        `python -m mlvm top` shows them."""
+        """Return totals, and a dictionary per client and shared VM.
+
+        `python -m mlvm top` shows them.
+        """
         now = self._system.monotonic()
         remote_statuses = [] if self._processes is None else self._processes.statuses()
         remote = {each["client"]: each for status in remote_statuses for each in status["clients"]}
@@ -658,7 +674,7 @@ class Server(Closing):
             nbytes: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
-                    if each["client"] not in self._clients:  # its usage is counted already
+                    if each["client"] not in self._clients:  # its usage is already counted
                         continue
                     nbytes[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
@@ -698,9 +714,9 @@ class Server(Closing):
 class _Client:
     """A connection; it has a number once admitted, and a VM if it requested one.
 
-    leased: the client may reconnect within the server's `lease_seconds`
-    resumes: the number of the client that this connection continues
-    key: a secret of this client alone, with which it may end its launches
+    leased: the client may reconnect within the server's `lease_seconds`.
+    resumes: the number of the client that this connection continues.
+    key: a secret of this client alone, with which it may end its launches.
     """
 
     def __init__(
@@ -751,8 +767,10 @@ class _Client:
             self.session.refusal = reason
 
     def go_on_with(self, sock: socket.socket) -> bool:
-        """Replace the lost connection, whose loss may not be noticed here yet. Return False if the
-        client's lease is over."""
+        """Replace the lost connection, whose loss may not be noticed here yet.
+
+        Return False if the client's lease is over.
+        """
         with self._change:
             if self._over or not self.leased:
                 return False
@@ -796,8 +814,10 @@ class _Client:
             self.session.last = max(self.session.last, last)
 
     def is_gone(self) -> bool | str:
-        """Return whether the client has hung up, or why its launch must end. A drained connection
-        looks as if the client had hung up, and does not count."""
+        """Return whether the client has hung up, or why its launch must end.
+
+        A drained connection looks as if the client had hung up, and does not count.
+        """
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
         if self._draining or not self._system.has_hung_up(self.socket):
@@ -841,13 +861,15 @@ class _BoundedSession(Session):
         self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
         self.last = 0
         """The number of the message up to which launches are ended."""
-        self._arriving = Allowance(0)  # of the program that is being decoded
-        self._sizes: dict[int, int] = {}  # of the loaded programs, by number
-        self.program_bytes = 0  # their sum
+        self._arriving = Allowance(0)  # allowance of the program that is being decoded
+        self._sizes: dict[int, int] = {}  # bytes of the loaded programs by number
+        self.program_bytes = 0  # sum of `_sizes`
 
     def heed(self, error: Exception) -> None:
-        """Count exceeded limits. End the connection if the process itself has no memory left: its
-        state may be inconsistent."""
+        """Count exceeded limits.
+
+        End the connection if the process itself has no memory left: its state may be inconsistent.
+        """
         if isinstance(error, (LimitExceeded, OutOfMemory)):
             self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
@@ -870,7 +892,7 @@ class _BoundedSession(Session):
             if kind is Kind.launch and self.is_interrupted():
                 refusal = _INTERRUPTED
             if refusal is not None:
-                self._posts += 1  # as this message is one
+                self._posts += 1  # this message counts as well
                 self._fail(LimitExceeded(refusal))
                 self._posts -= 1
         begun = time.perf_counter()
@@ -933,8 +955,10 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
 
 
 def _part(sock: socket.socket, system: System) -> None:
-    """Close a connection so that the peer can read the last bytes: closing with unread bytes would
-    discard them."""
+    """Close a connection so that the peer can read the last bytes.
+
+    Closing with unread bytes would discard them.
+    """
     with contextlib.suppress(OSError, ValueError):
         addresses.shut(sock, socket.SHUT_WR)
         deadline = system.monotonic() + 0.5
@@ -945,9 +969,11 @@ def _part(sock: socket.socket, system: System) -> None:
 
 
 def _trim() -> None:
-    """Return the memory of a client that has left to the operating system: glibc keeps it in the
-    arena of the thread that allocated it."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another library of C
+    """Return the memory of a disconnected client to the operating system.
+
+    glibc keeps it in the arena of the thread that allocated it.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 

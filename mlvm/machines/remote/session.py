@@ -53,11 +53,11 @@ def launch_struct(nhandles: int) -> struct.Struct:
 class Session(WireServer):
     """Session of one client on a VM, which is the client's `own`, or shared.
 
-    launches: number of launches
-    messages: number of received messages
-    busy: a message is being performed; False during launches from the cache
-    answers: number of sent answers
-    leased: the client may resume on another connection
+    launches: number of launches.
+    messages: number of received messages.
+    busy: a message is being performed; False during launches from the cache.
+    answers: number of sent answers.
+    leased: the client may resume on another connection.
     """
 
     def __init__(self, vm: VM, *, own: bool = True) -> None:
@@ -88,7 +88,7 @@ class Session(WireServer):
                 self.leased = False
                 raise ConnectionLost("the client has ended its lease")
             if self.leased and isinstance(reader, Incoming):
-                reader = reader.arrived()  # half a message counts as none
+                reader = reader.arrived()  # a partial message does not count
             self.busy = True
             self.messages += 1
             answer = self.handle(kind, reader)
@@ -102,8 +102,11 @@ class Session(WireServer):
             self.busy = False
 
     def resume(self, stream: Stream) -> None:
-        """Resume on another connection: send the numbers of messages and answers, and repeat the
-        last answer, which may have been lost. Raises `ConnectionLost`."""
+        """Resume on another connection.
+
+        Send the numbers of messages and answers, and repeat the last answer, which may have been
+        lost. Raises `ConnectionLost`.
+        """
         writer = Outgoing()
         writer.integer(self.messages)
         writer.integer(self.answers)
@@ -122,8 +125,10 @@ class Session(WireServer):
         return count
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
-        """Perform a message, and return the answer to a call. Raises `EncodingError` for a message
-        of another kind."""
+        """Perform a message, and return the answer to a call.
+
+        Raises `EncodingError` for a message of another kind.
+        """
         if kind in (Kind.launch, Kind.post):
             self._posts += 1
             try:
@@ -135,7 +140,7 @@ class Session(WireServer):
                 self._fail(error)
             return None
         if kind is not Kind.call:
-            raise EncodingError(f"a client sends calls, not a message of kind {kind.name}")
+            raise EncodingError(f"expected a call, got a message of kind {kind.name}")
         if self._failed is not None:
             failed, self._failed = self._failed, None
             return [encode_error(failed)]
@@ -210,7 +215,7 @@ class Session(WireServer):
             return self._write_from(reader)
         args = read_args(reader, name)
         if name == "read" and self._own:
-            return self.vm.borrow(*args)  # it is sent before the next call
+            return self.vm.borrow(*args)  # the array is sent before the next call
         return self.perform(name, args)
 
     def perform(self, name: str, args: list[Any]) -> Any:
@@ -222,7 +227,7 @@ class Session(WireServer):
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
-            case "alloc_tensor" | "tensor_from_storage":  # a view may come to own bytes, by a swap
+            case "alloc_tensor" | "tensor_from_storage":  # a view may own bytes after a swap
                 self._tensors.add(result)
                 if len(self._tensors) > self._most_tensors:
                     self._tensors = set(filter(self._is_alive, self._tensors))
@@ -242,13 +247,13 @@ class Session(WireServer):
         like = np.broadcast_to(np.zeros((), type.dtype.numpy), type.array_shape)
         check_array(like, own, f"write to {own}")
         if type.nbytes != reader.remaining:
-            raise reader.error(f"{type} has {type.nbytes} bytes, not {reader.remaining}")
+            raise reader.error(f"{type}: expected {type.nbytes} bytes, got {reader.remaining}")
         self.vm.make_writable([handle])
         elements = self.vm.borrow(handle).reshape(-1).view(np.uint8)
         reader.read_into(elements)
         if type.dtype.kind == "bool" and elements.max(initial=0) > 1:
             elements[...] = 0
-            raise reader.error("a bool is 0 or 1")
+            raise reader.error("a bool: expected 0 or 1")
 
     def close(self) -> None:
         """Free all tensors and storages that the client has not freed itself."""

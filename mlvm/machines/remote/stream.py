@@ -34,7 +34,7 @@ LARGE: Final = 1 << 16
 
 _ROOM: Final = 1 << 18
 _AHEAD: Final = 1 << 14  # bytes of a large message read at once, for fields before the elements
-_MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
+_MOST_PARTS: Final = 256  # parts per system call; the limit of Linux is 1024
 _SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
 """Seconds that a receiver polls, yielding the processor, before it sleeps."""
@@ -72,8 +72,10 @@ class Stream:
         return self._at.messages
 
     def is_coming(self, deadline: float) -> bool:
-        """Wait until bytes can be received, or until `deadline` of `system.monotonic`. Return
-        whether they can."""
+        """Wait until bytes can be received, or until `deadline` of `system.monotonic`.
+
+        Return whether they can.
+        """
         if self._at.incoming is not None or self.has_received():
             return True
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
@@ -81,8 +83,11 @@ class Stream:
         return self.system.has_come(self.socket, deadline - self.system.monotonic())
 
     def set_timeouts(self, receive: float, send: float) -> None:
-        """Lose the connection when receiving or sending a message takes more than these seconds,
-        and one more for each of its MiB; 0 is no timeout. The time begins with the wait for it."""
+        """Set the timeout for receiving or sending a message; afterwards the connection is lost.
+
+        It is this number of seconds, plus one for each MiB of the message; 0 means no timeout. The
+        time starts with the wait for the message.
+        """
         self._patience = (receive, send) if receive or send else None
         self._until = None
         if not self._spins:
@@ -95,14 +100,18 @@ class Stream:
 
     @property
     def is_full(self) -> bool:
-        """True if a `LeasedStream` retains too many unconfirmed bytes: the client should wait for
-        the server's confirmation."""
+        """True if a `LeasedStream` retains too many unconfirmed bytes.
+
+        The client should then wait for the server's confirmation.
+        """
         return False
 
     @property
     def is_lost(self) -> bool:
-        """True if nothing more can be received: the peer has hung up, and a `LeasedStream` does
-        not reconnect."""
+        """True if nothing more can be received.
+
+        The peer has disconnected, and a `LeasedStream` does not reconnect.
+        """
         return self.system.has_hung_up(self.socket)
 
     def renounce(self) -> None:
@@ -126,8 +135,10 @@ class Stream:
         self._sending = Sending([*before, *parts] if before else parts, note)
 
     def flush(self) -> None:
-        """Send the queued messages. After an interrupt, the next flush sends the rest. Raises
-        `ConnectionLost`."""
+        """Send the queued messages.
+
+        After an interrupt, the next flush sends the rest. Raises `ConnectionLost`.
+        """
         sending = self._sending
         until = None
         if self._patience is not None:
@@ -146,8 +157,10 @@ class Stream:
     # --- receive ---
 
     def receive(self) -> tuple[Kind, Received]:
-        """Receive the next message. Return its kind, and a reader of the bytes after its header,
-        which is valid until the next call.
+        """Receive the next message.
+
+        Return its kind, and a reader of the bytes after its header, which is valid until the next
+        call.
 
         Raises `ConnectionLost` at the end of the connection, `EncodingError` for bytes that are no
         message, `LimitExceeded` for too long a message.
@@ -200,7 +213,7 @@ class Stream:
         if self._at.incoming is None and not self.has_received():
             self._begin()
             self._fill(1)
-            self._waited = True  # for the message that `receive` returns
+            self._waited = True  # seconds of waiting for the message that `receive` returns
 
     def _begin(self) -> None:
         """Start the timeout of the next message, unless it runs already."""
@@ -215,7 +228,7 @@ class Stream:
             rest = memoryview(bytes(self._buffer[start : self._end[0]]))
             fresh = memoryview(bytearray(_ROOM))
             fresh[: len(rest)] = rest
-            # No call comes between these lines, so no interrupt does.
+            # There is no call between these lines, so no interrupt either.
             end, at = deque((len(rest),), 1), self._at._replace(start=0)
             self._buffer, self._end, self._at = fresh, end, at
             start = 0
@@ -238,8 +251,10 @@ class Stream:
             raise ConnectionLost("the other side has closed the connection")
 
     def _spin(self, place: deque[int], room: memoryview) -> bool:
-        """Poll for bytes for `_MOMENT`, as waking up takes longer than most answers. Return whether
-        bytes or the end of the connection were received."""
+        """Poll for bytes for `_MOMENT`, as waking up takes longer than most answers.
+
+        Return whether bytes or the end of the connection were received.
+        """
         add, receive = place[0].__add__, self.socket.recv_into
         until = time.perf_counter() + _MOMENT
         while True:
@@ -279,9 +294,9 @@ def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
 class _At(NamedTuple):
     """Position of the receiver.
 
-    start: offset of the first unread byte of the buffer
-    messages: number of messages returned
-    incoming: the last message, if it is still arriving
+    start: offset of the first unread byte of the buffer.
+    messages: number of messages returned.
+    incoming: the last message, if it is still arriving.
     """
 
     start: int

@@ -59,8 +59,10 @@ class System:
         return socket.create_server(("", port))
 
     def has_come(self, sock: socket.socket, seconds: float) -> bool:
-        """Wait until bytes or a connection can be received, at most `seconds`. Return whether they
-        can."""
+        """Wait until bytes or a connection can be received, at most `seconds`.
+
+        Return whether they can.
+        """
         poll = select.poll()  # select.select supports no descriptor above 1023
         poll.register(sock, select.POLLIN)
         return bool(poll.poll(max(seconds, 0.0) * 1e3))

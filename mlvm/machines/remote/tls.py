@@ -30,9 +30,11 @@ class SecureSocket(ssl.SSLSocket):
 
 
 def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """Create the context of a server from the PEM files of a certificate and its key; the key may
-    be in the certificate's file. Raises `AddressError` for unusable files, `AccessRefused` for a
-    key that others can read."""
+    """Create the TLS context of a server from PEM files of a certificate and its key.
+
+    The key may be in the certificate's file. Raises `AddressError` for unusable files,
+    `AccessRefused` for a key that other users can read.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         with open(key or certificate, "rb") as file:
@@ -48,9 +50,11 @@ def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
 
 
 def client_context(tls: bool | str | os.PathLike[str] | ssl.SSLContext) -> ssl.SSLContext:
-    """Create the context of a client. True trusts the system's certificates, a path those in the
-    PEM file; a context is used except for the class of its sockets. Raises `AddressError` for a
-    file without certificates."""
+    """Create the context of a client.
+
+    True trusts the system's certificates, a path those in the PEM file; a context is used except
+    for the class of its sockets. Raises `AddressError` for a file without certificates.
+    """
     if isinstance(tls, ssl.SSLContext):
         return _prepared(tls)
     try:

@@ -30,23 +30,29 @@ def users_of(secret: bytes) -> dict[str, bytes]:
     for match in filter(None, matches):
         name = match[1].decode()
         if name in users:
-            raise AccessRefused(f"two secrets are of the user {name!r}")
+            raise AccessRefused(f"user {name!r} has two secrets")
         users[name] = check_secret(match[2])
     return users
 
 
 def own_secret(secret: bytes) -> bytes:
-    """Parse a client's secret, which may follow its user's name. Raises `AccessRefused` for the
-    secrets of several users."""
+    """Parse a client's secret, which may follow its user's name.
+
+    Raises `AccessRefused` for the secrets of several users.
+    """
     users = users_of(secret)
     if len(users) > 1:
-        raise AccessRefused(f"these are the secrets of {len(users)} users; a client has one")
+        raise AccessRefused(
+            f"these are the secrets of {len(users)} users; a client needs exactly one"
+        )
     return next(iter(users.values()))
 
 
 def niceness(others: int) -> int:
-    """Return the niceness of a new process whose user has `others` already: a user's second
-    process gets half the processor share of the first, the next a third, ..."""
+    """Return the niceness of a new process whose user already has `others` processes.
+
+    A user's second process gets half the processor share of the first, the next a third, and so on.
+    """
     return min(19, round(math.log(others + 1, _STEP)))
 
 
@@ -59,7 +65,7 @@ class Accounts:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nbytes: Mapping[str, int] = {}
-        self._totals: dict[int, tuple[int, float]] = {}  # by client
+        self._totals: dict[int, tuple[int, float]] = {}  # totals by client
         self._spent: dict[str, dict[int, tuple[int, float]]] = {}
         """Launches and processor seconds by user and minute of `monotonic`, for the last hour."""
 

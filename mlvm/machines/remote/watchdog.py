@@ -60,8 +60,10 @@ class Watchdog:
     def watch(
         self, seconds: float, is_gone: Callable[[], bool | str] = lambda: False
     ) -> Iterator[None]:
-        """Raise `LimitExceeded` inside the block after `seconds`, or when `is_gone` returns True or
-        a reason. A thread may not nest the block."""
+        """Raise `LimitExceeded` inside the block after `seconds`, or if `is_gone` returns a reason.
+
+        `is_gone` may also return True. A thread must not nest the block.
+        """
         watch = Watch(seconds, is_gone, self._system)
         try:
             try:
@@ -75,7 +77,7 @@ class Watchdog:
                 limit.add_note(note)
             limit.function, limit.pc, limit.step = error.function, error.pc, error.step
             raise limit from None
-        if watch.reason is not None:  # the error came too late, or was swallowed
+        if watch.reason is not None:  # the error arrived too late, or was suppressed
             raise LimitExceeded(watch.reason)
 
     def stop(self, reason: str) -> None:
@@ -99,7 +101,7 @@ class Watchdog:
                 if not watch.raised or met:
                     return
                 met = True
-                self._system.interrupt(watch.thread, Stopped)  # replaces a pending one
+                self._system.interrupt(watch.thread, Stopped)  # replaces a pending interrupt
                 while True:
                     pass
             except Stopped:

@@ -35,7 +35,7 @@ _FIRST_TO_GO: Final = 500
 
 def main() -> None:
     """Fork a process for each socket that the server sends, until the server ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server ends this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server stops this process
         signal.signal(number, signal.SIG_IGN)
     server = Channel(socket.socket(fileno=int(sys.argv[1])))
     settings = server.listen()
@@ -45,7 +45,8 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    LocalVM("sample", native=settings.facts["options"].get("native")).close()  # imports the rest
+    # imports the remaining modules
+    LocalVM("sample", native=settings.facts["options"].get("native")).close()
     gc.freeze()  # existing objects stay shared by all processes
     children: dict[int, Channel] = {}
     poll = select.poll()
@@ -125,20 +126,24 @@ def _run_process(channel: Channel, settings: dict[str, Any], request: dict[str, 
 
 
 def _bound_memory(most: int) -> None:
-    """Limit this process to `most` bytes more than it has now, and mark it as the first to be
-    killed when the system has no memory."""
+    """Limit this process to `most` bytes more than it has now.
+
+    When the system runs out of memory, it is the first to be killed.
+    """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_FIRST_TO_GO))
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
         most += int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))  # refused above what is set already
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))  # raises above the current hard limit
 
 
 def _handle_requests(
     channel: Channel, settings: dict[str, Any], name: str, *, shared: bool
 ) -> None:
-    """Lend one VM, an own one of one client or a shared one, until the channel ends or the only
-    client leaves."""
+    """Serve one VM, private to a client or shared, until the channel closes.
+
+    A private VM is also closed when its only client leaves.
+    """
     server = Server(
         None,
         limits=Limits(**settings["limits"]),

@@ -1,5 +1,8 @@
-"""Branches and loops. Python decides on a condition that is on the host; a tensor makes a `cond`, a
-`while_loop` or a `scan`."""
+"""Branches and loops.
+
+Python decides on a condition that is on the host; a tensor makes a `cond`, a `while_loop` or a
+`scan`.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ def _recorded(at: Call, most: Value, condition: Value, state: Any, stack_count: 
     frame, body = at.scope, at["body"]
     if stack_count:
         raise CaptureError(
-            "a loop stacks its results, and its trip count is a tensor: give a number"
+            "a loop stacks its results, but its trip count is a tensor: pass a number"
         )
     limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
     start = tensor(np.asarray(True) if condition is None else condition)

@@ -108,8 +108,11 @@ def _weighted(x: Any, matrix: Array, axis: int) -> Any:
 
 
 def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
-    """Return the weight of each of n positions in each of k positions of the result. Positions and
-    scale are in f32, as in other runtimes: their rounding decides which one is nearest."""
+    """Return the weight of each of n positions in each of k positions of the result.
+
+    Positions and scale are in f32, as in other runtimes: their rounding decides which one is
+    nearest.
+    """
     mode, how = at.get("mode", "nearest"), at.get("coordinate_transformation_mode", "half_pixel")
     bounded((k, n))
     is_old = at.node.type == "Upsample" or at.opset < 11
@@ -274,8 +277,10 @@ def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
 
 
 def _pair(at: Array, n: int) -> list[tuple[Array, Array]]:
-    """Return the two neighbours of each position and their weights, which are 0 outside of the
-    image."""
+    """Return the two neighbours of each position and their weights.
+
+    The weights are 0 outside of the image.
+    """
     inside = (at >= -1.0) & (at <= n)
     place = np.maximum(at, 0.0)
     low = np.minimum(np.floor(place).astype(int), n - 1)

@@ -46,8 +46,10 @@ def steps_of(at: Call, window: Sequence[int]) -> tuple[list[int], list[int], Sha
 
 
 def sides(at: Call, size: Shape, span: Shape, strides: list[int], *, up: bool = False) -> Sides:
-    """Return the padding of each axis. `up` lets the last window reach beyond, as with
-    `ceil_mode`."""
+    """Return the padding of each axis.
+
+    `up` lets the last window reach beyond, as with `ceil_mode`.
+    """
     axes, kind = len(size), at.get("auto_pad", "NOTSET")
     if kind in ("SAME_UPPER", "SAME_LOWER"):
         pairs = resolve_padding("SAME", span, tuple(strides), size)
@@ -83,8 +85,10 @@ def conv(at: Call, x: Value, kernel: Value, b: Value = None, z: Value = None) ->
 
 
 def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
-    """Convolve x, channels last, by a kernel, with the strides, padding and dilation of the
-    call."""
+    """Convolve x, channels last, with a kernel.
+
+    Strides, padding and dilation are those of the call.
+    """
     if axes > 3 or x.ndim != axes + 2:
         raise ModelError(f"expected 1 to 3 spatial axes, got {axes}")
     strides, dilation, span = steps_of(at, kernel.shape[:axes])
@@ -95,8 +99,10 @@ def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
 
 
 def _options(**options: Any) -> dict[str, Any]:
-    """Convert options to tuples with an element for each axis, or to the element of a single
-    axis."""
+    """Convert options to tuples with one element per axis.
+
+    With a single axis, return the element.
+    """
     return {name: tuple(x) if len(x) > 1 else x[0] for name, x in options.items()}
 
 

@@ -18,8 +18,10 @@ from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
 def positive(xp: Any, indices: Any, length: int) -> Any:
-    """Return indices from 0 on: a negative one counts from the end. Those on the host are
-    checked."""
+    """Return indices from 0 on: a negative one counts from the end.
+
+    Those on the host are checked.
+    """
     if isinstance(indices, np.ndarray):
         if indices.size and not (-length <= indices.min() and indices.max() < length):
             raise ModelError(
@@ -116,8 +118,10 @@ def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
 
 
 def _places_beside(shape: Any, grid: list[Array], axis: int) -> tuple[Array, int]:
-    """Return the row-major places in `shape` of the points of a grid whose coordinate on the axis
-    is 0, and the step along the axis."""
+    """Return the row-major positions in `shape` of the grid points with coordinate 0 on the axis.
+
+    Also return the stride along the axis.
+    """
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     along = [i for i in range(len(shape)) if i != axis]
     return sum((grid[i] * steps[i] for i in along), np.zeros((), np.int64)), steps[axis]

@@ -1,4 +1,4 @@
-"""Quantised numbers of few bits with their scales: conversions, and ops on the integers."""
+"""Low-bit quantized numbers with their scales: conversions, and ops on the integers."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ _ONE: Final = np.ones((), np.float32)
 class Rows(NamedTuple):
     """Second operand of a product of integers.
 
-    q: rows, [n, k]
-    zero: their zeros, i32; None if all are 0
-    sums: sum of each row less its zeros, i32[n]
+    q: rows, [n, k].
+    zero: their zeros, i32; None if all are 0.
+    sums: sum of each row less its zeros, i32[n].
     """
 
     q: Any
@@ -160,8 +160,10 @@ def _zero(zero: Value) -> Any:
 
 
 def product(x: Any, zero: Value, rows: Rows) -> Any:
-    """Compute (x - zero) @ (rows - zeros).T, i32. x: [..., k], with one zero, or one for each
-    row."""
+    """Compute (x - zero) @ (rows - zeros).T, i32.
+
+    x: [..., k], with one zero point, or one for each row.
+    """
     if rows.q.ndim == 2 and x.dtype.itemsize == rows.q.dtype.itemsize == 1:
         y = ml.integer_matmul(x, rows.q)
     else:
@@ -227,8 +229,11 @@ def _singles(*values: Value) -> list[Any]:
 
 
 def _scaled(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
-    """Scale sums of products of integers, plus a bias in their unit, to floats. `sw` has a scale
-    for each column. With `sy` the result is in its unit: onnxruntime multiplies by one quotient."""
+    """Scale sums of products of integers, plus a bias in their unit, to floats.
+
+    `sw` has a scale for each column. With `sy` the result is in its unit: onnxruntime multiplies by
+    one quotient.
+    """
     y = y if bias is None else y + tensor(bias)
     of_x, of_w, of_y = _singles(sx, sw, sy)
     by = of_x * of_w if sy is None else of_x * of_w / of_y
@@ -272,8 +277,10 @@ def _filters(xp: Any, node: Any, w: Any) -> Any:
 
 
 def _integer_conv(at: Call, x: Value, xz: Value, q: Any, wz: Value) -> Any:
-    """Convolve integers, channels last, to i32. With a zero for each channel, or over volumes, it
-    computes in f64, which holds the sums exactly."""
+    """Convolve integers, channels last, to i32.
+
+    With a zero for each channel, or over volumes, it computes in f64, which holds the sums exactly.
+    """
     image, (outputs, *window, inputs), axes = channels_last(x), q.shape, q.ndim - 2
     if isinstance(wz, np.ndarray) and wz.size > 1 and (wz == wz.flat[0]).all():
         wz = wz.reshape(-1)[:1]
@@ -399,8 +406,11 @@ def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
 
 
 def _rows_of_bits(xp: Any, node: Any, w: Array) -> Array:
-    """Lay out weights of MatMulNBits as rows of few bits: signed integers if the zero is in the
-    middle, unsigned ones if the node has zeros."""
+    """Convert weights of MatMulNBits to rows of a low-bit dtype.
+
+    They are signed integers if the zero point is in the middle, unsigned if the node has zero
+    points.
+    """
     bits = node.attributes.get("bits", 4)
     has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
     if xp is not np:

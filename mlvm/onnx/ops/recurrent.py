@@ -44,8 +44,11 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
 
 
 def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: bool) -> Any:
-    """Run a cell over the rows. Return the last state, and all outputs, f[T, N, ...]. After its
-    end, a sequence keeps its state and outputs zeros."""
+    """Run a cell over the rows.
+
+    Return the last state, and all outputs, f[T, N, ...]. After its end, a sequence keeps its state
+    and outputs zeros.
+    """
     count = rows.shape[0]
 
     def one(state: Any, row: Any) -> Any:
@@ -67,8 +70,10 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
 
 
 def _turned(xp: Any, node: Any, w: Any) -> Any:
-    """Transpose [directions, gates * hidden, n] to [directions, n, gates * hidden], with the gates
-    in the order of `nn`."""
+    """Transpose [directions, gates * hidden, n] to [directions, n, gates * hidden].
+
+    The gates are in the order of `nn`.
+    """
     return xp.matrix_transpose(_ordered(xp, node.type, w))
 
 

@@ -12,8 +12,10 @@ _DOMAIN = "ai.onnx.preview.training"
 
 
 def _each(xs: tuple[Any, ...], kinds: int, update: Callable[..., Any]) -> Any:
-    """Apply an update to each of several tensors. `xs` has all tensors of the first kind, then
-    those of the second, and so on; so has the result."""
+    """Apply an update to each of several tensors.
+
+    `xs` has all tensors of the first kind, then those of the second, and so on; so has the result.
+    """
     count = len(xs) // kinds
     updates = [update(*xs[i::count]) for i in range(count)]
     return tuple(value for column in zip(*updates, strict=True) for value in column)

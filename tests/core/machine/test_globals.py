@@ -93,5 +93,5 @@ def test_a_failed_launch_keeps_what_it_had_stored(vm: VM) -> None:
     np.testing.assert_array_equal(vm.read(x), C)
     assert vm.consumed_size_in_mib() * 2**20 == 8
     storage = vm.alloc_storage(4)
-    with pytest.raises(HandleError, match="names a storage, not a tensor"):
+    with pytest.raises(HandleError, match="refers to a storage, not to a tensor"):
         vm.launch(store_into(storage, "push_const c"))

@@ -135,7 +135,7 @@ def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
 def test_what_is_no_value_is_no_result(value: Any) -> None:
     vm = host(lambda frame: frame.push(value))
     kind = type(value).__name__
-    text = f"f: a result is an array, an int or a str, not a {kind}"
+    text = f"f: expected a result as an array, an int or a str, got a {kind}"
     refuses(MachineError, text, vm.launch, call_f())
 
 
@@ -148,24 +148,26 @@ def test_a_result_is_of_a_dtype_that_there_is(dtype: Any) -> None:
 @cases("i", -1, 2, 100)
 def test_a_parameter_that_there_is_not(i: int) -> None:
     vm = host(lambda frame: frame.push(frame.param(i)))
-    with pytest.raises(MachineError, match=f"f: no parameter {i}; the call has 2"):
+    with pytest.raises(MachineError, match=f"f: parameter {i} does not exist; the call has 2"):
         vm.launch(call_f(2), [put(vm, f32s(1))] * 2)
 
 
 def test_announced_counts_are_held_before_and_after() -> None:
     vm = host(nothing, nparams=2, nresults=1)
     x = put(vm, f32s(1))
-    refuses(MachineError, "f takes 2 parameters, got 1", vm.launch, call_f(1), [x])
-    with pytest.raises(ProgramError, match="main, pc 3: cfunc 2 2: f leaves 1 results, not 2"):
+    refuses(MachineError, "f: expected 2 parameters, got 1", vm.launch, call_f(1), [x])
+    with pytest.raises(
+        ProgramError, match="main, pc 3: cfunc 2 2: f returns 1 results, the call expects 2"
+    ):
         vm.launch(call_f(2, 2), [x, x])
-    refuses(MachineError, "f: announced 1 results, left 0", vm.launch, call_f(2, 1), [x, x])
+    refuses(MachineError, "f: expected 1 results, got 0", vm.launch, call_f(2, 1), [x, x])
 
 
 def test_the_programs_own_count_is_held_too() -> None:
     vm = host(lambda frame: frame.push(1))
     assert vm.launch(call_f(0, 1)) == vm.launch(call_f(0, "*")) == []
     for wrong in (0, 2):
-        with pytest.raises(MachineError, match=f"f left 1 results where {wrong} are announced"):
+        with pytest.raises(MachineError, match=f"f: the call expects {wrong} results, got 1"):
             vm.launch(call_f(0, wrong))
 
 
@@ -218,7 +220,7 @@ def test_a_program_sees_another_function_of_the_name_with_its_next_launch(vm: VM
         refuses(UnknownFunction, "no function 'f'", vm.launch, program)
     refuses(UnknownFunction, "no function 'f'", vm.remove, "f")
     vm.register("f", nothing, nresults=0)
-    refuses(ProgramError, "f leaves 0 results, not 1", vm.launch, program)
+    refuses(ProgramError, "f returns 0 results, the call expects 1", vm.launch, program)
 
 
 def test_registering_over_an_op_is_for_that_vm_alone() -> None:
@@ -262,9 +264,9 @@ CHANGES_THE_TABLE = """
 
 @cases(
     "replacement, error",
-    (lambda frame: frame.push("s"), "negative takes Tensors, not [(]Str 's'[)]"),
-    (nothing, "add left 0 results where 1 are announced"),
-    (lambda frame: (frame.push(1), frame.push(2)), "add left 2 results where 1 are announced"),
+    (lambda frame: frame.push("s"), "negative: expected Tensors, got [(]Str 's'[)]"),
+    (nothing, "add: the call expects 1 results, got 0"),
+    (lambda frame: (frame.push(1), frame.push(2)), "add: the call expects 1 results, got 2"),
     (None, "function 'add' was removed"),
     ids=["kind", "none", "two", "removed"],
 )
@@ -325,7 +327,9 @@ def test_an_error_within_passes_both_launches_and_names_both_places(vm: VM) -> N
 
     vm.register("g", outer)
     vm.register("f", lambda frame: frame.push(frame.param(0)))
-    caught = refuses(MachineError, "f: no parameter 0", vm.launch, Program.of_op("g", 0, {}, 0))
+    caught = refuses(
+        MachineError, "f: parameter 0 does not exist", vm.launch, Program.of_op("g", 0, {}, 0)
+    )
     places = [note for note in caught.__notes__ if note.startswith("at ")]
     assert places == [
         "at main, pc 1: cfunc 0 * of 'f'; stack: empty",
@@ -351,7 +355,7 @@ def test_launches_within_each_other_end_in_a_typed_error(vm: VM) -> None:
         vm.launch(program)
 
     vm.register("again", again)
-    refuses(LimitExceeded, "launches lie within each other", vm.launch, program)
+    refuses(LimitExceeded, "launches are nested", vm.launch, program)
     [two] = vm.launch(assemble(".const two i64[] 2\n.func main 0 *\npush_const two\nhalt\n"))
     assert two == 2
 

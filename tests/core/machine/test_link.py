@@ -48,7 +48,7 @@ def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
     )
     assert code.steps[0][2] == (0, 1, 2)
     overlapping = np.arange(3, dtype=np.float32)
-    with pytest.raises(MachineError, match="write over an operand"):
+    with pytest.raises(MachineError, match="overlaps an operand"):
         bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), Workspace(), checked=True)
 
 
@@ -62,7 +62,7 @@ def test_what_two_launches_have_in_common_is_bound_once() -> None:
     assert bound.steps[0] is first.steps[0]
     assert bound.steps[1][2][0] is operands[3]
     wide = f32s(0, 0, 0)
-    with pytest.raises(MachineError, match="write over an operand"):
+    with pytest.raises(MachineError, match="overlaps an operand"):
         bind(code, (had[0], had[1], wide[1:], wide[:2]), Workspace(), checked=True,
              bound=(first, had))  # fmt: skip
     other = link(assemble(f".func main 0 *\n{text} halt"), TABLE)

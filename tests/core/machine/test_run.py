@@ -66,7 +66,7 @@ def test_a_condition_has_one_element(array: Array, vm: VM) -> None:
         "jump_if_false end | end: | halt"
     )
     size = np.argwhere(array).size
-    with pytest.raises(MachineError, match="a condition is an Int or a Tensor of one element"):
+    with pytest.raises(MachineError, match="a condition as an Int or a Tensor of one element"):
         vm.launch(program, [put(vm, array)])
     assert size != 1
 

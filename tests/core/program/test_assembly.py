@@ -166,7 +166,7 @@ def test_floats_at_the_edges_are_read_back(value: float) -> None:
 def test_a_label_may_stand_at_the_end() -> None:
     program = assemble(".func main 0 *\njump end\nend:")
     assert program.main.code == (instruction("jump", 1),)
-    with pytest.raises(ProgramError, match="label must be a pc below 1, not 1"):
+    with pytest.raises(ProgramError, match="expected label as a pc below 1, got 1"):
         verify(program, FunctionTable())
 
 

@@ -97,9 +97,9 @@ def nest(b: ProgramBuilder) -> None:
 
 def test_errors_outside_of_a_function() -> None:
     b = ProgramBuilder()
-    refuses(ProgramError, "push_int stands outside of a function", b.push_int, 1)
-    refuses(ProgramError, "label 'x' stands outside of a function", b.label, "x")
-    refuses(ProgramError, "no function 'main' among none", b.build)
+    refuses(ProgramError, "push_int is outside of a function", b.push_int, 1)
+    refuses(ProgramError, "label 'x' is outside of a function", b.label, "x")
+    refuses(ProgramError, "expected a function 'main', got none", b.build)
     with b.function("f"):
         b.halt()
     with pytest.raises(ProgramError, match="function 'f' is defined twice"), b.function("f"):

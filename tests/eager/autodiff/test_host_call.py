@@ -390,7 +390,7 @@ def test_wrong_functions_and_rules_name_the_mistake(typed: ml.VM) -> None:
         (lambda x, y: x, {}, r"g: its type rule takes \(x, y\), the call has 1 operand$"),
         (lambda x: x, {"k": 1}, r"takes \(x\), the call has 1 operand and attributes k"),
         (lambda x: 1 / 0, {}, "g: its type rule raised ZeroDivisionError: division by zero"),
-        (lambda x: (x, x), {}, "g: its type rule returns 2 types, nresults is 1"),
+        (lambda x: (x, x), {}, "g: expected its type rule to return 1 types"),
     ]
     with ml.use(typed):
         for rule, attributes, text in rows:

@@ -691,7 +691,7 @@ def test_a_captured_function_can_be_looked_at(tmp_path: Path) -> None:
         each.plot(tmp_path / "step.svg")
         picture = (tmp_path / "step.svg").read_text()
         assert picture.startswith("<svg")
-        assert f">Memory of {title}</text>" in picture
+        assert f">Memory plan of {title}</text>" in picture
 
 
 def test_a_module_that_is_captured_lends_it_no_fields() -> None:

@@ -495,7 +495,10 @@ def test_a_saved_step_takes_all_lengths(tmp_path: Path) -> None:
     (((9, 4), (9,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 9, expected 1 to"),
     (((0, 4), (0,)), "step: axis 0 of input 0 and axis 0 of input 1 is 'n' = 0, expected 1 to"),
     (((5, 4), (6,)), "step: 'n' is 5 at axis 0 of input 0, and 6 at axis 0 of input 1: axes"),
-    (((2, 4), (2,)), "n = 2 the function computes otherwise than at n = 7, in LINE, after a call"),
+    (
+        ((2, 4), (2,)),
+        "n = 2 the function takes other branches than at n = 7, in LINE, after a call",
+    ),
     (((5, 4), (5, 1)), "step: input 1 is f32[n], got f32[5,1]"),
     (((5, 3), (5,)), "step: expected input 0 as f32[n,4], got f32[5,3]"),
 )

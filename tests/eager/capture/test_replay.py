@@ -339,7 +339,7 @@ def test_signals_in_a_launch(arena: Any, launches: list[Any], monkeypatch: Patch
     for _ in range(50):
         if not errors:
             assert np.array_equal(captured(x), expected)
-    assert "closed in a launch" in errors[0]
+    assert "closed during a launch" in errors[0]
     gc.disable()
     monkeypatch.setattr(loop.Helper, "check_signals", stop)
     for _ in range(50):

@@ -55,7 +55,9 @@ def test_a_tensor_used_after_its_step_names_what_ended_it(q: ml.QueueTensor) -> 
         x, y = q.get()
         flat = ml.reshape(x, (6,))
     for stale in (x, flat):
-        with pytest.raises(ml.errors.StaleTensor, match="of arena 'queue' ended: its arena was"):
+        with pytest.raises(
+            ml.errors.StaleTensor, match="of arena 'queue' was freed: its arena was"
+        ):
             stale + 1.0
     assert y.handle == 0
 

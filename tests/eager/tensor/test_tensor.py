@@ -136,7 +136,7 @@ def test_repr() -> None:
     with ml.Arena(ml.default_vm(), "scratch"):
         x = ml.asarray([True])
         assert repr(x) == "Tensor([ True], bool[1], arena='scratch')"
-    assert repr(x) == "<this bool[1] of arena 'scratch' ended: its arena was reset>"
+    assert repr(x) == "<bool[1] of arena 'scratch' was freed: its arena was reset>"
     assert len(repr(ml.zeros((100, 100)))) < 1000
 
 

@@ -39,6 +39,7 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     yield "sum", (middle,), {"axis": (0, 2)}
     yield "cumulative_sum", (_ints(-9, 9, 3, 2000),), {"axis": 1}
     yield "cumulative_sum", (_ints(-9, 9, 40_000, 2),), {"axis": 0}
+    yield "cumulative_prod", (2 * _ints(0, 2, 3, 2000) - 1,), {"axis": 1}
     rows = _f32(200, 100)
     scale = _f32(100)
     for axis in (0, 1):

@@ -12,6 +12,7 @@ from tests.machines.gpu.larger import LARGER, as_gpu
 _CHOSEN = {  # by name, of how many cases the first: each takes a kernel or a way of its own
     "sum": 3,
     "cumulative_sum": 1,
+    "cumulative_prod": 1,
     "matmul": 4,
     "batch_contract": 2,
     "sort": 1,

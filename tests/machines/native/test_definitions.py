@@ -52,9 +52,15 @@ DEFINITIONS: Final = [
 ]
 
 OF_C: Final = {
-    *("install", "install_views", "install_indexing", "install_templates", "use_templates"),
-    *("opaque", "pause_in_python", "call", "region_add_view", "region_remove_view"),
-    *("region_take_views", "fast_path_forget", "fast_path_forget_places", "fast_path_address_of"),
+    *("install", "install_views", "install_indexing", "install_operands", "install_templates"),
+    *("use_templates", "opaque", "pause_in_python", "call", "region_add_view"),
+    *(
+        "region_remove_view",
+        "region_take_views",
+        "fast_path_forget",
+        "fast_path_forget_places",
+        "fast_path_address_of",
+    ),
     *("fast_path_is_running", "replay_handles", "replay_learn"),
 }
 """Functions for Python that fill, change or ask caches of C, which Python does not have."""

@@ -118,14 +118,14 @@ def test_the_default_vm_has_the_threads_that_the_environment_says(monkeypatch: P
 @cases("setting", "0", "257", "-1", "1.5", "two", " 2", "9" * 5000)
 def test_what_is_no_number_of_threads_is_refused(setting: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_THREADS", setting)
-    text = "MLVM_THREADS is a number from 1 to 256, not '"
+    text = "MLVM_THREADS: expected a number from 1 to 256, got '"
     error = refuses(MachineError, text, _make_default_vm)
     assert len(str(error)) < 200
 
 
 def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: Patch) -> None:
     monkeypatch.setenv("MLVM_NATIVE", "yes")
-    refuses(MachineError, "MLVM_NATIVE is 0 or 1, not 'yes'", LocalVM)
+    refuses(MachineError, "MLVM_NATIVE: expected 0 or 1, got 'yes'", LocalVM)
 
 
 @cases(

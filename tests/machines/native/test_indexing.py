@@ -232,7 +232,7 @@ def test_another_number_of_updates_is_refused() -> None:
             for name, operands in [("mask_scatter", ()), ("mask_set", (x,))]:
                 out, attributes = np.full(5, 7, "f4"), {} if operands else {"shape": (5,)}
                 work = partial(kernel[name], out, *operands, x[:count], mask, **attributes)
-                refuses(OperandValueError, "the mask has 3 places", work)
+                refuses(OperandValueError, "the mask selects 3 elements", work)
                 assert (out == 7).all()
 
 

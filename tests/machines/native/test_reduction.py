@@ -118,7 +118,7 @@ def test_integers(dtype: DType, shape: tuple[int, ...], axis: int) -> None:
     x = random(shape, dtype.numpy)
     names = ["sum", "all", "any"]
     if dtype.is_integer:
-        names += ["max", "min", "prod", "cumulative_sum", *ONE_AXIS]
+        names += ["max", "min", "prod", "cumulative_sum", "cumulative_prod", *ONE_AXIS]
     for name in names:
         expected = reference(name, x, axis=axis)
         for threads in THREADS:
@@ -128,8 +128,28 @@ def test_integers(dtype: DType, shape: tuple[int, ...], axis: int) -> None:
 
 @cases("dtype", np.float32, np.float64, np.int32)
 @cases("shape, axis", ((1,), 0), ((1000,), 0), ((3, 7), 1), ((7, 3), 0), ((3, 50, 2001), 1))
-def test_cumulative_sum(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
-    assert_same_bits("cumulative_sum", random(shape, dtype), axis=axis, threads=THREADS)
+def test_running_sums_and_products(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
+    for name in ("cumulative_sum", "cumulative_prod"):
+        assert_same_bits(name, random(shape, dtype), axis=axis, threads=THREADS)
+
+
+@cases("dtype", np.float32, np.float64)
+@cases("axis", 0, 1)
+def test_running_products_of_zeros_and_overflow(dtype: Any, axis: int) -> None:
+    values = np.array([0, -0.0, 2, -3, 1e30, np.inf, -np.inf, np.nan, 1e-30], dtype)
+    x = np.random.default_rng(3).choice(
+        values, (40, 30), p=[0.08, 0.08, *[0.2] * 3, *[0.02] * 3, 0.18]
+    )
+    result = native("cumulative_prod", x, axis=axis, threads=2)
+    expected = reference("cumulative_prod", x, axis=axis)
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(
+        np.signbit(result) & (result == 0), np.signbit(expected) & (expected == 0)
+    )
+    for row in x:
+        products = native("cumulative_prod", row, axis=0, threads=1)
+        is_zero = np.logical_and.accumulate(np.isfinite(row)) & np.logical_or.accumulate(row == 0)
+        assert not products[is_zero].any()
 
 
 # --- values ---------------------------------------------------------------------------

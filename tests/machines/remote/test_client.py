@@ -123,7 +123,9 @@ def test_handles_of_others_are_refused_at_once(vm: RemoteVM) -> None:
     for handle in (theirs, 0, -1, 2**70):
         refuses(HandleError, "", vm.launch, ADD_INTO, (x, x, handle))
     vm.dealloc_tensor(x)
-    refuses(HandleError, "another client's, or freed", vm.launch, ADD_INTO, (x, x, x))
+    refuses(
+        HandleError, "it was freed, or belongs to another client", vm.launch, ADD_INTO, (x, x, x)
+    )
     storage = vm.alloc_storage(64)
     view = vm.tensor_from_storage(storage, PAIR, 0)
     vm.dealloc_storage(storage)

@@ -307,7 +307,7 @@ def test_what_is_no_private_file_has_no_secret(tmp_path: Path, monkeypatch: Patc
 def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
     names = [f"{n:03}\x1b[31m{'x' * 190}" for n in range(200)]
     with Served(shared=names) as server:
-        caught = refuses(AccessRefused, "no shared VM", server.vm, vm="other")
+        caught = refuses(AccessRefused, "unknown shared VM", server.vm, vm="other")
         assert len(str(caught)) < 1000
         assert str(caught).isprintable()
         with Observer(str(server.address), secret=SECRET) as observer:

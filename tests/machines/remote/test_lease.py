@@ -204,7 +204,7 @@ def test_a_server_that_stops_is_not_waited_for() -> None:
         vm = server.vm(retry=60.0)
         server.close()
         with within(5):
-            refuses(ConnectionLost, "the server stops", vm.synchronize)
+            refuses(ConnectionLost, "the server is shutting down", vm.synchronize)
 
 
 def test_a_server_that_is_gone_is_tried_for_so_long() -> None:

@@ -160,9 +160,11 @@ def test_a_server_that_stops_tells_all_and_leaves_no_process() -> None:
         pid = pid_of(server, "here")
         with within(4):
             server.close(grace=5.0)
-        refuses(ConnectionLost, "the server stops", vm.synchronize)
+        refuses(ConnectionLost, "the server is shutting down", vm.synchronize)
         assert is_gone(pid)
-        assert [each["reason"] for each in server.events("disconnected")] == ["the server stops"]
+        assert [each["reason"] for each in server.events("disconnected")] == [
+            "the server is shutting down"
+        ]
 
 
 def test_a_nursery_that_is_killed_is_replaced() -> None:

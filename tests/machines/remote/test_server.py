@@ -146,7 +146,7 @@ def test_a_shared_vm_is_open_to_several() -> None:
         refuses(HandleError, "", two.read, handle)  # it was the other's, who is gone
         assert two.read(mine).tolist() == [0, 0, 0]
         assert server.status()["shared"][0]["bytes"] == 12
-        text = r"no shared VM 'other'; there are \['weights'\]"
+        text = r"unknown shared VM 'other'; available are \['weights'\]"
         refuses(AccessRefused, text, server.vm, vm="other")
     refuses(MachineError, "distinct names", Served, shared=["x", "x"])
 

@@ -1,4 +1,4 @@
-/* Tensors of a description, and parts of matrices. DT is what elements are stored as. */
+/* Constant tensors, ranges and triangles. DT is the dtype in which elements are stored. */
 
 KERNEL void fill(TENSOR(DT, out), const i64 n, const DT value) {
     const i64 i = ITEM(0);
@@ -12,14 +12,14 @@ KERNEL void arange(TENSOR(DT, out), const i64 n, const u64 start, const u64 step
     if (i < n) out[i] = (DT)(start + (u64)i * step); /* modulo 2^64, which is exact */
 }
 
-/* Ones of a dtype on the k-th diagonal. */
+/* Ones of a dtype on the k-th diagonal, zeros elsewhere. */
 KERNEL void eye(TENSOR(DT, out), const i64 n, const i64 columns, const i64 k, const DT one) {
     const i64 i = ITEM(0);
     POINTER(DT, out);
     if (i < n) out[i] = i % columns - i / columns == k ? one : (DT)0;
 }
 
-/* What is not above the k-th diagonal, or with sign -1 what is not below the -k-th. */
+/* Keep elements on and below the k-th diagonal, or with sign -1 on and above the -k-th. */
 KERNEL void triangle(TENSOR(DT, out), TENSOR(DT, x), const i64 n, const i64 rows, const i64 columns,
                      const i64 sign, const i64 k, const i64 parts) {
     const i64 i = ITEM(0);

@@ -1,12 +1,12 @@
-/* Functions of one element that C has not, for each dtype: floor_divide_f32(x, y). */
+/* Elementwise functions that C lacks, for each dtype: floor_divide_f32(x, y). */
 
-/* Those that are of vectors, too. */
+/* Functions that also accept vectors. */
 #define FUNCTIONS_OF_VECTORS(T)                                                                     \
     DEVICE T greatest_##T(T x, T y) { return x >= y || x != x ? x : y; }                           \
     DEVICE T least_##T(T x, T y) { return x <= y || x != x ? x : y; }                              \
     DEVICE T gelu_tanh_##T(T x) {                                                                  \
         const T u = (T)0.797884560802865355879892119869 * (x + (T)0.044715 * x * x * x);           \
-        return x / ((T)1 + exp((T)-2 * u)); /* (1 + tanh(u)) / 2 is that, to the last bit of its tail */ \
+        return x / ((T)1 + exp((T)-2 * u)); /* equals (1 + tanh(u)) / 2, accurate in the tail */ \
     }                                                                                              \
     DEVICE T gelu_tanh_slope_##T(T given) {                                                        \
         const T x = fmin(fmax(given, (T)-100), (T)100), square = x * x;                            \
@@ -55,7 +55,7 @@ FUNCTIONS_OF_VECTORS(f64)
 FUNCTIONS_OF_FLOATS(f64)
 #endif
 
-#ifdef LANES /* of f32, on a processor */
+#ifdef LANES /* vectors of f32, on a processor */
 typedef PASTE(float, LANES) lanes;
 FUNCTIONS_OF_VECTORS(lanes)
 DEVICE lanes load_lanes(const GLOBAL f32 *x, int count) {
@@ -104,6 +104,6 @@ FUNCTIONS_OF_INTEGERS(i32)
 FUNCTIONS_OF_INTEGERS(u64)
 FUNCTIONS_OF_INTEGERS(i64)
 
-/* A float as an integer: what that cannot hold as the nearest it has, and nan as 0. */
+/* Convert a float to an integer: out of range to the nearest limit, nan to 0. */
 #define TRUNCATE(T, LOW, HIGH, END, x)                                                             \
     ((x) != (x) ? (T)0 : (x) < (LOW) ? (T)(LOW) : (x) >= (END) ? (T)(HIGH) : (T)(x))

@@ -1,9 +1,10 @@
-/* Elements chosen by indices and masks. Tensors are [before, length, behind], with the axis of the indices
-   as the middle one. T is the dtype of the elements, or an unsigned integer of their size where they are
-   only moved; I is that of the indices, which count from the end where they are negative. */
+/* Gather and scatter by indices and masks. Tensors are viewed as [before, length, behind], with
+ * the axis of the indices in the middle. T is the dtype of the elements, or an unsigned integer
+ * of the same size for pure moves. I is the dtype of the indices; negative indices count from
+ * the end. */
 
 #ifdef I
-/* `place`: where index i points to. It is refused, and -1, where it points outside. */
+/* `place`: the position of index i. An index out of range is reported, and gives -1. */
 #define FIND(i, lowest) FIND_NOTED(i, lowest, i)
 #define FIND_NOTED(i, lowest, noted)                                                               \
     i64 place = (i64)LOAD(I, indices, i);                                                          \
@@ -26,7 +27,7 @@ KERNEL void take(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), REFUSALS, con
     out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
 }
 
-/* Positions in several axes, of which those before number `axis` are in `out`. */
+/* Combine positions in several axes; `out` has the positions in the axes before `axis`. */
 KERNEL void flat_indices(TENSOR(i64, out), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length,
                          const i64 axis)
 {
@@ -51,8 +52,8 @@ KERNEL void take_along_axis(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), RE
     out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
 }
 
-/* Sums of `many` rows of [length, behind], with weights; those of weight 0 do not count. The indices are
-   [points, many] for each outer place, or the same for all. */
+/* Weighted sums of `many` rows of [length, behind]; rows with weight 0 are ignored. The indices
+ * are [points, many] for each outer position, or the same for all. */
 KERNEL void weighted_take(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), TENSOR(T, weights), REFUSALS,
                           const i64 total, const i64 length, const i64 behind, const i64 points, const i64 many,
                           const i64 shared)
@@ -83,7 +84,7 @@ KERNEL void one_hot(TENSOR(T, out), TENSOR(I, indices), REFUSALS, const i64 tota
     STORE(T, out, at, place == at % length ? 1 : 0);
 }
 
-/* Where indices point to, `length` where they are refused: what is sorted before sums are made. */
+/* Positions of indices, `length` for an index out of range; they are sorted before summation. */
 KERNEL void places(TENSOR(i64, out), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length)
 {
     POINTER(i64, out);
@@ -94,7 +95,7 @@ KERNEL void places(TENSOR(i64, out), TENSOR(I, indices), REFUSALS, const i64 tot
     out[at] = place < 0 ? length : place;
 }
 
-/* last[place]: the number of the last index that points there, as its distance from the end. */
+/* last[place]: the number of the last index for that position, counted from the end. */
 KERNEL void last_index(TENSOR(i32, last), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length)
 {
     POINTER(i32, last);
@@ -130,7 +131,8 @@ KERNEL void fill_i32(TENSOR(i32, out), const i64 total, const i32 value)
     if (ITEM(0) < total) out[ITEM(0)] = value;
 }
 
-/* x, but the value of the last index that points to an element. Values have steps along the three axes. */
+/* x, with the value of the last index for each indexed element. Values have strides for three
+ * axes. */
 KERNEL void index_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(i32, last), const i64 total,
                       const i64 length, const i64 behind, const i64 count, const i64 outer_step, const i64 step,
                       const i64 inner_step)
@@ -148,7 +150,7 @@ KERNEL void index_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(i3
 }
 
 #ifdef MASKED
-/* x, or 0, but the values in order where the mask is True: `ranks` are its running sums. */
+/* x, or 0, with the values in order where the mask is True; `ranks` are its running sums. */
 KERNEL void mask_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(bool, mask), TENSOR(i64, ranks), REFUSALS,
                      const i64 total, const i64 places, const i64 behind, const i64 count, const i64 step,
                      const i64 inner_step)
@@ -161,7 +163,7 @@ KERNEL void mask_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(boo
     const i64 at = ITEM(0);
     if (at >= total) return;
     const int fits = ranks[places - 1] == count;
-    if (!fits) REFUSE(-1, ranks[places - 1]); /* no one place: so many are True */
+    if (!fits) REFUSE(-1, ranks[places - 1]); /* no position: report the number of True elements */
     const i64 place = at / behind;
     if (fits && mask[place]) out[at] = values[(ranks[place] - 1) * step + at % behind * inner_step];
     else if (MASKED) out[at] = 0;
@@ -179,9 +181,9 @@ KERNEL void mask_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(boo
 #else
 #define TOGETHER(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))
 #endif
-/* Sums by place: x, or 0, and the updates whose index points to an element, in their order; or BY says
-   what else than sums.
-   Sorted places, with the numbers of their indices, are searched for the first of each. */
+/* Sums by position: x, or 0, plus the updates for an element in their order. BY may select
+ * another reduction. The sorted positions, with the numbers of their indices, are searched for
+ * the first of each. */
 KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(i64, sorted), TENSOR(i32, order),
                        const i64 total, const i64 length, const i64 behind, const i64 count, const i64 along)
 {
@@ -193,7 +195,7 @@ KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(
     const i64 at = ITEM(0);
     if (at >= total) return;
     const i64 inner = at % behind, place = at / behind % length, outer = at / behind / length;
-    if (along) { /* each row along the axis has indices of its own */
+    if (along) { /* each row along the axis has its own indices */
         sorted += (outer * behind + inner) / along * count;
         order += (outer * behind + inner) / along * count;
     }
@@ -210,7 +212,7 @@ KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(
 }
 
 #ifdef I
-/* The same for few indices: each element looks at all of them. */
+/* The same for few indices: each element scans all of them. */
 KERNEL void add_few(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(I, indices), REFUSALS, const i64 total,
                     const i64 length, const i64 behind, const i64 count, const i64 along)
 {

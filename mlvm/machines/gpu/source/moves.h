@@ -1,6 +1,6 @@
-/* Elements moved from one place to another, along up to six axes: out[sum of c * o] = x[sum of c * s].
- * DT is what they are read as, TO what they are written as; with ADD they are added to what is there.
- * An item moves RUN elements along the innermost axis, of `length`, whose blocks are axis 0. */
+/* Copies between strided tensors with up to six axes: out[sum of c * o] = x[sum of c * s].
+ * Elements are read as DT and written as TO; with ADD they are added to the output. An item
+ * copies RUN elements along the innermost axis, of `length`, whose blocks are axis 0. */
 
 #define AXIS(d)                                                                                    \
     if (n##d != 1) {                                                                               \

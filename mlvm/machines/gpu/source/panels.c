@@ -1,6 +1,7 @@
-/* Products of matrices on a processor, which has caches in the place of local memory: an item makes HIGH x WIDE
-   elements of a result in registers, and reads both operands where they lie. Rows of y lie side by side in
-   memory, and have WIDE elements at least; V is LANES of them. The arguments are those of product.c. */
+/* Matrix products on a processor, which has caches instead of local memory. An item computes
+ * HIGH x WIDE elements of the result in registers, and reads both operands in place. Rows of y
+ * are contiguous and have at least WIDE elements; V is a vector of LANES elements. The arguments
+ * are the same as in product.c. */
 
 #ifdef __OPENCL_VERSION__
 #pragma OPENCL FP_CONTRACT ON

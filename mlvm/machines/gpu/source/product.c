@@ -1,13 +1,12 @@
-/* Products of matrices, by tiles in local memory and smaller ones in registers.
-
-   A group makes ROWS x COLUMNS elements of a result, an item HIGH x WIDE of them, in steps of DEPTH along the
-   contracted axis. That axis is cut into pieces of `length`, in each of the `summed` matrices that are added
-   up; they are shared out to `splits` groups, of which each writes a result of its own: a reduction adds
-   these. WINDOWS: the rows of x, or its columns if TRANSPOSED, are windows of volumes, as a convolution has
-   them, which are never laid out; results are columns of one matrix. PHASES: x is convolved with every
-   so-manieth place of a kernel y, and the results are those that lie a stride apart.
-
-   X and Y are dtypes of the operands, A that of sums, T that of the result. V is LANES values of A. */
+/* Matrix products by tiles in local memory and smaller tiles in registers. A group computes ROWS
+ * x COLUMNS elements of a result, an item HIGH x WIDE of them, in steps of DEPTH along the
+ * contracted axis. That axis is split into pieces of `length`, for each of the `summed` matrices
+ * that are added up. The pieces are divided among `splits` groups, which write separate results;
+ * a reduction adds these. WINDOWS: the rows of x, or its columns if TRANSPOSED, are windows of
+ * volumes, as in a convolution, and are never materialized; results are columns of one matrix.
+ * PHASES: x is convolved with every stride-th element of a kernel y, and the results are a
+ * stride apart. X and Y are the dtypes of the operands, A of sums, T of the result. V is LANES
+ * values of A. */
 
 #define ITEMS ((ROWS / HIGH) * (COLUMNS / WIDE))
 #define PARTS (WIDE / LANES)
@@ -26,7 +25,7 @@
 #define OF_PLACE(r, d) (d)
 #endif
 #define ON_AXIS(i, length) (i >= 0 && i < length)
-/* Where a window begins, and where a place lies in it. */
+/* Start of a window, and offset of an element in it. */
 #define FIND_WINDOW(at, i)                                                                         \
     columns[i] = (i32)((at) % grid_columns * step_column + lead_column);                           \
     rows[i] = (i32)((at) / grid_columns % grid_rows * step_row + lead_row);                        \
@@ -39,7 +38,7 @@
     along[i] = (i32)((at) / channels / wide_window / high_window * apart_layer);
 #ifdef PHASES
 #define THREE(name) const i64 name##_layer, const i64 name##_row, const i64 name##_column
-/* The first place of the kernel that the phase has, and where x begins for it; -1 << 30 is out of it. */
+/* First kernel element of the phase, and the start of x for it; -1 << 30 is out of range. */
 #define FIND_PHASE(axis)                                                                           \
     i64 tap_##axis = 0, lead_##axis = phase_##axis + before_##axis;                                \
     while (tap_##axis < every_##axis && lead_##axis % stride_##axis != 0) {                        \
@@ -47,7 +46,7 @@
         lead_##axis -= dilation_##axis;                                                            \
     }                                                                                              \
     lead_##axis = tap_##axis < every_##axis ? lead_##axis / stride_##axis : -(1 << 30);
-/* Where in the kernel a place of the sum is; -1 is behind its end. */
+/* Position in the kernel of an element of the sum; -1 is past the end. */
 DEVICE i64 tap(i64 layer, i64 row, i64 column, THREE(taps), i64 apart) {
     if (layer >= taps_layer || row >= taps_row || column >= taps_column) return -1;
     return ((layer * taps_row + row) * taps_column + column) * apart;
@@ -65,7 +64,7 @@ DEVICE i64 tap(i64 layer, i64 row, i64 column, THREE(taps), i64 apart) {
 KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
                     const i64 m, const i64 n, const i64 k, /* x is m x k, y is k x n */
                     const i64 x_row, const i64 x_inner, const i64 y_inner, const i64 y_column, /* steps in memory */
-                    const i64 batch, const i64 second, /* results: all, and those of the inner axis of two */
+                    const i64 batch, const i64 second, /* strides */
                     const i64 x_first, const i64 x_second, const i64 y_first, const i64 y_second,
                     const i64 summed, const i64 x_summed, const i64 y_summed, const i64 length, const i64 splits
 #ifdef WINDOWS

@@ -1,7 +1,7 @@
-/* Random numbers by Philox4x64-10 (Salmon et al., SC 2011), with the bits that numpy draws from a key.
-
-   A block of four words is a function of the key and a counter. Its first word counts blocks from 1, the
-   last is the purpose: 0 draws, 1 splits a key, 2 folds a number into it. */
+/* Random numbers by Philox4x64-10 (Salmon et al., SC 2011), with the same bits as numpy's for a
+ * key. A block of four words is a function of the key and a counter. The first word of the
+ * counter numbers the blocks from 1, the last is the purpose: 0 draws, 1 splits a key, 2 folds a
+ * number into it. */
 
 typedef struct {
     u64 w[4];
@@ -33,7 +33,7 @@ DEVICE Block philox(u64 key, u64 other, u64 low, u64 high, u64 purpose)
 #define UNIT_F32(word) ((f32)((word) >> 8) * 5.9604644775390625e-8f)
 #define UNIT_F64(word) ((f64)((word) >> 11) * 1.1102230246251565404e-16)
 
-/* A block gives eight values, or four where they are made of whole words. */
+/* A block gives eight values, or four if each needs a whole word. */
 #define EIGHT                                                                                      \
     const i64 first = ITEM(0) * 8;                                                                 \
     if (first >= total) return;                                                                    \
@@ -114,7 +114,8 @@ KERNEL void bernoulli(TENSOR(bool, out), TENSOR(u64, key), TENSOR(T, p), REFUSAL
 #define PART(block, i) ((block).w[(i) * BITS / 64] >> (i) * BITS % 64 & (BITS == 64 ? ~(u64)0 : ((u64)1 << BITS % 64) - 1))
 #define PARTS (256 / BITS)
 
-/* The integers that the words give, and as taken[word] whether the method takes them: all, where out is T's. */
+/* The integers from the words, and in taken[word] whether the method accepts them: all, if out
+ * is T's. */
 KERNEL void integers(TENSOR(OUT, out), TENSOR(i64, taken), TENSOR(u64, key), const i64 total, const u64 low,
                      const u64 span, const u64 refused)
 {
@@ -136,7 +137,7 @@ KERNEL void integers(TENSOR(OUT, out), TENSOR(i64, taken), TENSOR(u64, key), con
     }
 }
 
-/* The integers that are taken, one after the other: `ranks` are the running sums of `taken`. */
+/* The accepted integers, one after the other; `ranks` are the running sums of `taken`. */
 KERNEL void gather_taken(TENSOR(OUT, out), TENSOR(OUT, drawn), TENSOR(i64, ranks), const i64 total, const i64 count)
 {
     POINTER(OUT, out);
@@ -149,11 +150,11 @@ KERNEL void gather_taken(TENSOR(OUT, out), TENSOR(OUT, drawn), TENSOR(i64, ranks
 }
 #endif
 
-#ifdef NORMAL /* standard normal values by the ziggurat of numpy (Marsaglia and Tsang, JSS 5, 2000) */
+#ifdef NORMAL /* standard normal values by numpy's ziggurat (Marsaglia and Tsang, JSS 5, 2000) */
 
-NORMAL /* widths of the layers by 2^23, how many of 2^23 steps lie inside of the next, density at each edge */
+NORMAL /* layer widths / 2^23, number of 2^23 steps inside the next layer, density at each edge */
 
-/* log(1 + x) for -1 < x <= 0 with the bits of fdlibm, which glibc has: what numpy's tail is made of. */
+/* log(1 + x) for -1 < x <= 0 with the bits of fdlibm and glibc, which numpy uses for the tail. */
 DEVICE f32 log1p_f32(f32 x)
 {
     const f32 high = 6.9313812256e-01f, low = 9.0580006145e-06f;
@@ -191,7 +192,7 @@ DEVICE f32 log1p_f32(f32 x)
     return k * high - ((square - (s * (square + r) + (k * low + c))) - f);
 }
 
-/* The value that begins at each word, and the word at which the next begins. */
+/* The value that starts at each word, and the word at which the next value starts. */
 KERNEL void normals(TENSOR(f32, values), TENSOR(i32, next), TENSOR(u32, stream), const i64 total)
 {
     POINTER(f32, values);
@@ -227,7 +228,7 @@ KERNEL void normals(TENSOR(f32, values), TENSOR(i32, next), TENSOR(u32, stream),
     next[begin] = (i32)(at < total ? at : total - 1);
 }
 
-/* Twice as many words at which values begin, and jumps twice as far. */
+/* Double the number of known words at which values start, and the length of jumps. */
 KERNEL void jump(TENSOR(i32, starts), TENSOR(i32, to), TENSOR(i32, from), const i64 total, const i64 known)
 {
     POINTER(i32, starts);

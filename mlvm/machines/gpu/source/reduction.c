@@ -1,10 +1,10 @@
-/* Reductions along the middle one of three axes, x[before, length, behind], by trees of fixed forms.
+/* Reductions along the middle of three axes, x[before, length, behind], by trees of fixed shape.
+ * An element of the result is computed from pieces of `piece` elements. Each piece leaves one
+ * value in out[before, pieces, behind]; if there are several, the next launch reduces them. MAP
+ * converts an element to an A, COMBINE combines two, and FINISH computes the result, optionally
+ * with the `divisor`, a D. */
 
-   An element of the result is made of pieces of `piece` elements, each of which leaves one value in
-   out[before, pieces, behind]; where there are several, the next launch reduces them. MAP makes an A of an
-   element, COMBINE one of two, and FINISH what is written, maybe with the `divisor`, which is a D. */
-
-#ifdef CHOOSES /* where the best element of that dtype is: AHEAD(a, b) tells whether a is better than b */
+#ifdef CHOOSES /* index of the best element: AHEAD(a, b) is true if a is better than b */
 typedef struct {
     COMPUTED(CHOOSES) value;
     i64 place;
@@ -33,7 +33,7 @@ DEVICE Choice chosen(Choice a, Choice b) {
 }
 #endif
 
-#ifdef CENTRED /* MAP and FINISH also take `middle`, an element of centre[before, behind] */
+#ifdef CENTRED /* MAP and FINISH also get `middle`, an element of centre[before, behind] */
 #define CENTRE TENSOR(A, centre),
 #define CENTRE_POINTER POINTER(A, centre);
 #define MIDDLE(place) const COMPUTED(A) middle = centre[place];
@@ -43,7 +43,7 @@ DEVICE Choice chosen(Choice a, Choice b) {
 #define MIDDLE(place)
 #endif
 
-/* An item goes through a piece of WIDE columns that lie side by side. */
+/* An item reduces a piece of WIDE adjacent columns. */
 KERNEL void columns(TENSOR(T, out), TENSOR(X, x), CENTRE const i64 before, const i64 length, const i64 behind,
                     const i64 piece, const i64 pieces, const D divisor)
 {
@@ -84,7 +84,8 @@ KERNEL void columns(TENSOR(T, out), TENSOR(X, x), CENTRE const i64 before, const
     }
 }
 
-/* A group goes through a piece of a row: item i takes the elements i, i + 64, ..., and a tree the items. */
+/* A group reduces a piece of a row: item i reads elements i, i + 64, ..., then a tree combines
+ * them. */
 KERNEL void rows(TENSOR(T, out), TENSOR(X, x), CENTRE const i64 before, const i64 length, const i64 behind,
                  const i64 piece, const i64 pieces, const D divisor)
 {
@@ -111,7 +112,8 @@ KERNEL void rows(TENSOR(T, out), TENSOR(X, x), CENTRE const i64 before, const i6
 }
 
 #if !defined(CHOOSES) && !defined(CENTRED)
-/* Running sums of each piece, from the sum of the pieces before it on (none where there is one piece). */
+/* Running sums of each piece, starting from the sum of the previous pieces (if there are
+ * several). */
 KERNEL void scan(TENSOR(T, out), TENSOR(X, x), TENSOR(A, starts), const i64 before, const i64 length, const i64 behind,
                  const i64 piece, const i64 pieces)
 {

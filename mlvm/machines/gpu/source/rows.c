@@ -1,8 +1,8 @@
-/* Functions of rows: softmax, losses, normalisation along the middle one of x[before, length, behind].
-
-   LANES items go through a row together and fold their values by a tree. Where LANES is 1, an item has a row
-   of its own: short rows, rows across memory, and on a processor, where SIDE elements of a row are computed
-   side by side. EACH runs its text for each element i of the row; `j` is that of the SIDE it belongs to. */
+/* Row functions: softmax, losses and normalization along the middle axis of x[before, length,
+ * behind]. LANES items process a row together and combine their values by a tree. With LANES = 1
+ * an item processes its own row: for short rows, for rows that are not contiguous, and on a
+ * processor, where SIDE elements of a row are computed side by side. EACH repeats its body for
+ * each element i of the row; `j` is its position in the group of SIDE elements. */
 
 #if LANES > 1
 #define ROW const i64 row = GROUP(0); const int lane = LOCAL_ITEM(0); LOCAL COMPUTED(T) tree[LANES];
@@ -57,7 +57,7 @@ KERNEL void softmax(TENSOR(T, out), TENSOR(T, x), const i64 rows, const i64 leng
     POINTER(T, x);
     ROW
     FIRST
-#ifdef KEEPS /* T is what is computed in: the powers are written, and read again */
+#ifdef KEEPS /* T is the dtype of the computation: the exponentials are written and read again */
     VALUE(peaks, -INFINITY)
     VALUE(sums, 0)
     EACH(peaks[j] = LARGER(peaks[j], OF(x)))
@@ -85,7 +85,7 @@ KERNEL void log_softmax(TENSOR(T, out), TENSOR(T, x), const i64 rows, const i64 
 }
 
 #ifdef Y
-/* The class of the row; -1, after a refusal, where there is none of that number. */
+/* The class of the row; -1 if it is out of range, which is reported. */
 #define LABEL \
     i64 label = (i64)LOAD(Y, labels, row); \
     if (label < 0 || (u64)LOAD(Y, labels, row) >= (u64)length) { \
@@ -173,7 +173,7 @@ KERNEL void layer_norm_vjp(TENSOR(T, out), TENSOR(T, g), TENSOR(T, x), TENSOR(T,
     EACH(STORE(T, out, first + i, (OF(g) * LOAD(T, scale, i) - total - (OF(x) - mean) * together) * inverse))
 }
 
-/* What the gradient of the scale adds up: the mean and the inverse of each row. */
+/* Statistics for the gradient of the scale: the mean and the inverse deviation of each row. */
 KERNEL void row_statistics(TENSOR(A, out), TENSOR(T, x), const COMPUTED(T) eps, const i64 rows, const i64 length, const i64 behind)
 {
     POINTER(A, out);
@@ -187,7 +187,7 @@ KERNEL void row_statistics(TENSOR(A, out), TENSOR(T, x), const COMPUTED(T) eps, 
     }
 }
 
-/* g * (x - mean) * inverse, added up over pieces of rows: out[pieces, length]. */
+/* g * (x - mean) * inverse, summed over pieces of rows: out[pieces, length]. */
 KERNEL void scale_gradient(TENSOR(A, out), TENSOR(T, g), TENSOR(T, x), TENSOR(A, statistics), const i64 rows, const i64 length, const i64 piece, const i64 pieces)
 {
     POINTER(A, out);

@@ -1,6 +1,6 @@
-/* Stable sorting of rows by merging, each element with its number: of x[before, length, behind] along the
-   middle axis. Keys lie in `rows` rows. BEFORE(a, b) tells whether a stands before b. K is what keys are
-   computed in. RUN elements are sorted at once, by counting those before each. */
+/* Stable merge sort of rows, with the index of each element: x[before, length, behind] along the
+ * middle axis. Keys are stored in `rows` rows. BEFORE(a, b) is true if a precedes b. K is the
+ * dtype of keys. RUN elements are first sorted by counting the elements before each. */
 
 #define RUN 32
 
@@ -24,7 +24,8 @@ KERNEL void begin(TENSOR(K, keys), TENSOR(i32, order), TENSOR(X, x), const i64 t
     order[row * length + rank] = (i32)i;
 }
 
-/* Two runs of `run` elements become one: an element moves by how many of the other stand before it. */
+/* Merge two runs of `run` elements: an element moves by the number of preceding elements in the
+ * other run. */
 KERNEL void merge(TENSOR(K, keys), TENSOR(i32, order), TENSOR(K, from_keys), TENSOR(i32, from_order), const i64 total,
                   const i64 length, const i64 run)
 {
@@ -51,7 +52,7 @@ KERNEL void merge(TENSOR(K, keys), TENSOR(i32, order), TENSOR(K, from_keys), TEN
     order[to] = from_order[at];
 }
 
-/* Back to where the rows lie: the first `count` keys of each, or where NUMBERS their numbers. */
+/* Write the first `count` keys of each row to the result, or with NUMBERS their indices. */
 KERNEL void put_back(TENSOR(T, out), TENSOR(K, keys), TENSOR(i32, order), const i64 total, const i64 length,
                      const i64 behind, const i64 count)
 {

@@ -1,11 +1,13 @@
-/* Windows of images, [N, H, W, C] with windows of KH x KW: an item makes one element of the result. */
+/* Windows of images, [N, H, W, C] with windows of KH x KW: an item computes one element of the
+ * result. */
 
 #define IMAGE \
     const i64 total, const i64 height, const i64 width, const i64 channels, const i64 rows, const i64 columns, \
     const i64 high, const i64 wide, const i64 down, const i64 across, const i64 apart_down, const i64 apart_across, \
     const i64 top, const i64 left
 
-/* Where an element at place (i, j) of the window (row, column) lies in the image, -1 on the padding. */
+/* Offset in the image of the element at position (i, j) in the window (row, column); -1 in the
+ * padding. */
 DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 width, i64 channels)
 {
     if (row < 0 || row >= height || column < 0 || column >= width) return -1;
@@ -15,7 +17,7 @@ DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 w
 #define PLACE(i, j) inside(at, row * down + (i) * apart_down - top, column * across + (j) * apart_across - left, \
                            channel, height, width, channels)
 
-/* The item's pixel: its channel, and where it lies in image `at` with its padding. */
+/* The item's pixel: its channel, and its position in the padded image `at`. */
 #define PIXEL \
     const i64 element = ITEM(0); \
     if (element >= total) return; \
@@ -24,8 +26,9 @@ DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 w
     const i64 w = at % width + left; at /= width; \
     const i64 h = at % height + top; at /= height;
 
-/* Do that for each window of the image `at` that has the pixel (h, w) of it, as its place (i, j). Of windows
-   without gaps only each down-th row and each across-th column can be the pixel's. */
+/* Repeat the body for each window of the image `at` that contains the pixel (h, w), at its
+ * position (i, j). For windows without gaps, only each down-th row and each across-th column can
+ * contain it. */
 #define FIRST_OF(place, step, apart) (apart == 1 ? (i32)(place) % (i32)(step) : 0)
 #define NEXT_OF(step, apart) (apart == 1 ? step : 1)
 #define OF_EACH_WINDOW(DO) \

@@ -23,21 +23,25 @@ PIECE: Final = 512
 _LEAST: Final = (
     128  # elements of a piece; fewer cost more in calls of row functions than caches gain
 )
-_MOST: Final = 1024
+_MOST: Final = 2048
 _CACHE: Final = 24576  # bytes of all values of a piece, which the first-level cache has room for
 _SHORT_ROW: Final = 16  # elements; rows of windows that are shorter are copied, several at a time
-_LONG_ROW: Final = 256  # elements; of rows of windows from this length on, each is a piece
+_LONG_ROW: Final = 1024  # elements; of rows of windows from this length on, each is a piece
 _APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
 
-_FIRST: Final = {
-    f"{op}_{t}": (op, t) for op in ("add", "subtract", "multiply") for t in ("f32", "f64")
+_LINES: Final = {
+    f"{op}_{t}": (f"line_{t}", codes)
+    for op, codes in {
+        "add": (_native.LINE_ADD, _native.LINE_ADD),
+        "subtract": (_native.LINE_SUBTRACT, _native.LINE_SUBTRACT_FROM),
+        "multiply": (_native.LINE_MULTIPLY, _native.LINE_MULTIPLY),
+        "divide": (_native.LINE_DIVIDE, _native.LINE_DIVIDE_BY),
+    }.items()
+    for t in ("f32", "f64")
 }
-"""Row functions that one of a pair may have (`pairs of ops` in `kernels/elementwise.c`)."""
-_STEPPED: Final = {
-    *_FIRST,
-    *[f"divide_{t}" for t in ("f32", "f64")],
-    *[row for row in ROWS if "_then_" in row or "_before_" in row],
-}
+"""Row functions that may be part of a line (`lines` in `kernels/elementwise.c`): its row function,
+and the numbers of the op on the line's value and an operand, and on an operand and that value."""
+_STEPPED: Final = {*_LINES, *[line for line, _ in _LINES.values()]}
 """Row functions with steps, which read scalars as blocks."""
 
 
@@ -64,17 +68,22 @@ class _Written(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Call of a row function: the values that it writes, `nresults` of them, then those it
-    reads."""
+    """Call of a row function: the `nresults` values that it writes, then those that it reads.
+
+    The `ops` of a line are applied to its second operand, its third, and so on.
+    """
 
     row: str
     values: tuple[int, ...]
     nresults: int = 1
+    ops: tuple[int, ...] = ()
 
 
 class _Steps:
-    """Chain in terms of row functions. Values are numbered: parameters first, then each value that
-    passes between steps."""
+    """Chain in terms of row functions.
+
+    Values are numbered: parameters first, then each value that passes between steps.
+    """
 
     def __init__(self, links: Sequence[Link], types: Types) -> None:
         self.types = list(types)
@@ -85,7 +94,7 @@ class _Steps:
         self._nparams = len(types)
         self._number: dict[int, int] = {}
         self.complete = all(self._add(*pair) for pair in zip(links, (None, *links), strict=False))
-        self._pair()
+        self._join_lines()
 
     def _add(self, link: Link, before: Link | None) -> bool:
         """Add a link behind the one `before`; return False if it has no row function."""
@@ -163,8 +172,9 @@ class _Steps:
             self._number = {k: number if v == value else v for k, v in self._number.items()}
         return True
 
-    def _pair(self) -> None:
-        """Let one row function compute two steps if only the second reads the first's result.
+    def _join_lines(self) -> None:
+        """Let one row function compute several steps if each reads the result of the one before,
+        and no other step reads that.
 
         No result may be written between them, since it may reuse the memory of an operand.
         """
@@ -174,18 +184,19 @@ class _Steps:
         barrier = 0  # the first step that no step before may move behind
         for i, step in enumerate(self.steps):
             remaining.append(step)
-            if step.row in _FIRST:
+            if step.row in _LINES:
+                line, codes = _LINES[step.row]
                 target, *operands = step.values
-                second, dtype = _FIRST[step.row]
                 for k, source in enumerate(operands):
                     at = writers.get(source, -1)
                     first = remaining[at] if at >= barrier else None
-                    if first is None or uses[source] > 1 or first.row not in _FIRST:
+                    if first is None or uses[source] > 1 or not (first.ops or first.row in _LINES):
                         continue
-                    how = "before" if k else "then"
-                    row = f"{_FIRST[first.row][0]}_{how}_{second}_{dtype}"
-                    remaining[i] = _Step(row, (target, *first.values[1:], operands[1 - k]))
-                    remaining[at] = None
+                    if len(first.values) == _native.CHAIN_MOST_OPERANDS:
+                        continue
+                    ops = (*(first.ops or _LINES[first.row][1][:1]), codes[k])
+                    values = (target, *first.values[1:], operands[1 - k])
+                    remaining[i], remaining[at] = _Step(line, values, ops=ops), None
                     break
             for target in step.values[: step.nresults]:
                 if target < self._nparams or target in self.written:
@@ -195,8 +206,7 @@ class _Steps:
         self.steps = [step for step in remaining if step is not None]
 
     def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
-        """Return True if one row function computes the link, a slope, together with the value of
-        the link before it."""
+        """Return True if one row function computes the link, a slope, and the link before it."""
         if before.op.slope != link.op.name or before.attributes != link.attributes:
             return False
         value = self.steps[-1]
@@ -235,8 +245,10 @@ def _converts(x: DType, y: DType) -> bool:
 def chain_call(
     links: Sequence[Link], types: Types, *, unit: int | None = None
 ) -> KernelCall | None:
-    """Plan a chain on parameters of these types, the results first; None if a link has no row
-    function. All links work elementwise on the shape of the first one's result.
+    """Plan a chain on parameters of these types, the results first.
+
+    Return None if a link has no row function. All links are elementwise on the shape of the first
+    link's result.
 
     A unit is `unit` consecutive elements of that shape; by default the kernel's choice. So a kernel
     that has just computed some rows of an operand may run the units that are these rows.
@@ -252,8 +264,9 @@ def chain_call(
     traffic = sum(chain.types[value].nbytes for value in outside)
     work = 50 + chain.cost * size + 0.03 * traffic
     whole = all(chain.types[value].size == size for value in used)
-    if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
-        return _row_call(chain.steps[0].row, types, 50 + chain.cost * size, unit)
+    alone = chain.steps[0] if whole and len(chain.steps) == 1 else None
+    if alone is not None and not alone.ops and alone.values == tuple(range(nparams)):
+        return _row_call(alone.row, types, 50 + chain.cost * size, unit)
     shapes = [chain.types[value].shape for value in outside]
     windows = [chain.windows.get(value) for value in outside]
     lengths, steps = _axes(shape, shapes, windows)
@@ -266,6 +279,8 @@ def chain_call(
         if chain.windows and pitch == lengths[-1] >= _SHORT_ROW:
             piece = lengths[-1]
         piece -= piece % lengths[-1]
+    is_short = size.__class__ is int and size <= piece and unit is None
+    is_short = is_short and not chain.windows and layout.is_short
     unit = unit or piece
     is_packed = pitch is lengths[-1]
     room = min(piece, size) if is_packed else piece // lengths[-1] * pitch
@@ -283,7 +298,11 @@ def chain_call(
         rest += layout.strides.get(value) or [0] * len(lengths)
     for step in chain.steps:
         rest += [len(step.values), *[number[value] for value in step.values]]
-        rest += [layout.kinds[value] != _native.SCALAR for value in step.values]
+        by = [int(layout.kinds[value] != _native.SCALAR) for value in step.values]
+        if step.ops:
+            by[0] = len(by)
+            by[2:] = [x + 2 * op for x, op in zip(by[2:], step.ops, strict=True)]
+        rest += by
     for written in chain.written.values():
         rest += _frame(written, types)
     counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
@@ -292,6 +311,8 @@ def chain_call(
     units = -(-size // unit)
     rows = [step.row for step in chain.steps]
     name = "chain_into_windows" if chain.written else "chain"
+    if is_short:
+        name = "short_chain"
     return kernel_call(name, nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows)
 
 
@@ -415,6 +436,15 @@ class _ScratchLayout:
                 self._take(value, itemsize)
         return sum(tensors.values())
 
+    @property
+    def is_short(self) -> bool:
+        """Return whether all values have the chain's shape or are scalars."""
+        return all(
+            kind in (_native.WHOLE, _native.TEMPORARY)
+            or (kind in (_native.SCALAR, _native.REPEATED) and not any(self.strides[value]))
+            for value, kind in self.kinds.items()
+        )
+
     def pitch(self, length: int, chain: _Steps) -> int:
         """Return the distance of the rows of a piece, in elements; `length` for packed rows.
 
@@ -490,4 +520,5 @@ def _row_call(row: str, types: Types, work: float, unit: int | None = None) -> K
     work += 0.03 * sum([type.nbytes for type in types])
     rest = [type.dtype.itemsize for type in types]
     integers = {"elements": size, "unit": unit}
-    return kernel_call("row", len(types), -(-size // unit), work, integers, rest=rest, rows=[row])
+    name = "short_row" if size.__class__ is int and size <= unit else "row"
+    return kernel_call(name, len(types), -(-size // unit), work, integers, rest=rest, rows=[row])

@@ -1,5 +1,8 @@
-"""Convolution and its transposes. `kernels/linalg.c` multiplies windows, which it gathers row by
-row, or column by column; `kernels/depthwise.c` is for narrow groups."""
+"""Convolution and its transposes.
+
+`kernels/linalg.c` multiplies windows, which it gathers row by row, or column by column;
+`kernels/depthwise.c` is for narrow groups.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +90,10 @@ def _convolved(
 
 @planner("conv_transpose2d")
 def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan a convolution with the reversed kernel, of x with zeros between its places if there is a
-    stride."""
+    """Plan a convolution with the reversed kernel.
+
+    With a stride, zeros are inserted between the elements of x.
+    """
     out, x, kernel = types
     dtype = float_dtype(x, kernel)
     if dtype is None:
@@ -137,8 +142,10 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
 
 
 def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
-    """Return True for groups of one channel, or narrow ones that together fill vectors, with as
-    many channels in x."""
+    """Return True for groups of one channel, or small groups that together fill vectors.
+
+    The groups have as many channels in x.
+    """
     *window, inputs, outputs = kernel.shape
     if len(window) != 2 or inputs * attributes["groups"] != outputs or outputs == 1:  # no lanes
         return False
@@ -178,16 +185,20 @@ def _gathered(
 
 
 def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
-    """Return length and number of contiguous runs of a line of a window; one run if its pixels lie
-    `side_by_side` with all channels."""
+    """Return length and number of contiguous runs of a line of a window.
+
+    There is one run if its pixels are `side_by_side` with all channels.
+    """
     runs = 1 if side_by_side else across
     return {"run": across * channels // runs, "runs": runs}
 
 
 def _in_lines(dtype: str, windows: dict[str, int], window: Shape, groups: int) -> dict[str, int]:
-    """Return the integers for reading windows from copied lines of an image: lines at once. Empty
-    where lines of windows are short, or of many images, or pixels so large that they would collide
-    in a cache."""
+    """Return the integers for reading windows from copied lines of an image: lines at once.
+
+    Empty where lines of windows are short, or of many images, or pixels so large that they would
+    collide in a cache.
+    """
     across, down, channels = windows["grid_width"], windows["grid_height"], windows["channels"]
     size, step = 8 if dtype == "f64" else 4, windows["stride_down"]
     if len(window) > 2 or groups > 1 or dtype == "bf16x2" or across * down < 96:
@@ -221,8 +232,10 @@ def _narrow(
     weights: TensorType,
     attributes: Attributes,
 ) -> KernelCall | None:
-    """Plan narrow groups. A unit is a row of the result, or a row of the kernel for some
-    channels."""
+    """Plan narrow groups.
+
+    A unit is a row of the result, or a row of the kernel for some channels.
+    """
     (n, height, width, channels), (_, down, across, _) = read.shape, written.shape
     (tall, wide, each, _), block = weights.shape, _CHANNELS // out.dtype.itemsize
     integers = {"images": n, "block": block, "each_group": each}

@@ -68,8 +68,11 @@ def _row(
 
 
 def stage(x: DType, out: DType) -> DType:
-    """Return the dtype between x and `out` in a conversion. A half is widened to f32 first; an
-    integer becomes a half by way of a float that has its values (rounded beyond 53 bits)."""
+    """Return the dtype between x and `out` in a conversion.
+
+    A half is widened to f32 first; an integer becomes a half by way of a float that has its values
+    (rounded beyond 53 bits).
+    """
     if x.is_half and out is not f32:
         return f32
     if out.is_half and not (x.is_float or x.is_half):

@@ -18,8 +18,10 @@ _PIECE: Final = 1024  # elements of an operand, roughly, that are widened before
 
 
 def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan f32's kernel for a result and operands some of which are halves, all of one dtype; None
-    if there is none."""
+    """Plan f32's kernel for types some of which are in half precision.
+
+    All of these have the same dtype. Return None if there is no kernel.
+    """
     floats = {type.dtype for type in types if type.dtype.is_float} - {f32}
     if len(floats) > 1:
         return None

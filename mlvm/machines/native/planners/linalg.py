@@ -198,8 +198,10 @@ def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall 
 def matmul_chain(
     x: TensorType, y: TensorType, attributes: Attributes, chain: Chain
 ) -> KernelCall | None:
-    """Plan a product and the chain on its rows; None if the product is a vector, or so large that a
-    thread cannot go through it row by row."""
+    """Plan a matrix product and the chain on its rows.
+
+    Return None if the product is a vector, or so large that a thread cannot process it row by row.
+    """
     product_of = _packed if "columns" in attributes else _matmul
     product = product_of(x, y, attributes)
     if product is None or (product.y.columns == 1 and not product.panel):
@@ -208,9 +210,11 @@ def matmul_chain(
 
 
 def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
-    """Plan a chain whose first link is a matmul, on parameters of these types. The other links run
-    on rows of the product while these are in the cache. None if a link has no row function, or the
-    product is not of that kind."""
+    """Plan a chain whose first link is a matmul, on parameters of these types.
+
+    The other links run on rows of the product while these are in the cache. None if a link has no
+    row function, or the product is not of that kind.
+    """
     head, *rest = links
     x_number, y_number = head.sources
     x, y = types[x_number], types[y_number]
@@ -225,8 +229,10 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
 
 
 def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -> Chain | None:
-    """Plan the links after a product in a chain on parameters of these types; None if a link has no
-    row function."""
+    """Plan the links after a product in a chain on parameters of these types.
+
+    Return None if a link has no row function.
+    """
     is_result = head.target >= 0  # else it lies in scratch memory, the last parameter
     child_types = types if is_result else [*types, product]
     renamed = {} if is_result else {head.target: len(types)}
@@ -249,8 +255,11 @@ def rounding(
     target: int = 0,
     rest: Sequence[Link] = (),
 ) -> Chain | None:
-    """Plan the chain after a product of bf16, which is computed in f32: rounding to `target`, then
-    the rest. None for other products, and if a link has no row function."""
+    """Plan the chain after a product of bf16, which is computed in f32.
+
+    The result is rounded to `target`, then the rest follows. Return None for other products, and if
+    a link has no row function.
+    """
     if product.dtype is not bf16:
         return None
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
@@ -263,8 +272,11 @@ def rounding(
 
 
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
-    """Return the suffix of the kernels for these factors. Of bf16: AMX tiles if the processor has
-    them, else pairs if it multiplies pairs and each sum has whole pairs."""
+    """Return the suffix of the kernels for these factors.
+
+    Of bf16: AMX tiles if the processor has them, else pairs if it multiplies pairs and each sum has
+    whole pairs.
+    """
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
         if length and has_kernel("matmul_bf16_amx"):
@@ -304,8 +316,10 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
 
 
 def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
-    """Plan a product, by vectors or tiles. `chain` follows, unless the result is a vector; None for
-    other products of bf16 without a chain."""
+    """Plan a product, by vectors or tiles.
+
+    `chain` follows, unless the result is a vector; None for other products of bf16 without a chain.
+    """
     x, y = product.x, product.y
     if product.dtype == _AMX:
         if y.columns > 1 or product.panel:
@@ -332,8 +346,10 @@ def _block(k: int) -> int:
 
 
 def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
-    """Plan a row times a matrix, whose columns are added in the order of tiles; or a matrix times a
-    column, as a row with swapped parameters."""
+    """Plan a row times a matrix, or a matrix times a column with swapped parameters.
+
+    The columns are added in the order of tiles.
+    """
     x, y = (1, 2) if by_columns else (2, 1)
     unit, kernel = 64, f"gemv_{product.dtype}"
     units = product.batch * -(-product.y.columns // unit)

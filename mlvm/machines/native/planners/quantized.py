@@ -64,8 +64,10 @@ def integer_product(op: str, types: Types, attributes: Attributes) -> KernelCall
 
 
 def integer_headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
-    """Plan a chain whose first link is a product or convolution of bytes, as
-    `linalg.headed_call`."""
+    """Plan a chain that begins with a product or convolution of bytes.
+
+    It works as `linalg.headed_call`.
+    """
     head, *rest = links
     operands = [types[source] for source in head.sources]
     out = head.op.infer(operands, head.attributes)
@@ -85,8 +87,11 @@ def _integer_call(
     places: Sequence[int],
     chain: Chain | None,
 ) -> KernelCall | None:
-    """Plan a product of bytes. `places`: the parameters of the result and the operands; -1 for a
-    product that only the chain reads."""
+    """Plan a product of bytes.
+
+    `places`: the parameters of the result and the operands; -1 for a product that only the chain
+    reads.
+    """
     x, y = operands[:2]
     n, groups, windows = out.shape[-1], 1, y.ndim == 4
     integers = dict(zip(("out", "x", "y", "x_zero", "y_zero"), places, strict=False))

@@ -28,8 +28,10 @@ class Axes(NamedTuple):
 
 
 def collapsed(shape: Shape, axes: tuple[int, ...]) -> Axes | None:
-    """Merge neighbouring axes of one kind and drop those of length 1; None if more than five
-    remain."""
+    """Merge adjacent axes of one kind and drop axes of length 1.
+
+    Return None if more than five remain.
+    """
     lengths = [1]
     for i, n in enumerate(shape):
         if n == 1:
@@ -152,8 +154,8 @@ def decision(op: str, types: Types, attributes: Attributes) -> KernelCall | None
     return reduction(kernel, types, attributes["axis"], shared=1)
 
 
-@planner("cumulative_sum")
-def cumulative_sum(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+@planner("cumulative_sum", "cumulative_prod")
+def cumulative(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[1]
     if not x.size:
         return None

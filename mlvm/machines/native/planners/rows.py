@@ -18,8 +18,10 @@ _WIDTH: Final = 128  # of a block of columns
 
 @planner("softmax", "log_softmax", "logsumexp", halves="rows")
 def softmax(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """Plan along the last axis, or along any in blocks of columns; `logsumexp` along several,
-    too."""
+    """Plan along the last axis, or along any axis in blocks of columns.
+
+    `logsumexp` may also have several axes.
+    """
     x = types[1]
     axes = collapsed(x.shape, normalize_axes(attributes["axis"], x.ndim))
     if axes is None or axes.rows > 1 or not x.size:

@@ -19,8 +19,10 @@ _GEOMETRY: Final = (
 
 
 def geometry(image: Shape, grid: Shape, window: Shape, attributes: Attributes) -> dict[str, int]:
-    """The integers of windows over images: lengths of an image, of the grid of windows and of a
-    window, and where windows lie."""
+    """Return the integers of windows over images.
+
+    These are the sizes of an image, of the grid and of a window, and the positions of windows.
+    """
     front = [before for before, _ in attributes["padding"]]
     strides = (*attributes["stride"], *attributes["dilation"])
     return dict(zip(_GEOMETRY, (*image[1:], *grid, *window, *strides, *front), strict=True))
@@ -68,8 +70,10 @@ def _call(
     by_rows: bool = False,
     by_blocks: bool = False,
 ) -> KernelCall | None:
-    """Plan a call over windows. A unit is a row of windows, or of the image if that is written, or
-    some channels."""
+    """Plan a call over windows.
+
+    A unit is a row of windows, or of the image if that is written, or some channels.
+    """
     (n, height, _, channels), (down, across), (tall, wide) = image.shape, windows.shape[1:3], window
     integers = {**geometry(image.shape, (down, across), window, attributes), "block": _BLOCK}
     units, count = n * (height if by_rows else down), n * down * across * tall

@@ -1,4 +1,4 @@
-/* The Python module `_native`: all that the files below have for Python. */
+/* Python module `_native`: registers the Python interfaces of all files. */
 #include "language/dispatch.h"
 #include "language/families.h"
 #include "language/guards.h"

@@ -1,4 +1,4 @@
-/* What all files that talk to Python use of its limited API. */
+/* Helpers for all files that use Python's limited API. */
 #include "limited_api.h"
 
 PyObject *object_of(PyTypeObject *type)
@@ -21,7 +21,7 @@ PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     if (type && PyModule_AddObjectRef(module, name, type))
         Py_CLEAR(type);
-    return (PyTypeObject *)type; /* the module lives as long as the process */
+    return (PyTypeObject *)type; /* the module is never unloaded */
 }
 
 int clear_nonfatal_error(void)
@@ -41,9 +41,9 @@ int address_of(PyObject *array, char **address, int *constant)
     *address = buffer.buf;
     if (constant)
         *constant = buffer.readonly;
-    PyBuffer_Release(&buffer); /* the array keeps its memory as long as it lives */
+    PyBuffer_Release(&buffer); /* the memory is valid as long as the array */
     if (!packed) {
-        PyErr_SetString(PyExc_ValueError, "a native kernel works on packed arrays");
+        PyErr_SetString(PyExc_ValueError, "expected a packed array");
         return -1;
     }
     return 0;

@@ -20,14 +20,14 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_COPIED = 1 << 16, REMEMBERED = 1024, MOST_LISTED = 128 };
+enum { MOST_COPIED = 1 << 18, REMEMBERED = 1024, MOST_LISTED = 128 };
 
 /* Positions along an axis. */
 typedef struct {
     int64_t start, length, step;
 } Span;
 
-/* Types by address, and by dtype and shape: the last of each hash, with a reference to the type. */
+/* Caches of types by address, and by dtype and shape: the last type for each hash, with a reference. */
 static Layout by_type[REMEMBERED], by_shape[REMEMBERED];
 
 static PyObject *slow_alias, *slow_getitem, *slow_setitem, *warn_of_lost, *make_type;
@@ -88,7 +88,7 @@ int layout_of(PyObject *type, Layout *layout)
         fits = found.kind && found.itemsize > 0 && found.size >= 0;
     }
     Py_XDECREF(shape);
-    Py_XDECREF(dtype); /* the type keeps it */
+    Py_XDECREF(dtype); /* the type keeps it alive */
     if (!fits || PyErr_Occurred()) {
         PyErr_Clear();
         return 0;
@@ -310,7 +310,7 @@ static void packed_strides(const int64_t *dims, int ndim, int64_t itemsize, int6
         strides[i] = itemsize;
 }
 
-/* The strides of a selection of x; returns the offset of its first element. */
+/* Compute the strides of a selection of x; return the offset of its first element. */
 static int64_t window_of(const Layout *x, const Span *spans, int64_t *strides)
 {
     int64_t offset = 0;
@@ -346,8 +346,9 @@ Allocation *tensor_in(PyObject *arena, PyObject *type)
     return out;
 }
 
-/* A new tensor of an arena of that VM, which is locked until `release_vm`: `*to` is its first byte, and `*from` that
- * of x, which may be NULL. NULL and no lock if Python must do what the caller does; an exception may be set. */
+/* Create a tensor in an arena of that VM, which is locked until `release_vm`: `*to` is its first byte,
+ * and `*from` that of x, which may be NULL. NULL without the lock if Python must do the caller's work;
+ * an exception may be set. */
 static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject *type, const Allocation *x,
                                  char **to, char **from)
 {
@@ -364,13 +365,13 @@ static Allocation *locked_tensor(FastPath *fast_path, PyObject *arena, PyObject 
     return NULL;
 }
 
-/* What the caller returns to Python: the tensor, or None if Python must create it, which then raises any error. */
+/* Return the tensor to Python, or None if Python must create it, which then raises any error. */
 static PyObject *tensor_or_none(void *out)
 {
     return out || clear_nonfatal_error() ? out : Py_NewRef(Py_None);
 }
 
-/* Whether a tape tracks x; -1 with an exception set. */
+/* Return whether a tape tracks x; -1 with an exception set. */
 static int is_tracked(const Allocation *x)
 {
     if (!x->tape || x->tape == Py_None)
@@ -381,7 +382,8 @@ static int is_tracked(const Allocation *x)
     return answer;
 }
 
-/* The copy of a selection, or a view if it is all of x. NULL without an exception for the slow path. */
+/* Return a copy of a selection, or a view if it is all of x. NULL without an exception for the slow
+ * path. */
 static PyObject *selected(Allocation *x, PyObject *key)
 {
     Layout layout;
@@ -417,7 +419,7 @@ static PyObject *selected(Allocation *x, PyObject *key)
     return result;
 }
 
-/* The rows of x where the mask is True. NULL without an exception for the slow path. */
+/* Return the rows of x where the mask is True. NULL without an exception for the slow path. */
 static PyObject *chosen(Allocation *x, Allocation *mask)
 {
     Layout layout, covers;
@@ -482,7 +484,7 @@ static PyObject *subscript(PyObject *x, PyObject *key)
 
 /* --- assignments --- */
 
-/* Convert a Python number to an element. Returns 0 where Python must do it, or refuse it. */
+/* Convert a Python number to an element. Return 0 if Python must convert or reject it. */
 static int element_of(PyObject *number, const Layout *x, char *element)
 {
     double real;
@@ -596,7 +598,7 @@ static int assign_subscript(PyObject *x, PyObject *key, PyObject *values)
         PyErr_Format(PyExc_TypeError, "a Tensor does not support item deletion: its shape never changes");
         return -1;
     }
-    Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: one name, too */
+    Py_ssize_t references = Py_REFCNT(x); /* 1: only the stack refers to it; 2: also one name */
     int done = assign((Allocation *)x, key, values);
     if (done) {
         note_opaque();
@@ -646,7 +648,7 @@ static PyObject *scalar(PyObject *module, PyObject *object)
     Allocation *x = (Allocation *)object;
     Layout layout;
     FastPath *fast_path = is_quiet() ? plain_path(object) : NULL;
-    PyObject *number = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape notes reads */
+    PyObject *number = NULL, *tape = fast_path ? present_tape() : NULL; /* a tape records reads */
     if (tape == Py_None && x->tape == Py_None && layout_of(x->type, &layout) && layout.size == 1 &&
         address_in(fast_path, x, 1) && !call_without_result(fast_path->acquire)) {
         char *p = address_in(fast_path, x, 0);
@@ -689,6 +691,92 @@ static PyObject *number(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOO:number", &arena, &type, &value))
         return NULL;
     return tensor_or_none(tensor_of_number(arena, type, value));
+}
+
+/* The tensors of numbers that were operands of late, by weak references: the VM keeps those in use. */
+typedef struct {
+    long long fast_path; /* its number; 0: free */
+    PyObject *dtype;     /* of the other operand, which Python keeps for ever */
+    uint64_t bits;
+    int is_int;
+    PyObject *tensor;
+} NumberOperand;
+static NumberOperand number_operands[REMEMBERED];
+static PyObject *slow_operand;
+
+/* Find the place for a number beside a tensor. NULL for anything else, and where the tensor's dtype also depends on the
+ * default dtype: for a float beside integers. */
+static NumberOperand *place_of_number(PyObject *value, PyObject *like, NumberOperand *wanted)
+{
+    Layout layout;
+    int overflow = 0;
+    int is_int = PyLong_CheckExact(value);
+    if ((!is_int && !PyFloat_CheckExact(value)) || Py_TYPE(like) != tensor_class ||
+        !((Allocation *)like)->type || !layout_of(((Allocation *)like)->type, &layout))
+        return NULL;
+    int is_float_dtype = layout.kind == 'f' || layout.kind == 'h';
+    if (!is_float_dtype && !(is_int && (layout.kind == 'i' || layout.kind == 'u')))
+        return NULL;
+    PyObject *arena = present_arena();
+    FastPath *fast_path = arena ? fast_path_of(arena) : NULL;
+    *wanted = (NumberOperand){
+        .fast_path = fast_path ? fast_path->number : 0, .dtype = layout.dtype, .is_int = is_int};
+    Py_XDECREF(arena);
+    if (is_int) {
+        wanted->bits = (uint64_t)PyLong_AsLongLongAndOverflow(value, &overflow);
+    } else {
+        double real = PyFloat_AsDouble(value);
+        memcpy(&wanted->bits, &real, sizeof real);
+    }
+    if (!wanted->fast_path || overflow)
+        return NULL;
+    uint64_t hash = (wanted->bits ^ (uint64_t)wanted->fast_path << 20 ^ (uintptr_t)layout.dtype >> 4 ^
+                     (uint64_t)is_int) *
+                    0x9E3779B97F4A7C15u;
+    return &number_operands[(hash >> 32) % REMEMBERED];
+}
+
+/* operand(value, like): as `as_operand`. */
+static PyObject *operand(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 2)
+        return PyErr_Format(PyExc_TypeError, "operand takes 2 arguments, got %zd", nargs);
+    if (Py_TYPE(args[0]) == tensor_class)
+        return Py_NewRef(args[0]);
+    NumberOperand wanted, *place = place_of_number(args[0], args[1], &wanted);
+    if (place && place->fast_path == wanted.fast_path && place->dtype == wanted.dtype &&
+        place->bits == wanted.bits && place->is_int == wanted.is_int) {
+        PyObject *tensor = PyWeakref_GetObject(place->tensor);
+        if (tensor && tensor != Py_None && is_alive((Allocation *)tensor))
+            return Py_NewRef(tensor);
+    }
+    PyObject *result = PyErr_Occurred()
+                           ? NULL
+                           : PyObject_CallFunctionObjArgs(slow_operand, args[0], args[1], NULL);
+    if (result && place && Py_TYPE(result) == tensor_class) {
+        PyObject *old = place->tensor;
+        if ((wanted.tensor = PyWeakref_NewRef(result, NULL))) {
+            *place = wanted;
+            Py_XDECREF(old); /* a weak reference without a callback: this runs no Python */
+        }
+        PyErr_Clear();
+    }
+    return result;
+}
+
+/* are_alive(tensors): whether each tensor of a list has memory, without a handle for it. */
+static PyObject *are_alive(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    if (!PyList_CheckExact(tensors))
+        return PyErr_Format(PyExc_TypeError, "are_alive takes a list");
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
+        PyObject *x = PyList_GetItem(tensors, i);
+        if (Py_TYPE(x) != tensor_class || !is_alive((Allocation *)x))
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
 }
 
 /* filled(x, type): a tensor of that type with the one element of x everywhere; None if Python must launch it. */
@@ -784,7 +872,7 @@ static PyObject *copied(PyObject *module, PyObject *args)
     return tensor_or_none(result);
 }
 
-/* listed(numbers, float_type, int_type): a tensor of a list of Python's floats and ints, with the dtype of the
+/* listed(numbers, float_type, int_type): a tensor of one of Python's floats and ints or of a list of them, with the dtype of the
  * first type if there is a float, else of the second; None for any other list. */
 static PyObject *listed(PyObject *module, PyObject *args)
 {
@@ -794,24 +882,25 @@ static PyObject *listed(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO:listed", &numbers, &types[0], &types[1]))
         return NULL;
-    Py_ssize_t count = PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
+    int is_one = PyFloat_CheckExact(numbers) || PyLong_CheckExact(numbers);
+    Py_ssize_t count = is_one ? 1 : PyList_CheckExact(numbers) ? PyList_Size(numbers) : 0, floats = 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        floats += PyFloat_CheckExact(PyList_GetItem(numbers, i));
+        floats += PyFloat_CheckExact(is_one ? numbers : PyList_GetItem(numbers, i));
     int fits = count && count <= MOST_LISTED && layout_of(types[!floats], &layout) && layout.itemsize <= 8;
     for (Py_ssize_t i = 0; fits && i < count; i++) {
-        PyObject *each = PyList_GetItem(numbers, i);
+        PyObject *each = is_one ? numbers : PyList_GetItem(numbers, i);
         fits = (PyFloat_CheckExact(each) || PyLong_CheckExact(each)) &&
                element_of(each, &layout, bytes + i * layout.itemsize);
     }
     int64_t length = count;
-    PyObject *type = fits ? type_of(layout.dtype, &length, 1) : NULL;
+    PyObject *type = fits ? type_of(layout.dtype, &length, !is_one) : NULL;
     if (type && layout_of(type, &layout))
         result = tensor_with(type, &layout, bytes);
     Py_XDECREF(type);
     return tensor_or_none(result);
 }
 
-/* install_views(names...): what the language lends, once. */
+/* install_views(names...): set the Python functions of the language, once. */
 static PyObject *install_views(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"alias", "type", NULL};
@@ -831,11 +920,22 @@ static PyObject *install_indexing(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *install_operands(PyObject *module, PyObject *function)
+{
+    (void)module;
+    slow_operand = Py_NewRef(function);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef views_functions[] = {
     {"alias", (PyCFunction)(void (*)(void))alias, METH_FASTCALL,
      "alias(call, x, type): view x as another type, as `alias_in_python` does."},
     {"view_as", view_as_python, METH_VARARGS, "view_as(x, type): an untracked view of x, or None."},
     {"number", number, METH_VARARGS, "number(arena, type, value): a tensor of one element, or None."},
+    {"operand", (PyCFunction)(void (*)(void))operand, METH_FASTCALL,
+     "operand(value, like): the tensor of an operand beside another, as `as_operand` returns it."},
+    {"are_alive", are_alive, METH_O, "are_alive(tensors): whether each tensor of a list has memory."},
+    {"install_operands", install_operands, METH_O, "install_operands(as_operand): what `operand` repeats."},
     {"filled", filled, METH_VARARGS, "filled(x, type): a tensor full of the element of x, or None."},
     {"next_key", (PyCFunction)(void (*)(void))next_key, METH_FASTCALL,
      "next_key(call, state, type): the key that the op splits off a state, which then counts on, or None."},

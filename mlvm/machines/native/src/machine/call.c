@@ -1,4 +1,4 @@
-/* Kernel calls and pools as Python objects, and what there is of kernels. */
+/* Kernel calls and pools as Python objects, and lists of the available kernels. */
 #include "call.h"
 
 #include "../plan/processor.h"
@@ -11,7 +11,7 @@ static PyTypeObject *kernel_call_type, *pool_type;
 
 /* --- KernelCall --- */
 
-/* Memory with the numbers of a sequence, as int64_t or as double; NULL with an exception set. */
+/* Allocate the numbers of a sequence as int64_t or as double; NULL with an exception set. */
 static void *numbers_of(PyObject *sequence, int reals, Py_ssize_t *how_many)
 {
     PyObject *list = PySequence_List(sequence);
@@ -39,7 +39,7 @@ static void *numbers_of(PyObject *sequence, int reals, Py_ssize_t *how_many)
     return values;
 }
 
-/* The row functions of a chain, by their names. Returns 0, or -1 with an exception set. */
+/* Look up the row functions of a chain by name. Return 0, or -1 with an exception set. */
 static int find_rows(KernelCallObject *self, PyObject *names)
 {
     Py_ssize_t count = PySequence_Size(names);
@@ -60,7 +60,7 @@ static int find_rows(KernelCallObject *self, PyObject *names)
     return 0;
 }
 
-/* The calls that are parts of this one. Returns 0, or -1 with an exception set. */
+/* Set the child calls of this call. Return 0, or -1 with an exception set. */
 static int find_parts(KernelCallObject *self, PyObject *parts)
 {
     self->parts = parts ? PySequence_Tuple(parts) : NULL;
@@ -73,7 +73,7 @@ static int find_parts(KernelCallObject *self, PyObject *parts)
     for (Py_ssize_t i = 0; i < nparts; i++) {
         PyObject *part = PyTuple_GetItem(self->parts, i);
         if (!PyObject_TypeCheck(part, kernel_call_type)) {
-            PyErr_SetString(PyExc_TypeError, "the parts of a KernelCall are such, too");
+            PyErr_SetString(PyExc_TypeError, "KernelCall: expected parts that are KernelCalls");
             return -1;
         }
         self->children[i] = &((KernelCallObject *)part)->call;
@@ -117,7 +117,8 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     return NULL;
 }
 
-/* The integers with these names and the rest; NULL without an exception if one is no int. */
+/* Return the integers with these names, followed by the rest; NULL without an exception if one
+ * is not an int. */
 static int64_t *named_integers(PyObject *names, PyObject *by_name, PyObject *rest, Py_ssize_t *how_many)
 {
     Py_ssize_t named = PyTuple_Size(names), found = 0;
@@ -134,22 +135,23 @@ static int64_t *named_integers(PyObject *names, PyObject *by_name, PyObject *res
     }
     Py_XDECREF(list);
     if (are_ints && found < PyDict_Size(by_name))
-        PyErr_Format(PyExc_LookupError, "calls have the integers %R, not all of %R", names, by_name);
+        PyErr_Format(PyExc_LookupError, "expected integers among %R, got %R", names, by_name);
     if (are_ints && !PyErr_Occurred())
         return values;
     PyMem_Free(values);
     return NULL;
 }
 
-/* kernel_call(kernel, nparams, units, work, names, integers, floats, scratch, shared, parts, rest, rows): a call with
- * integers by name, 0 for those that are missing, and the rest. NotImplemented for numbers of other classes. */
+/* kernel_call(kernel, nparams, units, work, names, integers, floats, scratch, shared, parts,
+ * rest, rows): create a call with integers by name (0 for missing ones) and further integers.
+ * Returns NotImplemented for numbers of other classes. */
 static PyObject *kernel_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     const char *name = nargs == 12 ? PyUnicode_AsUTF8AndSize(args[0], NULL) : NULL;
     const KernelEntry *entry = name ? find_kernel(name) : NULL;
     if (!entry || !PyTuple_Check(args[4]) || !PyDict_Check(args[5]) || !PyTuple_Check(args[9]))
-        return PyErr_Format(PyExc_TypeError, "kernel_call takes 12 arguments, and a known kernel");
+        return PyErr_Format(PyExc_TypeError, "kernel_call: expected 12 arguments and a known kernel");
     int are_plain = PyLong_Check(args[2]) && PyLong_Check(args[7]) && PyLong_Check(args[8]) &&
                     (PyFloat_Check(args[3]) || PyLong_Check(args[3])) && PyTuple_CheckExact(args[6]);
     for (Py_ssize_t i = 0; are_plain && i < PyTuple_Size(args[6]); i++)
@@ -189,13 +191,13 @@ static PyObject *kernel_call_repr(KernelCallObject *self)
     return PyUnicode_FromFormat("<KernelCall %s>", self->call.kernel->name);
 }
 
-/* call.run(pool, *arrays) -> bool: whether the op accepted the values. */
+/* call.run(pool, *arrays) -> bool: run the call; False if the op rejects a value. */
 static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     char *p[MOST_PARAMETERS + 1];
     const KernelCall *call = &self->call;
     if (nargs != call->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
-        return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, got %zd values",
+        return PyErr_Format(PyExc_TypeError, "%s: expected a Pool and %d arrays, got %zd values",
                             call->kernel->name, call->nparams, nargs);
     for (Py_ssize_t i = 1; i < nargs; i++)
         if (address_of(args[i], &p[i - 1], NULL))
@@ -207,7 +209,7 @@ static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, 
     return PyBool_FromLong(!result);
 }
 
-/* call.described() -> (ints, floats, parts, rows, patches): what it was made of */
+/* call.described() -> (ints, floats, parts, rows, patches): the arguments that created the call. */
 static PyObject *kernel_call_described(KernelCallObject *self, PyObject *unused)
 {
     (void)unused;
@@ -306,7 +308,7 @@ static PyObject *pool_new_(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"threads", "pinned", "worth_sharing", NULL};
     int threads = 1, pinned = 0;
-    double worth_sharing = 4000; /* waking the others costs about 500 */
+    double worth_sharing = 4000; /* in nanoseconds; waking the other threads costs about 500 */
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ipd:Pool", names, &threads, &pinned, &worth_sharing))
         return NULL;
     PoolObject *self = (PoolObject *)object_of(type);
@@ -345,7 +347,7 @@ static PyType_Slot pool_slots[] = {
 static PyType_Spec pool_spec = {"mlvm.machines.native._native.Pool", sizeof(PoolObject), 0,
                                 Py_TPFLAGS_DEFAULT, pool_slots};
 
-/* --- what there is --- */
+/* --- available kernels --- */
 
 static PyObject *get_simd(PyObject *module, PyObject *unused)
 {
@@ -379,7 +381,7 @@ static PyObject *choose_simd(PyObject *module, PyObject *name)
     return text ? PyBool_FromLong(!simd_choose(text)) : NULL;
 }
 
-/* The names, which end with NULL, as a tuple. */
+/* Return the names of a NULL-terminated list as a tuple. */
 static PyObject *tuple_of_names(const char *const *names)
 {
     Py_ssize_t count = 0;

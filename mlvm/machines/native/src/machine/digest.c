@@ -23,7 +23,7 @@ static void fill_keys(void)
     }
 }
 
-/* Replace each nan by the one without sign and payload, so that all nans count as equal. */
+/* Replace each nan by one without sign and payload, so that all nans are equal. */
 #define QUIET(type, infinity, nan)                                                       \
     do {                                                                                 \
         type *x = (type *)words;                                                         \

@@ -17,10 +17,11 @@ int is_formulas(PyObject *object);
 /* Convert a Python number. Returns 0, or -1 with an exception set. */
 int number_from(PyObject *object, Number *number);
 
-/* Write the integers of a call by these values of the `count` numbers. Returns 0, or -1 with an exception set. */
+/* Write the integers of a call from the values of `count` numbers. Return 0, or -1 with an
+ * exception set. */
 int write_call(const Number *numbers, Py_ssize_t count, KernelCallObject *call);
 
-/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+/* Register this file in the module. Return 0, or -1 with an exception set. */
 int formulas_init(PyObject *module);
 
 #endif

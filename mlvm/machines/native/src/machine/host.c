@@ -1,4 +1,4 @@
-/* Host functions in C: the frame that they see, and how they are called. */
+/* Host functions in C: their frames, and their calls. */
 #include "host.h"
 
 #include <pthread.h>
@@ -60,15 +60,15 @@ typedef struct NewTensor {
 } NewTensor;
 
 struct Frame {
-    mlvm_frame public; /* what C has the address of */
-    Frame *next;       /* of all there are */
+    mlvm_frame public; /* the part that C functions see */
+    Frame *next;       /* next in the list of all frames */
     Frame *next_idle;
-    Types *types; /* of the launch that has it */
+    Types *types; /* types of the current launch */
     mlvm_value *values;
     int64_t room, results_room;
     int status;
-    /* Any thread of the call may use a callback, so the rest is changed with the mutex. Nobody waits
-     * for the interpreter lock while he has it. */
+    /* Any thread of the call may use a callback, so the other fields are protected by this
+     * mutex. A thread must not wait for the interpreter lock while it holds the mutex. */
     pthread_mutex_t mutex;
     int running;
     const Host *host;
@@ -76,13 +76,13 @@ struct Frame {
     int64_t nparams, nresults;
     Value *results;
     NewTensor *new_tensors;
-    PyObject *failure; /* the first exception of a callback */
+    PyObject *failure; /* first exception of a callback */
 };
 
 static _Atomic(Frame *) frames;
-static Frame *idle; /* needs the interpreter lock */
+static Frame *idle; /* protected by the interpreter lock */
 
-/* The frame of that address with its mutex, or NULL if no call has it. */
+/* Lock and return the frame with that address, or NULL if no call uses it. */
 static Frame *entered(const mlvm_frame *public)
 {
     Frame *frame = frames;
@@ -97,7 +97,8 @@ static Frame *entered(const mlvm_frame *public)
     return NULL;
 }
 
-/* Fail with the exception that is set, unless the call has failed before. The lock is held. */
+/* Fail with the current exception, unless the call has failed before. The interpreter lock is
+ * held. */
 static void fail(Frame *frame)
 {
     PyObject *type, *error, *traceback;
@@ -116,8 +117,8 @@ static void fail(Frame *frame)
     Py_XDECREF(error);
 }
 
-/* Ask Python: a new reference, or NULL for an exception, with which the call then fails. The lock
- * is held. */
+/* Call a Python method: a new reference, or NULL if it raises, which fails the call. The
+ * interpreter lock is held. */
 static PyObject *ask(Frame *frame, const char *method, const char *format, ...)
 {
     pthread_mutex_lock(&frame->mutex);
@@ -142,7 +143,8 @@ static PyObject *ask(Frame *frame, const char *method, const char *format, ...)
 
 /* --- callbacks --- */
 
-/* Whether the answer is at hand. A name that is not in ASCII might be no UTF-8. */
+/* Return whether the answer is known without Python. A name with non-ASCII bytes may be invalid
+ * UTF-8. */
 static int find_number(const Host *host, const char *name, double *value)
 {
     for (Py_ssize_t i = 0; i < host->nnumbers; i++) {
@@ -176,7 +178,7 @@ static int answer_number(mlvm_frame *public, const char *name, double *value)
     return failed;
 }
 
-/* A new tensor of the call, or NULL without memory. The mutex is held. */
+/* Create a tensor of the call, or NULL without memory. The mutex is held. */
 static NewTensor *make(Frame *frame, const Type *type)
 {
     NewTensor *new_tensor = malloc(sizeof *new_tensor);
@@ -253,7 +255,7 @@ static mlvm_tensor *answer_new_tensor(mlvm_frame *public, int32_t dtype, int32_t
     return new_tensor ? &new_tensor->public : NULL;
 }
 
-/* The tensor of a pointer that C passes, which may be any; NULL if there is none. */
+/* Return the tensor for a pointer from C code, which may be invalid; NULL if it is. */
 static Tensor *find_tensor(const Frame *frame, const mlvm_tensor *public)
 {
     for (const NewTensor *new_tensor = frame->new_tensors; new_tensor; new_tensor = new_tensor->next)
@@ -266,7 +268,7 @@ static Tensor *find_tensor(const Frame *frame, const mlvm_tensor *public)
     return param.kind == TENSOR ? param.as.tensor : NULL;
 }
 
-/* Returns 0, or -1 without memory. The mutex is held. */
+/* Append a result. Return 0, or -1 without memory. The mutex is held. */
 static int add_result(Frame *frame, Value value)
 {
     if (frame->nresults == frame->results_room) {
@@ -386,7 +388,7 @@ static Frame *frame_new(void)
                                  .push_str = answer_push_str,
                                  .error = answer_error};
     pthread_mutex_init(&frame->mutex, NULL);
-    frame->next = frames; /* only whoever has the lock adds one */
+    frame->next = frames; /* the interpreter lock protects the list */
     frames = frame;
     return frame;
 }
@@ -409,7 +411,7 @@ void frame_give(Frame *frame)
     idle = frame;
 }
 
-/* A string as C has it, which the object keeps; NULL for one with a NUL or a lone surrogate. */
+/* Return a C string owned by the object; NULL if it contains a NUL or a lone surrogate. */
 static const char *text_of(PyObject *object)
 {
     Py_ssize_t length;
@@ -418,7 +420,7 @@ static const char *text_of(PyObject *object)
     return text && strlen(text) == (size_t)length ? text : NULL;
 }
 
-/* Returns 0, or 1 for a value that C cannot have. */
+/* Convert a value for C. Return 0, or 1 if C cannot represent it. */
 static int show(mlvm_value *to, Value value)
 {
     memset(to, 0, sizeof *to);
@@ -496,7 +498,7 @@ void frame_raise(Frame *frame)
 {
     PyObject *failure = frame->failure;
     frame->failure = NULL;
-    /* `end` raises what is wrong */
+    /* `end` raises the error */
     Py_XDECREF(PyObject_CallMethod(frame->host->helper, "end", "OiL", failure ? failure : Py_None,
                                    frame->status, (long long)frame->nresults));
     Py_XDECREF(failure);
@@ -508,10 +510,10 @@ void frame_raise(Frame *frame)
 /* --- a call from Python --- */
 
 typedef struct {
-    PyObject_HEAD PyObject *spec; /* what `host` borrows from */
+    PyObject_HEAD PyObject *spec; /* owner of the objects that `host` borrows */
     Host *host;
     Types types;
-    int running; /* calls, of which each may have values of these types */
+    int running; /* number of running calls, whose values may have these types */
 } Caller;
 
 static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -538,7 +540,7 @@ static void caller_dealloc(Caller *self)
     free_object((PyObject *)self);
 }
 
-/* The results as a list, and no longer as values; NULL with an exception set. */
+/* Return the results as a list, and release them; NULL with an exception set. */
 static PyObject *list_of_results(Frame *frame)
 {
     PyObject *list = PyList_New((Py_ssize_t)frame->nresults);
@@ -563,7 +565,7 @@ static PyObject *call_on(Caller *self, Frame *frame, const Value *params, PyObje
     return NULL;
 }
 
-/* caller(params) -> list: the results */
+/* caller(params) -> list of results */
 static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"params", NULL};

@@ -19,7 +19,7 @@
 
 typedef struct {
     PyObject_HEAD Lanes lanes;
-    PyObject *helper; /* while it runs */
+    PyObject *helper; /* set during a run */
     PoolObject *pool;
     uint64_t looks;
 } LanesObject;
@@ -35,7 +35,7 @@ static LanesObject *object_of_lanes(Lanes *lanes)
 
 /* --- callbacks of the scheduler --- */
 
-/* Change a block's size, where the VM's limits allow it. */
+/* Resize a block within the VM's limits. */
 static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
 {
     if (nbytes > had + FEW_BYTES) {
@@ -66,7 +66,7 @@ static int grow(Lanes *lanes, int64_t size, int64_t count)
     return 0;
 }
 
-/* Set the program of a part and its addresses. Returns 0, or -1 with an exception. */
+/* Set the program of a part and its addresses. Return 0, or -1 with an exception. */
 static int prepare(Lanes *lanes, int64_t number, int64_t k)
 {
     const LanesObject *self = object_of_lanes(lanes);
@@ -98,7 +98,7 @@ static int prepare(Lanes *lanes, int64_t number, int64_t k)
     return -!part->prepared;
 }
 
-/* A program that is straight runs here, any other in Python. */
+/* Run a part: here if its program consists of kernel calls, otherwise in Python. */
 static int run_part(Lanes *lanes, int64_t number, int64_t k)
 {
     const LanesObject *self = object_of_lanes(lanes);
@@ -114,7 +114,7 @@ static int run_part(Lanes *lanes, int64_t number, int64_t k)
     return done ? 0 : -1;
 }
 
-/* Let Python handle signals, and from time to time other threads, one of which may end this launch. */
+/* Let Python handle signals, and periodically run other threads, which may stop this launch. */
 static int look(Lanes *lanes)
 {
     LanesObject *self = object_of_lanes(lanes);
@@ -201,9 +201,10 @@ static int new_site(Site *site, PyObject *spec)
     return 0;
 }
 
-/* Lanes(code, at, heavy, width, sizes, lent, segments, sites, shared, params, returned): arrays of int64;
- * `heavy` says it of each step, and `lent` of each size; `segments` are triples (counts, operands, results),
- * `sites` (segment, sum, its bytes, sizes of operands); `shared` is how many there are. */
+/* Lanes(code, at, heavy, width, sizes, lent, segments, sites, shared, params, returned): arrays
+ * of int64. `heavy` has a flag per step, `lent` per size. `segments` are triples (counts,
+ * operands, results), `sites` (segment, sum, its bytes, sizes of operands). `shared` is the
+ * number of shared arrays. */
 static PyObject *lanes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
@@ -321,7 +322,7 @@ static void lanes_dealloc(LanesObject *object)
     free_object((PyObject *)object);
 }
 
-/* Addresses: an array of int64. NULL with an exception. */
+/* Return addresses from an array of int64. NULL with an exception. */
 static char **addresses(PyObject *array, int64_t wanted)
 {
     int64_t count = 0, *numbers = copied(array, &count);
@@ -336,7 +337,8 @@ static char **addresses(PyObject *array, int64_t wanted)
     return of;
 }
 
-/* run(pool, helper, count, args, results, sums, shared): the addresses of all these. */
+/* run(pool, helper, count, args, results, sums, shared): run the lanes on arrays given by
+ * address. */
 static PyObject *lanes_run(LanesObject *object, PyObject *args)
 {
     Lanes *self = &object->lanes;
@@ -347,7 +349,7 @@ static PyObject *lanes_run(LanesObject *object, PyObject *args)
                           &lists[3]))
         return NULL;
     if (!is_pool(pool) || object->helper)
-        return PyErr_Format(PyExc_TypeError, "run takes a pool, and is not called within itself");
+        return PyErr_Format(PyExc_TypeError, "run: expected a Pool, and no nested run");
     int64_t sums = 0;
     for (int64_t i = 0; i < self->nsites; i++)
         sums = self->sites[i].sum < sums ? sums : self->sites[i].sum + 1;
@@ -380,7 +382,7 @@ static PyObject *lanes_forget(LanesObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* forget_rows(): another program has used their memory. */
+/* forget_rows(): drop the rows, whose memory another program has used. */
 static PyObject *lanes_forget_rows(LanesObject *object, PyObject *unused)
 {
     Lanes *self = &object->lanes;
@@ -403,7 +405,7 @@ static PyType_Slot lanes_slots[] = {{Py_tp_new, lanes_new},
 static PyType_Spec lanes_spec = {"mlvm.machines.native._native.Lanes", sizeof(LanesObject), 0,
                                  Py_TPFLAGS_DEFAULT, lanes_slots};
 
-/* lane_steps() -> dict: the number of each kind of step */
+/* lane_steps() -> dict: the code of each kind of step */
 static PyObject *get_steps(PyObject *module, PyObject *unused)
 {
 #define FORMAT(name) "si"

@@ -22,18 +22,18 @@
 #include <time.h>
 
 enum { MOST_CASES = 8 };
-#define MOST_VALUES (1 << 22) /* on the stack of a launch that has limits */
-#define VALUE_COUNTS 56       /* as so many bytes, here or as an object of Python's list */
+#define MOST_VALUES (1 << 22) /* maximum stack of a launch with limits */
+#define VALUE_COUNTS 56       /* bytes counted per value, as a C value or a Python object */
 #define FRAME_COUNTS 128
 
-/* Nanoseconds by the clock till Python may handle signals; what a call of a function in C counts for. */
+/* Nanoseconds between checks for signals; estimated cost of a C function. */
 #define TILL_SIGNALS 50000000
 #define HOST_WORK 25000
 
-/* What a step of the loop calls. */
+/* Target of a step's call. */
 typedef struct {
-    PyObject *object; /* what to call */
-    Host *host;       /* of a host function */
+    PyObject *object; /* Python object to call */
+    Host *host;       /* description of a host function */
     unsigned next_case;
 } Callee;
 
@@ -41,32 +41,32 @@ typedef struct {
     PyObject_HEAD Function *functions;
     int nfunctions;
     int straight;     /* only RUN steps, then HALT: no state but the pc */
-    BoundCall *bound; /* of these steps, `nbound` of them */
+    BoundCall *bound; /* calls of these steps, `nbound` in number */
     int nbound;
     char **addresses; /* of the parameters of RUN steps */
     uint32_t *places; /* 0, 1, 2, ... */
     uint32_t naddresses;
     int64_t scratch, shared;
     double work;
-    PyObject *keepalive; /* a list of all Python objects that steps refer to */
+    PyObject *keepalive; /* list of all Python objects that steps refer to */
     Types types;
-    int running;            /* launches within each other */
-    int has_c;              /* whether it calls functions in C */
-    const int64_t *version; /* of the function table */
-    PyObject *arguments;    /* a tuple of the types of the launch's arguments */
+    int running;            /* number of nested launches */
+    int has_c;              /* whether it calls C functions */
+    const int64_t *version; /* version of the function table */
+    PyObject *arguments;    /* tuple of the types of the launch's arguments */
 } ProgramObject;
 
 static PyTypeObject *program_type;
 static PyObject *name_check_signals, *name_load, *name_perform, *name_store;
 
-/* --- preparing --- */
+/* --- preparation --- */
 
 static int keep(ProgramObject *self, PyObject *object)
 {
     return PyList_Append(self->keepalive, object);
 }
 
-/* Room for the addresses of all RUN steps. Returns 0, or -1 with an exception set. */
+/* Allocate the addresses of all RUN steps. Return 0, or -1 with an exception set. */
 static int make_addresses(ProgramObject *self, PyObject *functions)
 {
     size_t count = 0;
@@ -109,7 +109,7 @@ static int fill_run(ProgramObject *self, Step *step, PyObject *call, PyObject *a
     return keep(self, call) || keep(self, arrays) ? -1 : 0;
 }
 
-/* A constant: an int, a str, or a pair of an array and its type. */
+/* Set a constant: an int, a str, or a pair of an array and its type. */
 static int fill_push(ProgramObject *self, Step *step, PyObject *value, PyObject *type)
 {
     if (is_type(type)) {
@@ -158,14 +158,14 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *spec)
         step->foreign = callee->host != NULL;
         if (callee->host && callee->host->function) {
             self->has_c = 1;
-            self->work = WORTH_RELEASING; /* the function runs without the lock */
+            self->work = WORTH_RELEASING; /* the function runs without the interpreter lock */
         }
         return keep(self, first);
     }
     case JUMP:
     case JUMP_IF_FALSE:
     case CALL_FUNCTION: {
-        self->work = WORTH_RELEASING; /* who knows how long */
+        self->work = WORTH_RELEASING; /* its duration is unknown */
         long nparams = PyLong_AsLong(first);
         if (nparams > INT_MAX || nparams < INT_MIN)
             PyErr_SetNone(PyExc_OverflowError);
@@ -214,7 +214,7 @@ static int fill_function(ProgramObject *self, Function *function, PyObject *spec
     return 0;
 }
 
-/* The calls of a straight program, side by side. Returns 0, or -1 with an exception set. */
+/* Collect the calls of a program without branches. Return 0, or -1 with an exception set. */
 static int bind_all(ProgramObject *self)
 {
     const Function *main = &self->functions[0];
@@ -226,9 +226,9 @@ static int bind_all(ProgramObject *self)
     return 0;
 }
 
-/* Program(functions, arguments, version): each function is a triple of lists: steps, starts, ends;
- * main is the first. A step is (code, number, object, object). `version` is that of the function
- * table: an array, which tells it at any time. */
+/* Program(functions, arguments, version): each function is a triple of lists: steps, starts,
+ * ends; main is the first. A step is (code, number, object, object). `version` is an array with
+ * the current version of the function table. */
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"functions", "arguments", "version", NULL};
@@ -276,7 +276,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* It may be part of a cycle: a host function refers to its VM, which keeps its programs. */
+/* A program may be part of a cycle: a host function refers to its VM, which keeps its programs. */
 static int program_clear(ProgramObject *self)
 {
     Py_CLEAR(self->keepalive);
@@ -288,7 +288,7 @@ static PyObject *object_of_call(const KernelCall *call)
     return call ? (PyObject *)((char *)call - offsetof(KernelCallObject, call)) : NULL;
 }
 
-/* Forget what calls were resolved to, and the types that they were resolved for. */
+/* Discard cached calls and their types. */
 static void forget_cases(ProgramObject *self)
 {
     for (int f = 0; f < self->nfunctions; f++)
@@ -334,18 +334,18 @@ static void program_dealloc(ProgramObject *self)
 
 /* --- a launch --- */
 
-/* The machine while it runs a Python program. */
+/* State of the loop during a launch of a Python program. */
 typedef struct {
     Machine m;
     ProgramObject *program;
     PoolObject *pool;
-    PyObject *helper;     /* what Python does for the loop: `loop.Helper` */
+    PyObject *helper;     /* callbacks in Python: `loop.Helper` */
     PyThreadState *saved; /* NULL while this thread has the interpreter lock */
     int releases;
-    int was_busy;    /* the pool, when the lock was released */
-    Frame *frame;    /* for functions in C */
-    int64_t counted; /* bytes of stack and frames, as made */
-    int64_t looked;  /* at signals: when, by the clock */
+    int was_busy;    /* whether the pool was busy when the lock was released */
+    Frame *frame;    /* frame for C functions */
+    int64_t counted; /* bytes counted for stack and frames */
+    int64_t looked;  /* time of the last check for signals */
 } Launch;
 
 static void hold(Launch *m)
@@ -360,7 +360,7 @@ static void hold(Launch *m)
 static void release(Launch *m)
 {
     if (m->releases && !m->saved) {
-        m->was_busy = m->pool->busy; /* a function in C may have come back to Python and here */
+        m->was_busy = m->pool->busy; /* a C function may have re-entered Python and this loop */
         m->pool->busy = process_number();
         m->saved = PyEval_SaveThread();
     }
@@ -393,7 +393,7 @@ static void keep_object(Machine *machine, Value value)
         release(m);
 }
 
-/* Returns 1 without memory, and -1 with an exception set for a launch that may hold no more. */
+/* Grow the stack. Return 1 without memory, and -1 with an exception set if a limit is exceeded. */
 static int more_values(Machine *machine, int64_t count)
 {
     Launch *launch = (Launch *)machine;
@@ -403,7 +403,7 @@ static int more_values(Machine *machine, int64_t count)
     int64_t more = VALUE_COUNTS * (room - machine->room);
     if (is_limited() && (room > MOST_VALUES || !count_made(more))) {
         hold(launch);
-        PyErr_SetString(PyExc_MemoryError, "more values lie on the stack than a launch may hold");
+        PyErr_SetString(PyExc_MemoryError, "the stack of the launch has too many values");
         return -1;
     }
     launch->counted += is_limited() ? more : 0;
@@ -430,7 +430,7 @@ static int more_frames(Machine *machine)
     return 0;
 }
 
-/* The values from `first` to the top as a list; NULL with an exception set. */
+/* Return the values from `first` to the top as a list; NULL with an exception set. */
 static PyObject *objects_of(Launch *m, int64_t first)
 {
     PyObject *list = PyList_New((Py_ssize_t)(m->m.top - first));
@@ -442,7 +442,8 @@ static PyObject *objects_of(Launch *m, int64_t first)
     return list;
 }
 
-/* Room for values on the stack. Returns 0, or another number with an exception set; takes the lock then. */
+/* Reserve stack space for values. On failure, take the interpreter lock and return nonzero with
+ * an exception set. */
 static int reserve(Launch *m, int64_t count)
 {
     int outcome = make_room(&m->m, count);
@@ -453,7 +454,7 @@ static int reserve(Launch *m, int64_t count)
     return outcome;
 }
 
-/* Push a value that Python has made. Returns 0, or -1 with an exception set. */
+/* Push a value from Python. Return 0, or -1 with an exception set. */
 static int push_object(Launch *m, PyObject *object)
 {
     Value value;
@@ -470,7 +471,7 @@ static Callee *callee_of(const Step *step)
     return (Callee *)step->callee;
 }
 
-/* What Python makes of a call on these parameters. */
+/* Call the step's Python function on these parameters. */
 static PyObject *call_in_python(const Step *step, PyObject *params)
 {
     const Host *host = callee_of(step)->host;
@@ -479,8 +480,8 @@ static PyObject *call_in_python(const Step *step, PyObject *params)
     return PyObject_CallMethodObjArgs(callee_of(step)->object, name_perform, params, NULL);
 }
 
-/* Let Python call the function on the parameters from `first` on. Returns 0, or -1 with an exception
- * set, the stack unchanged. Leaves the lock held. */
+/* Let Python call the function on the parameters from `first` on. Return 0, or -1 with an
+ * exception set and an unchanged stack. The lock is held afterwards. */
 static int call_back(Launch *m, const Step *step, int64_t first)
 {
     hold(m);
@@ -510,7 +511,7 @@ static int call_back(Launch *m, const Step *step, int64_t first)
     return 0;
 }
 
-/* A kernel without a planner. */
+/* Call a kernel without a planner. */
 static int call_kernel(Machine *machine, const Step *step)
 {
     Launch *m = (Launch *)machine;
@@ -523,7 +524,7 @@ static int call_kernel(Machine *machine, const Step *step)
     return 0;
 }
 
-/* A function in C. Returns as `call_back` does. */
+/* Call a C function. Returns as `call_back` does. */
 static int call_c(Launch *m, const Step *step, int64_t first)
 {
     const Host *host = callee_of(step)->host;
@@ -556,7 +557,7 @@ static int call_c(Launch *m, const Step *step, int64_t first)
     return 0;
 }
 
-/* Ask Python what to do for parameters of these types. NULL with an exception set. */
+/* Resolve the call for parameters of these types in Python. NULL with an exception set. */
 static const Case *new_case(Launch *m, Step *step, const Value *params, int count)
 {
     if (!step->cases) {
@@ -632,12 +633,12 @@ static const Case *resolve(Machine *machine, const Step *step, const Value *para
 static Tensor *make_tensor(Machine *machine, const Type *type)
 {
     (void)machine;
-    return tensor_new(type); /* where there is no memory, the reference loop says how much was wanted */
+    return tensor_new(type); /* without memory, the reference loop raises the error */
 }
 
 static int truth_of_object(Value value)
 {
-    return PyLong_Check((PyObject *)value.as.object) ? 1 : -1; /* of more than 64 bits */
+    return PyLong_Check((PyObject *)value.as.object) ? 1 : -1; /* an int of more than 64 bits */
 }
 
 static int64_t now(void)
@@ -647,8 +648,8 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* From time to time, let Python handle signals, and raise what another thread has for this one.
- * Returns -1 with an exception set. */
+/* Periodically let Python handle signals and exceptions from other threads. Return -1 with an
+ * exception set. */
 static int look_at_clock(Machine *machine)
 {
     Launch *m = (Launch *)machine;
@@ -715,8 +716,8 @@ static const Runner in_python = {.more_values = more_values,
                                  .load = load_global,
                                  .store = store_global};
 
-/* A straight program. Returns the step whose values its kernel refuses or that is none, or with an
- * exception set the one that was interrupted; -1 if it has ended. */
+/* Run a program without branches. Return the step that failed: its kernel rejected values, or an
+ * interrupt is set as exception; -1 on success. */
 static int run_straight(Launch *m)
 {
     const ProgramObject *program = m->program;
@@ -733,7 +734,7 @@ static int run_straight(Launch *m)
     return next;
 }
 
-/* What the reference loop needs to go on: (stack, frames, function, pc, base, nparams, left,
+/* Return the state for the reference loop: (stack, frames, function, pc, base, nparams, left,
  * since, exception). */
 static PyObject *state_of(Launch *m)
 {
@@ -797,7 +798,7 @@ PyObject *program_run_calls(PyObject *object, PoolObject *pool, PyObject *helper
     if (pool_reserve(pool->pool, self->scratch, self->shared))
         return PyErr_NoMemory();
     m.releases = self->work >= WORTH_RELEASING;
-    Py_INCREF(object); /* another thread may forget it */
+    Py_INCREF(object); /* another thread may release it */
     release(&m);
     m.m.pc = run_straight(&m);
     hold(&m);
@@ -806,13 +807,13 @@ PyObject *program_run_calls(PyObject *object, PoolObject *pool, PyObject *helper
     return result;
 }
 
-/* program.run(pool, helper, operands, left): a list of what is left on the stack, or the
- * state of the machine where the reference loop is to go on. */
+/* program.run(pool, helper, operands, left): return the list of values on the stack, or the
+ * state from which the reference loop continues. */
 static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
         PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->keepalive)
-        return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, operands, left");
+        return PyErr_Format(PyExc_TypeError, "run: expected a Pool, a helper, operands and the remaining steps");
     Launch m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1]};
     m.m = machine_of(self, m.pool);
     m.m.steps_left = PyLong_AsLongLong(args[3]);
@@ -824,7 +825,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     if (pool_reserve(m.pool->pool, self->scratch, self->shared))
         return PyErr_NoMemory();
     m.releases = self->work >= WORTH_RELEASING;
-    Py_INCREF((PyObject *)self); /* a host function may forget the program */
+    Py_INCREF((PyObject *)self); /* a host function may release the program */
     if (!self->running && types_count(&self->types) > MOST_KEPT)
         forget_cases(self);
     if (self->has_c && !(m.frame = frame_take(&self->types))) {
@@ -878,9 +879,9 @@ int program_run_straight(PyObject *object, PoolObject *pool)
     return refused != 0;
 }
 
-/* open_program(rows, nargs, types, version): a program whose calls are set later, by `activate`. A row is
- * (code, number, arguments): a step that the loop knows, or RUN with the numbers of its arguments. Of `types`,
- * those of the launch's arguments, LOAD_ARG takes its own. */
+/* open_program(rows, nargs, types, version): a program whose calls are set later by `activate`.
+ * A row is (code, number, arguments): a step of the loop, or RUN with argument numbers. `types`
+ * are the types of the launch's arguments, which LOAD_ARG uses. */
 static PyObject *open_program(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -942,9 +943,9 @@ failed:
     return NULL;
 }
 
-/* program.activate(calls, operands): have an opened program run these calls, a list, on a launch's arrays.
- * The caller keeps the calls for as long; arrays that are those of the time before have their addresses.
- * activate([], ()) releases the arrays. */
+/* program.activate(calls, operands): set the calls, a list, and the arrays of a launch. The
+ * caller keeps the calls alive; arrays equal to those of the previous activation keep their
+ * addresses. activate([], ()) releases the arrays. */
 static PyObject *program_activate(ProgramObject *self, PyObject *args)
 {
     PyObject *calls, *operands;
@@ -956,7 +957,7 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
         Py_RETURN_NONE;
     }
     if (PyList_Size(calls) != self->nbound || PyTuple_Size(operands) < (Py_ssize_t)self->naddresses)
-        return PyErr_Format(PyExc_TypeError, "activate takes %d calls and %u arrays", self->nbound,
+        return PyErr_Format(PyExc_TypeError, "activate: expected %d calls and %u arrays", self->nbound,
                             self->naddresses);
     PyObject *last = PyList_Size(self->keepalive) > 1 ? PyList_GetItem(self->keepalive, 1) : NULL;
     for (uint32_t i = 0; i < self->naddresses; i++) {
@@ -973,7 +974,7 @@ static PyObject *program_activate(ProgramObject *self, PyObject *args)
     for (int i = 0; i < self->nbound; i++) {
         PyObject *object = PyList_GetItem(calls, i);
         if (!is_kernel_call(object))
-            return PyErr_Format(PyExc_TypeError, "activate takes calls of kernels");
+            return PyErr_Format(PyExc_TypeError, "activate: expected calls of kernels");
         const KernelCall *call = self->bound[i].call = &((KernelCallObject *)object)->call;
         self->scratch = call->scratch > self->scratch ? call->scratch : self->scratch;
         self->shared = call->shared > self->shared ? call->shared : self->shared;
@@ -1009,7 +1010,7 @@ static PyType_Slot program_slots[] = {{Py_tp_new, program_new},
 static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeof(ProgramObject), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
 
-/* steps() -> dict: the number of each step that the loop knows */
+/* steps() -> dict: the code of each step of the loop */
 static PyObject *get_steps(PyObject *module, PyObject *unused)
 {
 #define FORMAT(name) "si"

@@ -9,7 +9,7 @@
 
 #include "../plan/offsets.h"
 
-/* Return whether a handler of a signal has raised an error. Only the main thread runs handlers. */
+/* Return whether a signal handler has raised an error. Only the main thread runs handlers. */
 static int interrupted(void *state)
 {
     PyThreadState **thread = state;

@@ -4,7 +4,7 @@
 
 #include "../limited_api.h"
 
-/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+/* Register this file in the module. Return 0, or -1 with an exception set. */
 int offsets_init(PyObject *module);
 
 #endif

@@ -1,5 +1,5 @@
-/* Residuals: the stack of records of a VM, in chunks that Python allocates. Programs push and read records
- * as functions in C, without the interpreter lock; that is asked for memory only. */
+/* Residuals: stack of records of a VM, in chunks allocated by Python. Programs push and read
+ * records through C functions without the interpreter lock, which is needed only to allocate. */
 #include "records.h"
 
 #include "../plan/records.h"
@@ -15,18 +15,18 @@ typedef struct {
 } Chunk;
 
 typedef struct {
-    PyObject_HEAD Records records; /* its table has the first record at 1 */
-    PyObject *more;                /* gives an array of so many bytes */
-    PyObject *keepalive;           /* a list of these arrays */
+    PyObject_HEAD Records records; /* the first record is at index 1 */
+    PyObject *more;                /* allocates an array of a given number of bytes */
+    PyObject *keepalive;           /* list of these arrays */
     Chunk *chunks;
     int64_t nchunks, room;
-    int64_t chunk, used; /* the top: in which chunk, and how much of it is used */
+    int64_t chunk, used; /* top of the stack: index of the chunk, and its used bytes */
     long long nbytes;
-    mlvm_frame *frame; /* of the call that is running */
+    mlvm_frame *frame; /* frame of the running call */
     char why[RECORDS_WHY];
 } Stack;
 
-/* One chunk more, of so many bytes or more. Returns 0, or -1 with an exception set. */
+/* Add a chunk of at least `nbytes`. Return 0, or -1 with an exception set. */
 static int grow(Stack *self, int64_t nbytes)
 {
     int64_t doubled = self->nchunks < MOST_DOUBLED ? self->nchunks : MOST_DOUBLED;
@@ -50,7 +50,7 @@ static int grow(Stack *self, int64_t nbytes)
     return 0;
 }
 
-/* Room for another record in the table. Returns 0, or -1 with an exception set. */
+/* Reserve a table entry for another record. Return 0, or -1 with an exception set. */
 static int grow_table(Stack *self)
 {
     int64_t room = self->room * 2 + 64;
@@ -90,7 +90,7 @@ static int call(mlvm_frame *frame, const char *(*perform)(Records *, const Value
     Stack *self = frame_owner(frame);
     self->frame = frame;
     const char *wrong = perform(&self->records, frame_params(frame), frame->nparams);
-    return wrong ? frame->error(frame, wrong) : 0; /* which keeps the first failure, such as of `take` */
+    return wrong ? frame->error(frame, wrong) : 0; /* the frame keeps the first failure */
 }
 
 static int push(mlvm_frame *frame)
@@ -113,7 +113,7 @@ static int add(mlvm_frame *frame)
     return call(frame, records_add);
 }
 
-/* --- for Python --- */
+/* --- Python interface --- */
 
 static PyObject *records_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -143,7 +143,7 @@ static void records_dealloc(Stack *self)
     free_object((PyObject *)self);
 }
 
-/* begin() -> mark: where a program's own records begin */
+/* begin() -> mark: start of a program's own records */
 static PyObject *records_begin(Stack *self, PyObject *unused)
 {
     (void)unused;
@@ -153,7 +153,7 @@ static PyObject *records_begin(Stack *self, PyObject *unused)
     return mark;
 }
 
-/* end(mark): give up the records since */
+/* end(mark): free the records after the mark */
 static PyObject *records_end(Stack *self, PyObject *mark)
 {
     long long chunk, used, count, first;

@@ -1,4 +1,4 @@
-/* What lies on the native machine's stack, and the arrays that Python sees of it. */
+/* Values on the native machine's stack, and the arrays of them for Python. */
 #include "value.h"
 
 #include <stdlib.h>
@@ -107,7 +107,7 @@ TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *s
     return recent_type;
 }
 
-/* The code of elements that the buffer protocol describes so, or -1. */
+/* Return the dtype of elements with this buffer format, or -1. */
 static int dtype_of(const char *format, Py_ssize_t itemsize)
 {
     static const char kinds[] = "?BbHhIiLlQqfd";
@@ -150,17 +150,17 @@ TypeObject *types_of_array(const Types *types, PyObject *array)
     return type;
 }
 
-/* --- memory that an array views --- */
+/* --- memory that arrays view --- */
 
-/* A tensor, and what counts for it here. */
+/* A tensor, and its reference counts. */
 typedef struct {
     Tensor tensor;
-    int holders;     /* this tensor and, with the lock alone, the memory of its array */
+    int holders;     /* the tensor and, protected by the interpreter lock, its array */
     int64_t counted; /* its bytes in the count of the launch */
 } Block;
 
 typedef struct {
-    PyObject_HEAD Block *block; /* whose bytes these are */
+    PyObject_HEAD Block *block; /* block that owns these bytes */
     long long nbytes;
 } MemoryObject;
 
@@ -197,8 +197,8 @@ int count_made(int64_t nbytes)
     return 1;
 }
 
-/* Free a tensor that nothing holds any more. An array may let it go long after, in any thread: then it
- * counts for less than it did, but never for less than nothing. */
+/* Free a tensor without holders. An array may release it much later, in any thread, so the count
+ * of the launch is reduced, but not below zero. */
 static void let_go(Block *block)
 {
     if (--block->holders)
@@ -316,7 +316,7 @@ int is_type(PyObject *object)
 
 /* --- values --- */
 
-/* The type of an array, kept by `types`. NULL with an exception set. */
+/* Return the type of an array, kept by `types`. NULL with an exception set. */
 static TypeObject *type_of(Types *types, PyObject *helper, PyObject *array)
 {
     TypeObject *cached = types_of_array(types, array);
@@ -366,7 +366,7 @@ void drop_value(Value value)
         tensor_free(value.as.tensor);
 }
 
-/* limit_made(most): see value.h. Returns what was made till now; with None nothing changes. */
+/* limit_made(most): see value.h. Return the bytes allocated so far; None changes nothing. */
 static PyObject *set_limit_made(PyObject *module, PyObject *most)
 {
     (void)module;

@@ -10,7 +10,7 @@ static Number integral(int64_t value)
 }
 
 static const Number undefined = {UNDEFINED, 0, 0};
-static const int64_t EXACT = INT64_C(1) << 53; /* a double has each integer up to this */
+static const int64_t EXACT = INT64_C(1) << 53; /* a double represents every integer up to this */
 
 static int is_exact(const Number *number)
 {
@@ -82,7 +82,7 @@ void evaluate(const Formula *formulas, Number *numbers, int64_t count)
         else if (a->kind == INTEGRAL && b->kind == INTEGRAL)
             numbers[i] = of_integers(formula.operator, a->integer, b->integer);
         else if (formula.operator>= AS_lt && !(is_exact(a) && is_exact(b)))
-            numbers[i] = undefined; /* Python compares an integer and a float exactly */
+            numbers[i] = undefined; /* unlike C, Python compares an integer and a float exactly */
         else
             numbers[i] = of_reals(formula.operator, real_of(a), real_of(b));
     }

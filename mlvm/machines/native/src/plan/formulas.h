@@ -1,12 +1,12 @@
-/* Formulas of lengths: numbers that are computed of others, each of those before it.
+/* Formulas of lengths: numbers computed from earlier numbers.
  *
- * Python's arithmetic on ints and floats, on integers of 64 bits. */
+ * They follow Python's arithmetic of ints and floats, with 64-bit integers. */
 #ifndef MLVM_FORMULAS_OF_LENGTHS_H
 #define MLVM_FORMULAS_OF_LENGTHS_H
 
 #include <stdint.h>
 
-/* Python's operators, by their names in `operator`. */
+/* Operators, named as in Python's module `operator`. */
 /* clang-format off */
 #define OPERATORS(X)                                                                        \
     X(add) X(sub) X(mul) X(floordiv) X(mod) X(truediv) X(neg) X(pos) X(abs) X(truth) X(lt)  \
@@ -15,19 +15,19 @@
 #define OPERATOR_NAMED(name) AS_##name,
 enum Operator { OPERATORS(OPERATOR_NAMED) INPUT, CONSTANT };
 
-/* Operator of two numbers; of inputs and constants, whose numbers are set, it has none. */
+/* Operator of two numbers. Inputs and constants have none; their numbers are set. */
 typedef struct {
     int operator, a, b;
 } Formula;
 
-/* An integer, or a real; UNDEFINED where Python raises an error, or has an integer of more bits. */
+/* An integer or a real; UNDEFINED if Python would raise an error or need more bits. */
 typedef struct {
     enum { INTEGRAL, REAL, UNDEFINED } kind;
     int64_t integer;
     double real;
 } Number;
 
-/* Compute all numbers of which there are operators. */
+/* Compute all numbers that have operators. */
 void evaluate(const Formula *formulas, Number *numbers, int64_t count);
 
 /* Return the operator of that name, or -1. */

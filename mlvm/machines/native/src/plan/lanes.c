@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-/* Drop all frames, records and rows. */
+/* Discard all frames, records and rows. */
 static void clear(Lanes *self)
 {
     self->nframes = self->records.count = self->record_at.count = 0;
@@ -34,7 +34,7 @@ static void clear(Lanes *self)
         self->rows[i].used = 0;
 }
 
-/* Make room for `more` numbers. Returns 0, or -1. */
+/* Reserve space for `more` numbers. Return 0, or -1. */
 static int reserve(Lanes *self, List *list, int64_t more)
 {
     if (list->count + more <= list->room)
@@ -61,7 +61,7 @@ static int append(Lanes *self, List *list, const int64_t *numbers, int64_t count
 
 /* --- rows --- */
 
-/* Add `count` rows of a size. Returns the number of the first; -1 for an error. */
+/* Add `count` rows of a size. Return the number of the first; -1 for an error. */
 static int64_t more_rows(Lanes *self, int64_t size, int64_t count)
 {
     Rows *rows = &self->rows[size];
@@ -82,8 +82,8 @@ static int64_t integer_at(const char *p, int64_t nbytes, int64_t is_signed)
     }
 }
 
-/* The place that a frame's index says among so many, where `count` of them begin; -1 for an
- * error. `s` has the register, its size of rows, and whether it is signed. */
+/* Return the index in a frame's register, checked against `length` for `count` elements; -1 for an
+ * error. `s` has the register, the size of its rows, and whether it is signed. */
 static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t length, int64_t count)
 {
     int64_t index = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])),
@@ -96,7 +96,8 @@ static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t lengt
 
 /* --- programs --- */
 
-/* s: segment, how many operands, their registers and sizes of rows, how many results, theirs. */
+/* s: segment, number of operands, their registers and row sizes, number of results, their registers and
+ * sizes. */
 static int run_segment(Lanes *self, const int64_t *s, const List *frames)
 {
     int64_t number = s[0], nins = s[1], total = frames->count, start = 0;
@@ -132,7 +133,7 @@ static int run_segment(Lanes *self, const int64_t *s, const List *frames)
             }
         }
     }
-    for (int64_t j = 0; j < nouts; j++) /* whose registers may have had operands */
+    for (int64_t j = 0; j < nouts; j++) /* results may use the registers of operands */
         for (int64_t f = 0; f < total; f++)
             *lane_register(self, frames->of[f], outs[2 * j]) = segment->first[j] + f;
     return 0;
@@ -155,7 +156,7 @@ static int widen(Lanes *self, int64_t **of, int64_t had, int64_t room)
     return 0;
 }
 
-/* New frames, whose registers have no rows yet. Returns 0, or -1. */
+/* Create frames, whose registers have no rows yet. Return 0, or -1. */
 static int more_frames(Lanes *self, int64_t count)
 {
     if (!count)
@@ -182,7 +183,7 @@ static int more_frames(Lanes *self, int64_t count)
     return 0;
 }
 
-/* s: entry, how many arguments, pairs of registers, how many results, pairs of registers. */
+/* s: entry, number of arguments, pairs of registers, number of results, pairs of registers. */
 static int call_function(Lanes *self, int64_t pc, const int64_t *s, const List *frames)
 {
     int64_t first = self->nframes;
@@ -222,7 +223,7 @@ static int give_back(Lanes *self, const List *frames)
     return 0;
 }
 
-/* Keep those frames for which `stays` holds; the others wait at `other`, if that is not -1. */
+/* Keep the frames for which `stays` is true; the others wait at `other`, unless it is -1. */
 static int part_ways(Lanes *self, List *frames, const char *stays, int64_t other)
 {
     int64_t remaining = 0;
@@ -236,7 +237,7 @@ static int part_ways(Lanes *self, List *frames, const char *stays, int64_t other
     return 0;
 }
 
-/* Run these frames from a step on until they wait. Returns 0, or -1. */
+/* Run these frames from a step until they wait. Return 0, or -1. */
 static int go_on(Lanes *self, int64_t pc, List *frames)
 {
     int64_t begun = pc;
@@ -251,11 +252,11 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             if (run_segment(self, s, frames))
                 return -1;
             break;
-        case STEP_move: /* to, of */
+        case STEP_move: /* to, from */
             for (int64_t i = 0; i < count; i++)
                 *lane_register(self, of[i], s[0]) = *lane_register(self, of[i], s[1]);
             break;
-        case STEP_dup: { /* to, of, size */
+        case STEP_dup: { /* to, from, size */
             int64_t first = more_rows(self, s[2], count);
             if (first < 0)
                 return -1;
@@ -281,7 +282,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 *lane_register(self, of[i], s[0]) = *shared_row;
             break;
         }
-        case STEP_take: { /* to, of, size of all rows, length, size of one; index */
+        case STEP_take: { /* to, from, size of all rows, length, size of one; index */
             int64_t first = more_rows(self, s[4], count);
             if (first < 0)
                 return -1;
@@ -298,7 +299,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             break;
         }
-        case STEP_put: { /* to, value, size of all rows, length, size of the value, rows of it; index */
+        case STEP_put: { /* to, value, size of all rows, length, size of the value, its rows; index */
             for (int64_t i = 0; i < count; i++) {
                 int64_t *to = lane_register(self, of[i], s[0]), at = place(self, of[i], s + 6, s[3], s[5]);
                 if (at < 0)
@@ -349,7 +350,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 return -1;
             break;
         case STEP_return: return give_back(self, frames);
-        case STEP_push: { /* number, its size, how many, registers and their sizes */
+        case STEP_push: { /* number, its size, count, registers and their sizes */
             int64_t first = more_rows(self, s[1], count);
             if (first < 0 || reserve(self, &self->records, count * (s[2] + 1)) ||
                 reserve(self, &self->record_at, count))
@@ -357,14 +358,14 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             for (int64_t i = 0; i < count; i++) {
                 self->record_at.of[self->record_at.count++] = self->records.count;
                 *(int64_t *)lane_row(self, s[1], first + i) = self->record_at.count; /* from 1 on */
-                self->records.of[self->records.count++] = s - self->code; /* which says the sizes */
+                self->records.of[self->records.count++] = s - self->code; /* the step that has the sizes */
                 for (int64_t k = 0; k < s[2]; k++)
                     self->records.of[self->records.count++] = *lane_register(self, of[i], s[3 + 2 * k]);
                 *lane_register(self, of[i], s[0]) = first + i;
             }
             break;
         }
-        case STEP_read: /* number, its size, how many, registers and their sizes */
+        case STEP_read: /* number, its size, count, registers and their sizes */
             for (int64_t i = 0; i < count; i++) {
                 int64_t number = *(int64_t *)lane_row(self, s[1], *lane_register(self, of[i], s[0])) - 1;
                 if (number < 0 || number >= self->record_at.count)
@@ -378,7 +379,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 }
             }
             break;
-        case STEP_add: { /* site, how many, registers */
+        case STEP_add: { /* site, count, registers */
             Site *site = &self->sites[s[0]];
             if (append(self, &site->frames, of, count))
                 return -1;
@@ -405,7 +406,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
     return 0;
 }
 
-/* Where to go on: what is light first, then where most frames wait; -1 if none do. */
+/* Choose the next step: light steps first, then the one where most frames wait; -1 if no frame waits. */
 static int64_t choice(const Lanes *self)
 {
     int64_t best = -1;
@@ -420,7 +421,7 @@ static int64_t choice(const Lanes *self)
     return best;
 }
 
-/* Run the first so many frames, and those that they call, to their end. Returns 0, or -1. */
+/* Run the first `count` frames, and the frames that they call, until they return. Return 0, or -1. */
 static int run_frames(Lanes *self, int64_t count)
 {
     int failed = reserve(self, &self->ready[0], count);
@@ -440,7 +441,7 @@ static int run_frames(Lanes *self, int64_t count)
 
 /* --- arguments, results and sums --- */
 
-/* Bytes of the rows that registers name, one behind the other. */
+/* Copy the rows of the given numbers to `to`, contiguously. */
 static char *gather(const Lanes *self, char *to, int64_t size, const int64_t *numbers, int64_t count)
 {
     size_t nbytes = (size_t)self->rows[size].nbytes;
@@ -449,7 +450,7 @@ static char *gather(const Lanes *self, char *to, int64_t size, const int64_t *nu
     return to;
 }
 
-/* Have so many zeros in a list. Returns 0, or -1. */
+/* Resize a list to `count` zeros. Return 0, or -1. */
 static int zeros(Lanes *self, List *list, int64_t count)
 {
     list->count = 0;
@@ -460,14 +461,14 @@ static int zeros(Lanes *self, List *list, int64_t count)
     return 0;
 }
 
-/* Leave in `order`, of each frame, its place in the order in which calls would begin one by one. */
+/* Write each frame's position in the order of sequential calls to `order`. */
 static int order_frames(Lanes *self, int64_t count)
 {
     int64_t n = self->nframes, next = 0;
     if (zeros(self, &self->order, n) || zeros(self, &self->sums, n) || zeros(self, &self->begins, n))
         return -1;
     int64_t *order = self->order.of, *size = self->sums.of, *ahead = self->begins.of;
-    for (int64_t f = n - 1; f >= 0; f--) { /* those that a frame calls have greater numbers */
+    for (int64_t f = n - 1; f >= 0; f--) { /* called frames have greater numbers */
         size[f]++;
         if (f >= count)
             size[self->parent[f]] += size[f];
@@ -480,8 +481,8 @@ static int order_frames(Lanes *self, int64_t count)
     return 0;
 }
 
-/* Add what frames have said at a site to its sum: row by row, and of a row in the order in which its calls
- * begin. No schedule changes a bit. */
+/* Add the contributions of frames at a site to its sum: row by row, and for each row in the order of
+ * sequential calls. So the schedule does not affect the bits. */
 static int add_up(Lanes *self, Site *site, char *sum)
 {
     const Segment *segment = &self->segments[site->segment];

@@ -1,8 +1,8 @@
-/* Frames of many lanes on their way, as mlvm/machines/lanes.py says it in Python.
+/* Frames of many lanes during a run; mlvm/machines/lanes.py is the Python definition.
  *
- * Nothing here knows Python. All memory, the programs of segments, and errors are asked of whoever runs
- * lanes: the extension (machine/lanes.c), or a step that was built without Python. All numbers are int64_t;
- * a step begins with its kind, and has what `_flat` in native/lanes.py writes. */
+ * This code is independent of Python. It requests memory, the programs of segments, and errors from its
+ * runner: the extension (machine/lanes.c), or a step built without Python. All numbers are int64_t. A step
+ * begins with its code, followed by the operands that `_flat` in native/lanes.py writes. */
 #ifndef MLVM_PLAN_LANES_H
 #define MLVM_PLAN_LANES_H
 
@@ -30,7 +30,7 @@ typedef struct {
 } Rows;
 
 typedef struct {
-    void *program; /* the runner's */
+    void *program; /* owned by the runner */
     char **operands, **results;
     int prepared;
 } Part;
@@ -38,36 +38,37 @@ typedef struct {
 typedef struct {
     int64_t ncounts, nins, nouts;
     const int64_t *counts;
-    int64_t *first; /* the number of the first row of each result */
+    int64_t *first; /* number of the first row of each result */
     Part *parts;    /* one for each count, the largest first */
 } Segment;
 
-/* What frames say at a site goes into a sum of `nbytes`, by a segment that has it before its other
- * operands; `sizes` are those of their rows. */
+/* Site at which frames add to a sum of `nbytes`, by a segment whose first operand is the sum; `sizes`
+ * are the row sizes of its other operands. */
 typedef struct {
     int64_t segment, sum, nbytes, count;
     const int64_t *sizes;
     List frames, *rows;
 } Site;
 
-/* A register of the first frames, and the size of its rows. */
+/* A register of the initial frames, and the size of its rows. */
 typedef struct {
     int64_t number, size;
 } LaneRegister;
 
 typedef struct Lanes Lanes;
 
-/* What lanes ask. Those that return an int return 0, or -1 for an error. */
+/* Callbacks of lanes. Those that return an int return 0, or -1 for an error. */
 typedef struct {
-    void *(*resize)(Lanes *self, void *old, size_t had, size_t nbytes); /* as realloc; NULL: an error */
-    int (*grow)(Lanes *self, int64_t size, int64_t count);              /* room for so many more rows */
-    int (*prepare)(Lanes *self, int64_t segment, int64_t k); /* where a part reads and leaves rows */
+    void *(*resize)(Lanes *self, void *old, size_t had, size_t nbytes); /* as realloc; NULL for an error */
+    int (*grow)(Lanes *self, int64_t size, int64_t count);              /* space for `count` more rows */
+    int (*prepare)(Lanes *self, int64_t segment, int64_t k); /* set where a part reads and writes rows */
     int (*run)(Lanes *self, int64_t segment, int64_t k);
     int (*look)(Lanes *self);
-    int (*refuse)(Lanes *self, const char *what, int64_t a, int64_t b); /* an error */
+    int (*refuse)(Lanes *self, const char *what, int64_t a, int64_t b); /* report an error */
 } LanesRunner;
 
-/* Whoever runs lanes has them as the first member of its own, or behind its head. */
+/* State of lanes. The runner embeds it as the first member of its own struct, or after its object
+ * header. */
 struct Lanes {
     const LanesRunner *runner;
     const int64_t *code, *at;
@@ -75,11 +76,11 @@ struct Lanes {
     const char *heavy;
     int64_t nrows, nsegments, nsites, nshared, width, nparams, nreturned;
     const LaneRegister *params, *returned;
-    const char *lent; /* the sizes of rows that only an argument has: they stay where they are */
+    const char *lent; /* sizes of rows that only an argument has: they are read in place */
     Rows *rows;
     Segment *segments;
     Site *sites;
-    int64_t *row_of_shared; /* -1: none yet */
+    int64_t *row_of_shared; /* -1: not created */
     char **shared;
     /* Frames: */
     int64_t nframes, room, *regs, *parent, *depth, *site, *waits, *wakes;
@@ -90,18 +91,18 @@ struct Lanes {
     int64_t nstays;
 };
 
-/* Run the first so many rows of the arguments: results have a row for each, and what frames say is added
- * to the sums. Returns 0, or -1. */
+/* Run the first `count` rows of the arguments: each result gets a row for each, and the frames add to
+ * the sums. Return 0, or -1. */
 int lanes_run_rows(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums);
 
-/* The row of that number; of an unwritten register, the first, which is zero. */
+/* Return the row of that number; an unwritten register has row 0, which is zero. */
 static inline char *lane_row(const Lanes *self, int64_t size, int64_t number)
 {
     const Rows *rows = &self->rows[size];
     return rows->data + ((uint64_t)number < (uint64_t)rows->room ? number : 0) * rows->nbytes;
 }
 
-/* The row that a frame's register has. */
+/* Return the row number in a frame's register. */
 static inline int64_t *lane_register(const Lanes *self, int64_t frame, int64_t number)
 {
     return &self->regs[frame * self->width + number];

@@ -45,7 +45,7 @@ int make_room(Machine *m, int64_t count)
     return m->top + count > m->room ? m->runner->more_values(m, count) : 0;
 }
 
-/* Whether the function table has changed since the launch began. */
+/* Return whether the function table has changed since the launch began. */
 static int changed(const Machine *m)
 {
     return *m->version != m->version_seen;
@@ -73,7 +73,7 @@ static const Case *find_case(const Step *step, const Value *params, int count)
     return NULL;
 }
 
-/* Whether a result would overwrite an operand, another result, or a constant. */
+/* Return whether a result would overwrite an operand, another result, or a constant. */
 static int collides(const Case *entry, const Value *params, int count)
 {
     for (int i = 0; i < entry->nwrites; i++) {
@@ -91,8 +91,8 @@ static int collides(const Case *entry, const Value *params, int count)
     return 0;
 }
 
-/* A function of the table, on the parameters from `first` on. Returns as the runner's `call` does, and
- * 1 for values that the kernel refuses, or without memory: nothing has happened then. */
+/* Call a function of the table on the parameters from `first` on. Return as the runner's `call` does;
+ * also 1, without side effects, if the kernel rejects values or memory is missing. */
 static int call_function(Machine *m, const Step *step, int64_t first)
 {
     const Runner *runner = m->runner;
@@ -108,7 +108,7 @@ static int call_function(Machine *m, const Step *step, int64_t first)
         return -1;
     if (!entry->call || collides(entry, params, count))
         return runner->call(m, step, first);
-    char *p[MOST_TYPES + 2]; /* the result's, the parameters', shared bytes */
+    char *p[MOST_TYPES + 2]; /* addresses of the result, the parameters and shared bytes */
     Tensor *out = NULL;
     if (entry->out) {
         out = runner->make(m, entry->out);
@@ -142,7 +142,7 @@ int is_true(const void *element, int dtype)
     case MLVM_C64: return single[0] != 0 || single[1] != 0;
     case MLVM_C128: return twice[0] != 0 || twice[1] != 0;
     case MLVM_F16:
-    case MLVM_BF16: return (*(const uint16_t *)element & 0x7FFF) != 0; /* of zeros of both signs, none */
+    case MLVM_BF16: return (*(const uint16_t *)element & 0x7FFF) != 0; /* zeros of both signs are false */
     case MLVM_F8E4M3:
     case MLVM_F8E5M2: return (*(const uint8_t *)element & 0x7F) != 0;
     case MLVM_I16:
@@ -151,12 +151,12 @@ int is_true(const void *element, int dtype)
     case MLVM_U32: return *(const uint32_t *)element != 0;
     case MLVM_I64:
     case MLVM_U64: return *(const uint64_t *)element != 0;
-    default: /* a byte; few bits fill one, and there is no single element of them */
+    default: /* a byte; packed low-bit dtypes have no single elements */
         return *(const uint8_t *)element != 0;
     }
 }
 
-/* Whether a value counts as true. -1 for one that is no condition. */
+/* Return whether a value is true; -1 if it is not a condition. */
 static int truth(const Machine *m, Value value)
 {
     if (value.kind == INTEGER)
@@ -169,7 +169,7 @@ static int truth(const Machine *m, Value value)
     return is_true(x->address, x->type->dtype);
 }
 
-/* Count the instructions of the steps since .. pc - 1. Returns whether too few are left. */
+/* Count the instructions of the steps since .. pc - 1. Return whether the limit is exceeded. */
 static int spend(Machine *m, const Function *function, int pc)
 {
     if (m->steps_left >= 0) {

@@ -9,54 +9,56 @@
 
 #define NAME(name) name,
 
-/* M rows of x by N of y, of K bytes each, SIGNED or not. X, Y, X_ZERO, Y_ZERO, OUT: which parameters they
- * are; a zero of 0 is none. MANY: whether y is copied as panels, PANELS_AT_ONCE; then UNIT rows of x
- * are a unit, else UNIT rows of y. AT_ONCE: rows of x that are laid out. In bytes: CHILD_SCRATCH and
- * PRODUCT_SCRATCH. GROUPS of channels have N / GROUPS rows of y each. With WINDOWS, rows of x are windows over
- * images, which have the integers of windows. */
+/* M rows of x times N rows of y, of K bytes each, SIGNED or not. X, Y, X_ZERO, Y_ZERO, OUT: numbers of
+ * parameters; a zero point of 0 means none. MANY: y is copied to panels, PANELS_AT_ONCE, and UNIT rows
+ * of x are a unit; else UNIT rows of y. AT_ONCE: rows of x that are copied. CHILD_SCRATCH and
+ * PRODUCT_SCRATCH are in bytes. Each of the GROUPS of channels has N / GROUPS rows of y. With WINDOWS,
+ * rows of x are windows over images, which have the integers of windows. */
 /* clang-format off */
 #define bytes_integers(EACH)                                                             \
     EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED)       \
     EACH(MANY) EACH(PANELS_AT_ONCE) EACH(X) EACH(Y) EACH(OUT) EACH(X_ZERO) EACH(Y_ZERO)  \
     EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH) EACH(GROUPS) EACH(WINDOWS)                 \
     windows_integers(EACH)
-/* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
- * and on. PITCH: how far apart the rows of a piece are, so that rows of windows need not be packed; what
- * is between them is computed, but not written. NWINDOWS: how many of its results are windows. */
+/* UNIT: elements per unit. For a single row, the bytes of an element of each parameter follow; a chain
+ * has PIECE and the following. PITCH: distance between the rows of a piece, so that rows of windows need
+ * not be packed; the elements between them are computed, but not written. NWINDOWS: number of results
+ * that are windows. */
 #define chain_integers(EACH)                                                             \
     EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
     EACH(NLINKS) EACH(PITCH) EACH(NWINDOWS)
 /* A parameter, a window of one, or a temporary of a chain; the strides of its axes, in elements, follow.
- * OFFSET: the elements before the first of a window. */
+ * OFFSET: number of elements before the first of a window. */
 #define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE) EACH(OFFSET)
-/* A window of result OUT, whose other elements are those of parameter IN; the length of each axis follows,
- * and the first index, the number of indices and the step of the window along it. */
+/* A window of result OUT, whose other elements are copied from parameter IN. For each axis its length
+ * follows, then the first index, the number of indices and the step of the window. */
 #define chain_window_integers(EACH) EACH(WINDOW_OUT) EACH(WINDOW_IN) EACH(WINDOW_BYTES) EACH(WINDOW_AXES)
-/* COUNT: elements. EXACT_END: whether the last of a linspace is its end. `eye` has ROWS of ROW_BYTES, HIGH
- * of them a unit, elements of SIZE bytes, and a pattern of ones. */
+/* COUNT: elements. EXACT_END: whether the last element of a linspace is exactly its end. `eye` has ROWS
+ * of ROW_BYTES, HIGH of them per unit, elements of SIZE bytes, and the bit pattern of one. */
 #define creation_integers(EACH)                                                          \
     EACH(COUNT) EACH(START) EACH(STEP) EACH(EXACT_END) EACH(ROW_BYTES) EACH(SIZE)        \
     EACH(ROWS) EACH(HIGH) EACH(DIAGONAL) EACH(ONE)
 
-/* The rows of a call widen and narrow. Units are done TOGETHER. SHARED_AT, SCRATCH_AT: where the
- * child's begin. Of each parameter the KIND, the LENGTH in a unit, the COUNT of all elements, and the
- * PLACE in scratch memory follow. */
+/* The rows of a call widen and narrow halves. TOGETHER: units that run together. SHARED_AT, SCRATCH_AT:
+ * offsets of the child's memory. For each parameter follow the KIND, the LENGTH in a unit, the COUNT of
+ * all elements, and the PLACE in scratch memory. */
 #define halves_integers(EACH)                                                            \
     EACH(TOGETHER) EACH(SHARED_AT) EACH(SCRATCH_AT)
 #define halves_value_integers(EACH) EACH(KIND) EACH(LENGTH) EACH(COUNT) EACH(PLACE)
 
-/* The indices are of KIND (kernels/elements.h). COUNT is the indexed axis' length beside the indices,
- * LENGTH the one that they point into. PIECE columns of the BEHIND are a unit, or PIECE rows of
- * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. BY: MULTIPLY and so on. */
+/* KIND: dtype of the indices (kernels/elements.h). COUNT: length of the axis of the indices, LENGTH:
+ * length of the indexed axis. A unit is PIECE columns of the BEHIND, or PIECE rows of BEFORE * COUNT, or
+ * of COUNT. SIZE: bytes of an element. ONE: bit pattern of one. BY: MULTIPLY and so on. */
 #define indexing_integers(EACH)                                                          \
     EACH(KIND) EACH(BEFORE) EACH(COUNT) EACH(LENGTH) EACH(BEHIND) EACH(PIECE) EACH(SIZE) \
     EACH(ONE) EACH(UPDATES) EACH(BY) EACH(STEP_BEFORE) EACH(STEP_COUNT)
 
-/* A box: which parameter it READS (0: VALUE, a pattern of eight bytes); where it begins in the result and
- * in the operand; planes, rows and columns, and those of a tile; their distances in the result and in the
- * operand; the number of axes around a tile, and which of them count tiles of planes, of rows and of
+/* A box: the parameter that it READS (0: VALUE, a pattern of eight bytes); its offsets in the result and
+ * in the operand; planes, rows and columns, in total and per tile; their strides in the result and in
+ * the operand; the number of axes around a tile, and which of them count tiles of planes, of rows and of
  * columns (none: the number of axes). A copy: BYTES. A triangle: rows of WIDTH bytes, elements of SIZE,
- * ROWS of a matrix and ROWS_IN_ALL, TILE_ROWS a unit, and whether what lies ABOVE the DIAGONAL is kept. */
+ * ROWS of a matrix and ROWS_IN_ALL, TILE_ROWS per unit, and whether elements ABOVE the DIAGONAL are
+ * kept. */
 #define layout_integers(EACH)                                                            \
     EACH(READS) EACH(VALUE) EACH(OUT_AT) EACH(IN_AT) EACH(PLANES) EACH(ROWS)             \
     EACH(COLUMNS) EACH(TILE_PLANES) EACH(TILE_ROWS) EACH(TILE_COLUMNS) EACH(OUT_PLANE)   \
@@ -94,18 +96,19 @@
 #define amx_integers(EACH) linalg_integers(EACH)
 #define pairs_integers(EACH) linalg_integers(EACH)
 
-/* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
- * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. MANY: whether weights become panels for them. */
+/* M rows of x times N rows of weights, of K elements each, with GROUPS scales, or PAIRS of scales and
+ * offsets. UNIT: rows of weights. AT_ONCE: rows of x that are copied. MANY: weights are copied to
+ * panels. */
 #define quantized_integers(EACH)                                                         \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE) EACH(MANY)
 
-/* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
- * integer that chooses a stream, 0 without one. An integer is LOW + at most MOST, from words of WORD bytes.
- * Of normal values, how many steps lie inside of each layer follows. */
+/* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: purpose of a stream. KIND: dtype of
+ * the integer that selects a stream, 0 without one. An integer is LOW + at most MOST, from words of WORD
+ * bytes. For normal values, the number of steps inside of each layer follows. */
 #define random_integers(EACH)                                                            \
     EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND) EACH(LOW) EACH(MOST) EACH(WORD)
 
-/* The cells of recurrences, by the names of mlvm/core/ops/recurrent.py. */
+/* Cells of recurrences, named as in mlvm/core/ops/recurrent.py. */
 #define recurrent_cells(EACH) EACH(TANH) EACH(RELU) EACH(LSTM) EACH(GRU)
 
 /* See kernels/reduction.c. LENGTH: how many rows of x follow one another, the reduced axis. ROWS_OUTER: how
@@ -118,23 +121,23 @@
     EACH(PARTS) EACH(PARTS_OF_LENGTH) EACH(PART_ROWS) EACH(PART_LENGTH) EACH(BLOCKS)     \
     EACH(WIDTH) EACH(CONTIGUOUS) EACH(OUT_BYTES) EACH(X_BYTES) EACH(SHARED_AT)
 
-/* LENGTH: of a row. INNER: of the axes behind, in BLOCKS of WIDTH columns. KIND: of labels. COUNT: rows,
- * of which PART are a unit. */
+/* LENGTH: length of a row. INNER: product of the following axes, in BLOCKS of WIDTH columns. KIND: dtype
+ * of labels. COUNT: rows, PART per unit. */
 #define rows_integers(EACH)                                                              \
     EACH(LENGTH) EACH(INNER) EACH(BLOCKS) EACH(WIDTH) EACH(KIND) EACH(COUNT) EACH(PART)
 
-/* SIZE: rows and columns of a matrix. COLUMNS: of the right-hand side. AXES: of the stack, each with three further
- * integers. */
+/* SIZE: rows and columns of a matrix. COLUMNS: columns of the right-hand side. AXES: number of batch
+ * axes, each with three further integers. */
 #define solving_integers(EACH) EACH(SIZE) EACH(IS_F64) EACH(UPPER) EACH(COLUMNS) EACH(AXES)
 
-/* LENGTH: of a row, whose elements are INNER apart. DESCENDING: the largest first. COUNT: positions that are
- * written; FEW: the same if only these are looked for, else 0. A search is for COUNT elements among LENGTH edges;
- * RIGHT: equal edges are before the place. */
+/* LENGTH: length of a row, whose elements are INNER apart. DESCENDING: largest first. COUNT: positions
+ * to write; FEW: the same if only these are needed, else 0. A search finds COUNT elements among LENGTH
+ * edges; RIGHT: insert after equal edges. */
 #define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING) EACH(COUNT) EACH(FEW) EACH(RIGHT)
 
-/* The image's height, width and channels, how many windows lie vertically and horizontally, the window's
- * height and width, the strides, how far APART places of a window are, the padding above and on the left.
- * BLOCK channels of an image are a unit. */
+/* Height, width and channels of the image, number of windows vertically and horizontally, height and
+ * width of the window, strides, dilation (APART), padding above and on the left. BLOCK channels of an
+ * image are a unit. */
 #define windows_integers(EACH)                                                           \
     EACH(HEIGHT) EACH(WIDTH) EACH(CHANNELS) EACH(DOWN) EACH(ACROSS) EACH(TALL)           \
     EACH(WIDE) EACH(STRIDE_Y) EACH(STRIDE_X) EACH(APART_Y) EACH(APART_X) EACH(TOP)       \
@@ -144,17 +147,25 @@
  * cotangent. EACH_GROUP: channels of one. */
 #define depthwise_integers(EACH) EACH(IMAGES) EACH(EACH_GROUP) windows_integers(EACH)
 
-/* X(name, number). Most: no more than a kernel has room for. */
+/* X(name, number). MOST_...: limits of kernels. */
 #define CONSTANTS(X)                                                                                        \
     X(MOST_SMALL, 16)                                                                                       \
     X(MOST_PARAMETERS, 256)                                                                                 \
     X(CHAIN_MOST_AXES, 64)                                                                                  \
+    X(CHAIN_MOST_OPERANDS, 16) /* of a row function, with its results */                                    \
+    /* Ops on the value x of a line and an operand y: x + y, x - y, y - x, x * y, x / y, y / x. */          \
+    X(LINE_ADD, 0)                                                                                          \
+    X(LINE_SUBTRACT, 1)                                                                                     \
+    X(LINE_SUBTRACT_FROM, 2)                                                                                \
+    X(LINE_MULTIPLY, 3)                                                                                     \
+    X(LINE_DIVIDE, 4)                                                                                       \
+    X(LINE_DIVIDE_BY, 5)                                                                                    \
     X(COPY_UNIT, 4096)        /* bytes */                                                                   \
     X(RANGE_UNIT, 4096)       /* elements */                                                                \
     X(DRAW_UNIT, 256)         /* words */                                                                   \
     X(REDUCTION_WIDEST, 1024) /* columns of a block */                                                      \
-    X(ROWS_TOGETHER, 1024)    /* elements: they stay in the first-level cache */                            \
-    X(ROWS_OF_WORK, 32)       /* of columns */                                                              \
+    X(ROWS_TOGETHER, 1024)    /* elements that stay in the first-level cache */                             \
+    X(ROWS_OF_WORK, 32)       /* columns */                                                                 \
     X(MULTIPLY, 0)                                                                                          \
     X(MINIMUM, 1)                                                                                           \
     X(MAXIMUM, 2)                                                                                           \

@@ -12,20 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A part: buffers without an offset, which share no section with those of other parts. */
+/* Part: buffers without an offset that share no section with other parts. */
 typedef struct {
     int64_t low, high;    /* sections low .. high - 1 */
-    int64_t items, count; /* its buffers in `pool` */
-    int64_t origin;       /* the node that created it, which fails with it */
-    int64_t next;         /* the part to solve after it, or -1 */
+    int64_t items, count; /* range of its buffers in `pool` */
+    int64_t origin;       /* node that created it, and fails with it */
+    int64_t next;         /* part to solve after it, or -1 */
 } Part;
 
-/* A node: the part, and the buffers that may be the lowest in one of its sections. */
+/* Node: a part, and the buffers that may be the lowest in one of its sections. */
 typedef struct {
     Part part;
     int64_t section, left, right; /* the section, and its valley */
     int64_t candidates, count, at;
-    int64_t placed; /* the buffer that is placed, or -1 */
+    int64_t placed; /* placed buffer, or -1 */
     int64_t raises, pool, parts;
     uint64_t key;
 } Node;
@@ -34,7 +34,7 @@ typedef struct {
     int64_t section, floor;
 } Raise;
 
-/* A stack that grows. */
+/* Growable stack. */
 typedef struct {
     char *items;
     int64_t count, room;
@@ -45,14 +45,14 @@ typedef struct {
     int64_t *floor, *top, *candidates, *low;
     char *is_joined, *is_placed;
     Stack nodes, parts, raises, pool;
-    int has_failed; /* there was no memory */
+    int has_failed; /* an allocation failed */
 } Search;
 
 #define NODE(search, i) (&((Node *)(search)->nodes.items)[i])
 #define PART(search, i) (&((Part *)(search)->parts.items)[i])
 #define POOL(search, i) (((int64_t *)(search)->pool.items)[i])
 
-/* Push an item of that size. Sets `has_failed` if there is no memory. */
+/* Push an item of that size; set `has_failed` without memory. */
 static void push(Search *search, Stack *stack, const void *item, size_t size)
 {
     if (stack->count == stack->room) {
@@ -80,7 +80,7 @@ static void raise_floor(Search *search, int64_t section, int64_t floor)
     search->floor[section] = floor;
 }
 
-/* Return the highest floor in the buffer's sections: no offset is lower. */
+/* Return the highest floor in the buffer's sections, a lower bound of its offset. */
 static int64_t lowest(const Search *search, int64_t buffer)
 {
     int64_t low = 0;
@@ -104,8 +104,8 @@ static void undo(Search *search, Node *node)
     search->parts.count = node->parts;
 }
 
-/* Sort buffers by their lowest offsets, and stack those of each section in this order: no placement ends
- * lower in the section. Returns whether all stacks are within the capacity. */
+/* Sort buffers by their lowest offsets, and stack the buffers of each section in this order; no
+ * placement has a lower top in the section. Return whether all stacks are within the capacity. */
 static int stack_up(Search *search, int64_t from, int64_t to, int64_t items, int64_t count)
 {
     const Buffers *buffers = search->buffers;
@@ -132,7 +132,7 @@ static int stack_up(Search *search, int64_t from, int64_t to, int64_t items, int
     return 1;
 }
 
-/* Return the last section of the part with the same floor as `left` and the sections between. */
+/* Return the last section of the part with the same floor as `left` and all sections between. */
 static int64_t end_of_level(const Search *search, const Part *part, int64_t left)
 {
     int64_t right = left;
@@ -141,8 +141,8 @@ static int64_t end_of_level(const Search *search, const Part *part, int64_t left
     return right;
 }
 
-/* Return how much higher the floor beside a level is: the lower one of both sides, 0 if the level is
- * no valley. */
+/* Return the depth of a level: its distance to the lower of the floors on both sides; 0 if it is
+ * not a valley. */
 static int64_t depth(const Search *search, const Part *part, int64_t left, int64_t right)
 {
     int64_t before = left > part->low ? search->floor[left - 1] - search->floor[left] : INT64_MAX;
@@ -151,8 +151,8 @@ static int64_t depth(const Search *search, const Part *part, int64_t left, int64
     return least > 0 ? least : 0;
 }
 
-/* Count the blocks that may be at the floor of each section, and fill valleys without such blocks to
- * the lower side, until there are none. This changes no lowest offset. */
+/* Count the blocks that may be at the floor of each section, and raise valleys without such
+ * blocks to their lower side, until none remain. This changes no lowest offset. */
 static void fill_valleys(Search *search, const Part *part)
 {
     const Buffers *buffers = search->buffers;
@@ -179,8 +179,8 @@ static void fill_valleys(Search *search, const Part *part)
     }
 }
 
-/* Choose the section of a node, in a valley: the one with the fewest candidates, or with the least
- * slack. */
+/* Choose the section of a node, in a valley: the section with the fewest candidates, or with the
+ * least slack. */
 static void choose_section(Search *search, Node *node)
 {
     const Part *part = &node->part;
@@ -202,11 +202,11 @@ static void choose_section(Search *search, Node *node)
     }
 }
 
-/* Open a node for a part. Returns 0 if the part is known to have no solution. */
+/* Open a node for a part. Return 0 if the part is known to have no solution. */
 static int open_node(Search *search, Part part)
 {
     const Buffers *buffers = search->buffers;
-    if (part.origin != search->nodes.count - 1) /* else `divide` has just stacked them */
+    if (part.origin != search->nodes.count - 1) /* otherwise `divide` has just stacked them */
         stack_up(search, part.low, part.high, part.items, part.count);
     uint64_t key = 1 + (uint64_t)buffers->capacity;
     for (int64_t k = 0; k < part.count; k++) {
@@ -241,8 +241,8 @@ static int open_node(Search *search, Part part)
     return 1;
 }
 
-/* Return the lowest offset in the node's section, if no buffer is at its floor: each one is above the
- * floors of its sections, or on another buffer, which is not in this section. */
+/* Return the lowest offset in the node's section, if no buffer is at its floor: each buffer is
+ * above the floors of its sections, or on another buffer, which is not in this section. */
 static int64_t next_floor(const Search *search, const Node *node)
 {
     const int64_t *first = search->buffers->first, *last = search->buffers->last;
@@ -270,7 +270,7 @@ static int64_t next_floor(const Search *search, const Node *node)
     return lowest_of_all;
 }
 
-/* Make the next choice of a node. Returns 0 if it leads nowhere. */
+/* Make the next choice of a node. Return 0 if none remains. */
 static int choose(Search *search, Node *node)
 {
     const Buffers *buffers = search->buffers;
@@ -290,7 +290,7 @@ static int choose(Search *search, Node *node)
     return 1;
 }
 
-/* Divide the buffers without an offset into parts. Returns the first part to solve, -1 if all are
+/* Divide the buffers without an offset into parts. Return the first part to solve, -1 if all are
  * solved, or -2 if they do not fit. */
 static int64_t divide(Search *search, int64_t origin)
 {
@@ -408,7 +408,7 @@ int search_offsets(Buffers *buffers)
 int place_best_fit(int64_t count, const int64_t *sequence, const int64_t *size, const int64_t *start,
                    const int64_t *end, int64_t *offset)
 {
-    int64_t *sorted = malloc(sizeof *sorted * (size_t)(count + 1)); /* placed, by offset */
+    int64_t *sorted = malloc(sizeof *sorted * (size_t)(count + 1)); /* placed buffers by offset */
     if (!sorted)
         return -1;
     for (int64_t k = 0; k < count; k++) {

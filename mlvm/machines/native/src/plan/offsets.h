@@ -28,11 +28,11 @@ typedef struct {
     void *state;
 } Buffers;
 
-/* Search. Returns one of the results above. */
+/* Search. Return one of the results above. */
 int search_offsets(Buffers *buffers);
 
-/* Place buffers in use from `start` to `end` in a sequence, each by best fit. Returns 0, or -1 without
- * memory. */
+/* Place buffers, which are in use from `start` to `end`, in a sequence, each by best fit. Return
+ * 0, or -1 without memory. */
 int place_best_fit(int64_t count, const int64_t *sequence, const int64_t *size, const int64_t *start,
                    const int64_t *end, int64_t *offset);
 

@@ -14,33 +14,33 @@
 
 typedef struct KernelCall KernelCall;
 
-/* Does the units begin .. end - 1 of a call. `p` has the addresses of the result and the operands,
- * as many as the call says, and then that of the call's shared bytes. All are packed, row-major and
- * aligned to their elements. `scratch` is aligned to 64 bytes and the thread's own. Returns 0, or 1
- * for a value that the op refuses; the reference kernel then raises the error. */
+/* Run the units begin .. end - 1 of a call. `p` has the addresses of the result and the
+ * operands, then of the call's shared bytes. All are packed, row-major and aligned to their
+ * elements. `scratch` is aligned to 64 bytes and private to the thread. Return 0, or 1 if the op
+ * rejects a value; the reference kernel then raises the error. */
 typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch);
 
 typedef struct {
     const char *name; /* "layer_norm_f32" */
     KernelFn run;
-    KernelFn finish; /* NULL, or the work of one thread after all units */
+    KernelFn finish; /* NULL, or a function that one thread runs after all units */
 } KernelEntry;
 
-/* A loop over n elements of a packed row: p[0] is written, p[1] and on are read. An operand may be
- * the result itself. Where the step of one is 0, it is a block of BLOCK_BYTES of copies of one element;
- * only row functions with steps read these. */
+/* A loop over n elements of a packed row: p[0] is written, p[1] and following are read. An
+ * operand may be the result itself. An operand with step 0 is a block of BLOCK_BYTES of copies
+ * of one element; only row functions with steps support it. */
 typedef void (*RowFn)(char *const *p, int64_t n, const int64_t *steps);
 
 typedef struct {
     const char *name; /* "add_f32" */
     RowFn run;
-    double cost; /* nanoseconds for a byte of its result, roughly */
+    double cost; /* approximate nanoseconds per byte of its result */
 } RowEntry;
 
 struct KernelCall {
     const KernelEntry *kernel;
-    int64_t units;   /* of the work; any thread may run any of them */
-    double work;     /* of all units on one thread, roughly, in nanoseconds */
+    int64_t units;   /* units of work, which any threads may run */
+    double work;     /* approximate nanoseconds for all units on one thread */
     int64_t scratch; /* bytes for each thread */
     int64_t shared;  /* bytes that `run` leaves for `finish`; without one, units wait for each other
                         * there, and threads do those of others, too: they begin with the number of
@@ -48,21 +48,21 @@ struct KernelCall {
     int nparams;
     const int64_t *ints;               /* lengths, strides, choices: see names.h */
     const double *floats;              /* floating-point attributes */
-    const KernelCall *const *children; /* calls that the kernel runs on parts of its work */
+    const KernelCall *const *children; /* child calls that the kernel runs on parts of its work */
     int nchildren;
-    const RowEntry *const *rows; /* the row functions of a chain */
+    const RowEntry *const *rows; /* row functions of a chain */
 };
 
-/* Each file in kernels/ is compiled once for every instruction set, with another TARGET. It ends
- * in a table of its kernels, closed by a name of NULL. Where a step is built without Python, it ends
- * in separate entries of the kernels that the step calls: nothing else is compiled. */
+/* Each file in kernels/ is compiled once per instruction set, with a different TARGET. It ends
+ * with a table of its kernels, terminated by a name of NULL. For a step without Python, it ends
+ * with separate entries for the kernels that the step calls; nothing else is compiled. */
 #define MLVM_JOIN_(x, y) x##_##y
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET
 #define TARGETED(name) MLVM_JOIN(name, TARGET)
 
-/* A function that the compiler specialises for the constants of each call. Not without optimization,
- * nor under sanitizers, whose checks in each copy would take it minutes to compile. */
+/* A function that the compiler specializes for the constant arguments of each call. Not without
+ * optimization or with sanitizers, which would take minutes to compile. */
 #if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SPECIALIZED static inline __attribute__((always_inline))
 #else
@@ -89,7 +89,7 @@ struct KernelCall {
 #endif
 #define KERNEL(name, run, finish) KERNEL_(name, #name, run, finish)
 
-/* Loops whose iterations touch the same index only: the result may be an operand. */
+/* Loops whose iterations are independent: the result may be an operand. */
 #if defined(__clang__)
 #define INDEPENDENT_FOR(...) _Pragma("clang loop vectorize(assume_safety)") for (__VA_ARGS__)
 #elif defined(__GNUC__)

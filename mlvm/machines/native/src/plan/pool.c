@@ -37,12 +37,12 @@
 enum {
     MOST_THREADS = 256,
     ALIGNMENT = 64,
-    SPINS = 20000, /* about 50 microseconds until an idle thread sleeps */
+    SPINS = 20000, /* about 50 microseconds before an idle thread sleeps */
 };
 
 typedef struct {
-    _Alignas(64) atomic_uint begun; /* the number of the last job whose share was begun */
-    atomic_uint done;               /* and of the last whose share is done */
+    _Alignas(64) atomic_uint begun; /* number of the last job whose share was started */
+    atomic_uint done;               /* number of the last job whose share is finished */
     char *scratch;
     int result;
     pthread_t thread;
@@ -54,11 +54,11 @@ struct Pool {
     int threads;
     int pinned;
     double worth_sharing;
-    int started;             /* `processes` when they did; 0 before */
+    int started;             /* `processes` when the threads started; 0 before */
     int64_t scratch, shared; /* bytes reserved */
     char *shared_bytes;
     Member *members; /* members[0] is the caller */
-    /* The job: written by the caller, then announced by a new number. */
+    /* The job: written by the caller, then published by a new number. */
     const KernelCall *call;
     char *const *p;
     _Alignas(64) atomic_uint number;
@@ -67,7 +67,7 @@ struct Pool {
     pthread_cond_t wake;
 };
 
-/* Counts processes from 1 on: a forked one has the pools of its parent, but not their threads. */
+/* Number of forks + 1: a forked process inherits the pools, but not their threads. */
 static int processes = 0;
 
 static void count_process(void)
@@ -86,7 +86,7 @@ int process_number(void)
     return processes;
 }
 
-/* The bytes of an allocation. */
+/* Round up to the size of an allocation. */
 static int64_t whole(int64_t nbytes)
 {
     return nbytes <= 0 ? ALIGNMENT : (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -152,8 +152,8 @@ int pool_reserve(Pool *pool, int64_t scratch, int64_t shared)
     return 0;
 }
 
-/* Run units, or `finish` after all of them. Under the address sanitizer a call has the scratch memory that it
- * asks for, not all that is reserved. */
+/* Run units, or `finish` after all of them. Under the address sanitizer a call sees only the
+ * scratch memory that it requested. */
 static int run_units(KernelFn run, const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                      char *scratch, int64_t reserved)
 {
@@ -175,7 +175,8 @@ static void do_share(Member *member, char *scratch)
         member->result = run_units(call->kernel->run, call, pool->p, begin, end, scratch, pool->scratch);
 }
 
-/* Whether the member's share of this job is the asker's. There is no next job before all are done. */
+/* Try to start the member's share of this job; return whether it was not started before. The
+ * next job begins only after all shares are finished. */
 static int begin_share(Member *member, unsigned number)
 {
     unsigned before = number - 1;
@@ -234,7 +235,8 @@ static void *serve(void *argument)
     }
 }
 
-/* Signals are for the threads of the program: here only those come that the thread itself causes. */
+/* Block signals in pool threads, except those that the thread itself causes; the program's own
+ * threads handle signals. */
 static void block_signals(sigset_t *before)
 {
     sigset_t signals;
@@ -246,12 +248,12 @@ static void block_signals(sigset_t *before)
     pthread_sigmask(SIG_SETMASK, &signals, before);
 }
 
-/* Start the threads, again in a process that was forked: threads do not survive a fork. */
+/* Start the threads, also in a forked process, which does not inherit them. */
 static int start(Pool *pool)
 {
     unsigned number = atomic_load(&pool->number);
     sigset_t before;
-    block_signals(&before); /* a thread begins with the mask of the one that makes it */
+    block_signals(&before); /* a thread inherits the signal mask of its creator */
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     atomic_store(&pool->sleeping, 0);
@@ -261,7 +263,7 @@ static int start(Pool *pool)
         if (pthread_create(&pool->members[i].thread, NULL, serve, &pool->members[i])) {
             for (int k = i; k < pool->threads; k++)
                 free(pool->members[k].scratch);
-            pool->threads = i; /* as many as the system grants */
+            pool->threads = i; /* the number that the system could create */
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -318,7 +320,7 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
             }
             while (atomic_load_explicit(&member->done, memory_order_acquire) != number) {
                 PAUSE();
-                if (++spins >= SPINS) { /* it may wait for this processor */
+                if (++spins >= SPINS) { /* the other thread may be waiting for this processor */
                     sched_yield();
                     spins = SPINS - 100;
                 }
@@ -345,7 +347,7 @@ void pool_free(Pool *pool)
         free(pool->members[i].scratch);
     free(pool->shared_bytes);
     free(pool->members);
-    if (!pool->started || pool->started == processes) { /* else the parent's threads wait there */
+    if (!pool->started || pool->started == processes) { /* else these are the parent's threads */
         pthread_mutex_destroy(&pool->mutex);
         pthread_cond_destroy(&pool->wake);
     }

@@ -1,4 +1,4 @@
-/* Threads that share the units of a call. */
+/* Pool of threads that divide the units of a call. */
 #ifndef MLVM_POOL_H
 #define MLVM_POOL_H
 
@@ -6,29 +6,29 @@
 
 typedef struct Pool Pool;
 
-/* A pool of that many threads, the caller's included; NULL if there is no memory. The others start
- * with the first work that is worth sharing, which is so many nanoseconds of it. `pinned`: thread i
- * stays on the i-th processor that the process may use. */
+/* Create a pool of that many threads, including the caller's; NULL without memory. The other
+ * threads start with the first call of at least `worth_sharing` nanoseconds of work. `pinned`:
+ * thread i stays on the i-th processor available to the process. */
 Pool *pool_new(int threads, int pinned, double worth_sharing);
 
-/* End the threads. No call may be running. */
+/* Stop the threads. No call may be running. */
 void pool_free(Pool *pool);
 
 int pool_threads(const Pool *pool);
 
-/* The number of this process, counted from 1 on along its forks: what its parent's other threads were
- * doing is over. */
+/* Return the generation of this process, which each fork increments. In a forked process the
+ * work of the parent's other threads is abandoned. */
 int process_number(void);
 
-/* Make room for calls that want so many bytes, before the first of them runs. Returns 0, or -1. */
+/* Reserve scratch memory for calls before the first of them runs. Return 0, or -1. */
 int pool_reserve(Pool *pool, int64_t scratch, int64_t shared);
 
-/* Do all units in the calling thread, with memory of its own: while another caller has the pool.
- * Returns what the kernel returns, or -1 if there is no memory. */
+/* Run all units in the calling thread with its own memory, while another caller uses the pool.
+ * Return the kernel's result, or -1 without memory. */
 int run_alone(const KernelCall *call, char **p);
 
-/* Do all units of the call. `p` has room for one address more than the call has parameters. Returns
- * what its kernel returns. One caller at a time. */
+/* Run all units of the call. `p` has space for one address more than the call has parameters.
+ * Return the kernel's result. Only one caller at a time. */
 int pool_run(Pool *pool, const KernelCall *call, char **p);
 
 #endif

@@ -9,7 +9,7 @@
 
 enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, TILES = 32 };
 
-/* What the processor says itself, and the system of the registers that it saves. */
+/* Query the features of the processor, and which registers the system saves. */
 static unsigned detect(void)
 {
     unsigned ebx = 0, ecx = 0, edx = 0, saved = 0, more = 0, vnni = 0, sizes = 0, rows = 0, unused;
@@ -32,8 +32,9 @@ static unsigned detect(void)
     return features | AVX512 | (more & 1 << 5 ? AVX512_BF16 : 0) | (vnni & 1 << 11 ? AVX512_VNNI : 0);
 }
 
-/* Not `__builtin_cpu_supports`: it says no to all where a compiler's runtime library leaves it out, as
- * that of `zig cc`. The processor is asked once: in a virtual machine that takes microseconds. */
+/* Not `__builtin_cpu_supports`, which always returns false if the compiler's runtime library
+ * lacks it, as with `zig cc`. The result is cached, because CPUID takes microseconds in a
+ * virtual machine. */
 static unsigned features(void)
 {
     static atomic_uint cached;
@@ -44,10 +45,10 @@ static unsigned features(void)
 }
 #endif
 
-/* --- AMX: what the processor has this process may use only if the system grants it --- */
+/* --- AMX: a process may use it only with permission of the system --- */
 
-/* 1 for tiles that may be used, -1 for those that the system refuses; 0 where there are none. It is asked
- * once a process, for its threads and the processes that it forks. */
+/* 1 if tiles may be used, -1 if the system denied them, 0 if there are none. Asked once per
+ * process, for its threads and child processes. */
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,7 +56,7 @@ static unsigned features(void)
 static int tiles(void)
 {
     enum { ARCH_REQ_XCOMP_PERM_ = 0x1023, XTILEDATA = 18 };
-    static atomic_int answer; /* 0: not asked yet */
+    static atomic_int answer; /* 0: not asked */
     if (!(features() & TILES))
         return 0;
     if (!answer)

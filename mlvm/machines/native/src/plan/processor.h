@@ -1,12 +1,13 @@
-/* What the processor has. */
+/* Features of the processor. */
 #ifndef MLVM_PROCESSOR_H
 #define MLVM_PROCESSOR_H
 
-/* Whether the processor has the instruction set of that name, or `avx512_vnni`, and the system lets this
- * process use it: it is asked once for the tiles of AMX. `amx_emulated`, for tests, has them in memory. */
+/* Return whether the processor supports the instruction set of that name, or `avx512_vnni`, and
+ * the system permits its use; for the tiles of AMX the system is asked once. `amx_emulated`, for
+ * tests, emulates them. */
 int processor_has(const char *name);
 
-/* Whether the processor has that set, and the system refused it. */
+/* Return whether the processor supports the set, but the system denied it. */
 int processor_refused(const char *name);
 
 #endif

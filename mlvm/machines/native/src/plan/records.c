@@ -10,7 +10,7 @@ enum { ALIGNMENT = 16 };
 static const char FULL[] = "the records of residuals need more bytes than --records says";
 static const char NO_TENSORS[] = "takes tensors, and an i64[] for the record's number";
 
-/* The offsets are bytes from where the record begins. */
+/* Offsets are in bytes from the start of the record. */
 typedef struct {
     int32_t dtype, ndim;
     int64_t nbytes, shape, data;
@@ -18,8 +18,8 @@ typedef struct {
 
 struct Record {
     int64_t nparts, nbytes;
-    int64_t rank;   /* more than those of the records that it names: a sum has an end */
-    int64_t addend; /* the record that is still to be added to this one; 0: none */
+    int64_t rank;   /* greater than the ranks of the records it refers to, so sums terminate */
+    int64_t addend; /* record that is still to be added to this one; 0: none */
     Part parts[];
 };
 
@@ -40,7 +40,7 @@ static Record *record_of(const Records *records, int64_t number)
                                                                : NULL;
 }
 
-/* Whether the parameters are tensors, and that one numbers of records. */
+/* Return whether the parameters are tensors, and parameter `number` has record numbers. */
 static int are_tensors(const Value *params, int64_t count, int64_t number)
 {
     for (int64_t i = 0; i < count; i++)
@@ -78,7 +78,7 @@ const char *records_push(Records *records, const Value *params, int64_t count)
     return NULL;
 }
 
-/* Whether the first n parts of a record have the types of the parameters. */
+/* Return whether the first n parts of a record have the types of the parameters. */
 static int fits(const Record *record, const Value *params, int64_t n)
 {
     if (!record || n > record->nparts)
@@ -94,7 +94,8 @@ static int fits(const Record *record, const Value *params, int64_t n)
     return 1;
 }
 
-/* Of each element of `numbers` the part of a tensor at that index; a record of zeros has the number 0. */
+/* For each element of `numbers`, read the part of the record at that index; number 0 stands for
+ * a record of zeros. */
 static const char *read_each(Records *records, const Value *params, int64_t n)
 {
     const Tensor *numbers = params[n].as.tensor;
@@ -141,8 +142,8 @@ const char *records_read_rows(Records *records, const Value *params, int64_t cou
     return read_each(records, params, count - 1);
 }
 
-/* The number of the sum of two records of ranks below that, to which the second is still to be added; or -1 if
- * there is none. A record of zeros is no record. */
+/* Return the number of the sum of two records with lower ranks, to which the second is added
+ * later; -1 if there is no memory. A record of zeros is omitted. */
 static int64_t begin_sum(Records *records, int64_t rank, int64_t p, int64_t q, const char **wrong)
 {
     if (!p || !q)
@@ -173,7 +174,7 @@ static int64_t begin_sum(Records *records, int64_t rank, int64_t p, int64_t q, c
                                        widen(((const T *)(const void *)y)[i]));
 #define AS_IS(x) (x)
 
-/* The numbers of the sums of records, which are summed after this one. */
+/* Write the numbers of sums of records, which are computed later. */
 static const char *add_numbers(Records *records, int64_t rank, int64_t nbytes, char *out, const char *x,
                                const char *y)
 {
@@ -215,7 +216,7 @@ const char *records_add(Records *records, const Value *params, int64_t count)
         return NO_TENSORS;
     const char *wrong = add_numbers(records, first + 1, nbytes, total->address, p->address, q->address);
     for (int64_t number = first + 1; !wrong && number <= records->count; number++) {
-        const Record *sum = record_of(records, number); /* of which there are more meanwhile */
+        const Record *sum = record_of(records, number); /* the table may have grown */
         const Record *y = record_of(records, sum->addend);
         for (int64_t i = 0; !wrong && i < sum->nparts; i++) {
             const Part *part = &sum->parts[i];

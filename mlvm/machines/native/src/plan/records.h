@@ -1,26 +1,25 @@
-/* Residuals: records of copies of tensors, on a stack, as mlvm/machines/residuals.py defines them. Their
- * memory, and the table of where they lie, are those of whoever runs the loop. */
+/* Residuals: records of copies of tensors, on a stack, as defined by mlvm/machines/residuals.py.
+ * The runner of the loop owns their memory and the table of records. */
 #ifndef MLVM_RECORDS_H
 #define MLVM_RECORDS_H
 
 #include "loop.h"
 
-/* A record lies in one piece: how many parts it has, what each is, and the elements of each. */
+/* A record is contiguous: the number of parts, their descriptions, and their elements. */
 typedef struct Record Record;
 
 typedef struct Records Records;
 struct Records {
-    /* Memory of so many bytes on top of the stack, and a place in the table for one record more; NULL if
-     * there is none. */
+    /* Allocate a record on top of the stack, and an entry in the table; NULL without memory. */
     Record *(*take)(Records *records, int64_t nbytes);
     Record **table; /* record i is table[step * i] */
     int64_t step, count;
-    int64_t first; /* records of programs around this one */
-    char *why;     /* room for what is wrong, RECORDS_WHY bytes */
+    int64_t first; /* number of records of enclosing programs */
+    char *why;     /* buffer of RECORDS_WHY bytes for error messages */
 };
 enum { RECORDS_WHY = 100 };
 
-/* Each returns NULL, or what is wrong. */
+/* Each returns NULL, or an error message. */
 const char *records_push(Records *records, const Value *params, int64_t count);
 const char *records_read(Records *records, const Value *params, int64_t count);
 const char *records_read_rows(Records *records, const Value *params, int64_t count);

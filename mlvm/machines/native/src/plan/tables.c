@@ -1,11 +1,11 @@
-/* The kernels by name, one table a file in kernels/ and instruction set. */
+/* Tables of kernels by name, one for each file in kernels/ and instruction set. */
 #include "tables.h"
 
 #include "processor.h"
 
 #include <string.h>
 
-/* The files in kernels/ that end in a table of kernels, and in one of row functions. */
+/* Files in kernels/ with a table of kernels, and files with a table of row functions. */
 #define KERNEL_FILES(X, target, bf16_pairs, tiles) \
     X(amx, tiles)                                  \
     X(bytes, target)                               \
@@ -30,12 +30,12 @@
 #define DECLARE_ROWS(file, target) extern const RowEntry file##_rows_##target[];
 #define LIST_KERNELS(file, target) file##_kernels_##target,
 #define LIST_ROWS(file, target) file##_rows_##target,
-#define TABLES(set, target, bf16_pairs, tiles)                                    \
-    KERNEL_FILES(DECLARE_KERNELS, target, bf16_pairs, tiles)                      \
-    ROW_FILES(DECLARE_ROWS, target)                                               \
-    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */ \
-    static const KernelEntry *const kernels_##set[] = {                           \
-        KERNEL_FILES(LIST_KERNELS, target, bf16_pairs, tiles) NULL};              \
+#define TABLES(set, target, bf16_pairs, tiles)                                             \
+    KERNEL_FILES(DECLARE_KERNELS, target, bf16_pairs, tiles)                               \
+    ROW_FILES(DECLARE_ROWS, target)                                                        \
+    const char built_##set[] = "kernels of " #set; /* setup.py searches for this string */ \
+    static const KernelEntry *const kernels_##set[] = {                                    \
+        KERNEL_FILES(LIST_KERNELS, target, bf16_pairs, tiles) NULL};                       \
     static const RowEntry *const rows_##set[] = {ROW_FILES(LIST_ROWS, target) NULL};
 
 #define TEXT(name) #name,
@@ -52,8 +52,9 @@ typedef struct {
     const RowEntry *const *rows;
 } Set;
 
-/* The build compiles kernels/ for some of these and says so, the best first. avx512_bf16 has products
- * of pairs, and amx those of bf16 in tiles: all else is that of avx512. */
+/* The build compiles kernels/ for some of these sets and defines WITH_..., the best first.
+ * avx512_bf16 has products of pairs, amx has products of bf16 in tiles; everything else is
+ * shared with avx512. */
 #ifdef WITH_AMX
 TABLES(amx, avx512, avx512, amx)
 #endif
@@ -92,7 +93,7 @@ static const Set sets[] = {
 #endif
     {"plain", kernels_plain, rows_plain},
 #ifdef WITH_AMX_EMULATED
-    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated}, /* for tests: after what all have */
+    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated}, /* for tests, after the other sets */
 #endif
 };
 static const Set *chosen;

@@ -12,15 +12,15 @@
 
 enum { SIDE = 32, PANEL_HALVES = 2 * TILE_HALVES };
 
-/* What is done at once: some rows and columns of one product of the batch. */
+/* Work that is done together: some rows and columns of one product of the batch. */
 typedef struct {
     const int64_t *n;
     const uint16_t *x, *y;
     uint16_t *out;
     uint16_t *strip, *panels; /* scratch: copied rows of x, panels of y */
-    float *sums;              /* scratch: of sums that are made in more than one block */
+    float *sums;              /* scratch: sums that are computed in several blocks */
     int64_t row, rows, column, columns;
-    Next *next; /* NULL, or what to do with rows of the product */
+    Next *next; /* NULL, or the call that processes rows of the product */
 } Part;
 
 /* --- copying --- */
@@ -30,14 +30,14 @@ static inline uint32_t first_bits(int64_t count)
     return count >= 32 ? ~0u : count <= 0 ? 0 : (1u << count) - 1;
 }
 
-/* 32 elements that lie beside each other; those from `count` on are zeros. */
+/* Load 32 contiguous elements; elements from `count` on are zeros. */
 static inline __m512i run_of(const uint16_t *from, int64_t count)
 {
     return _mm512_maskz_loadu_epi16(first_bits(count), from);
 }
 
-/* Elements k and k + 1 of 16 rows or columns that lie beside each other; those from `count` on are zeros,
- * and so are all of k + 1 where `pairs` says that there are none. */
+/* Load elements k and k + 1 of 16 contiguous rows or columns; elements from `count` on are zeros.
+ * Without `pairs`, all elements of k + 1 are zeros. */
 static inline __m512i pairs_of(const uint16_t *from, int64_t step, int64_t count, int pairs)
 {
     __mmask16 mask = (__mmask16)first_bits(count > 16 ? 16 : count);
@@ -48,7 +48,7 @@ static inline __m512i pairs_of(const uint16_t *from, int64_t step, int64_t count
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-/* 16 rows of 16 pairs change places with columns. */
+/* Transpose 16 rows of 16 pairs. */
 SPECIALIZED void transpose_pairs(__m512i r[16])
 {
     __m512i t[16];
@@ -76,8 +76,8 @@ SPECIALIZED void transpose_pairs(__m512i r[16])
     }
 }
 
-/* A tile, of rows `to_row` apart, whose row i is run i of those that lie `apart`: of k elements, with zeros
- * behind, and `turned` into pairs of columns. Of 16 runs there are `count`. */
+/* Fill a tile, with rows `to_row` apart, from runs that are `apart`: row i has k elements of run i, then
+ * zeros. `turned` transposes it to pairs of columns. `count` of the 16 runs exist. */
 SPECIALIZED void tile_of_runs(uint16_t *to, const int to_row, const uint16_t *from, int64_t apart,
                               int64_t count, int64_t k, const int turned)
 {
@@ -89,7 +89,7 @@ SPECIALIZED void tile_of_runs(uint16_t *to, const int to_row, const uint16_t *fr
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * to_row, r[i]);
 }
 
-/* The same of runs across: element k of all lies `step` behind that of k - 1. */
+/* The same for strided runs: consecutive elements of a run are `step` apart. */
 SPECIALIZED void tile_of_pairs(uint16_t *to, const int to_row, const uint16_t *from, int64_t step,
                                int64_t count, int64_t k, const int turned)
 {
@@ -102,14 +102,14 @@ SPECIALIZED void tile_of_pairs(uint16_t *to, const int to_row, const uint16_t *f
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * to_row, r[i]);
 }
 
-/* Rows of x, at most SIDE, for k elements of a sum: of each step two tiles. */
+/* Copy at most SIDE rows of x, for k elements of a sum: two tiles per step. */
 static void copy_x(uint16_t *to, const uint16_t *x, int64_t x_row, int64_t x_k, int64_t rows, int64_t k)
 {
     for (int64_t l = 0; l < k; l += TILE_DEPTH)
         for (int64_t i = 0; i < SIDE; i += TILE_ROWS, to += TILE_HALVES) {
             const uint16_t *from = x + i * x_row + l * x_k;
             if (i >= rows)
-                continue; /* nobody reads that tile */
+                continue; /* that tile is not read */
             if (x_k == 1)
                 tile_of_runs(to, TILE_DEPTH, from, x_row, rows - i, k - l, 0);
             else
@@ -117,8 +117,8 @@ static void copy_x(uint16_t *to, const uint16_t *x, int64_t x_row, int64_t x_k, 
         }
 }
 
-/* Columns of y, at most SIDE, likewise: of each step two tiles of pairs beside each other, a panel as
- * `pack_panels` makes it. */
+/* Copy at most SIDE columns of y in the same way: two adjacent tiles of pairs per step, a panel in the
+ * format of `pack_panels`. */
 static void copy_y(uint16_t *to, const uint16_t *y, int64_t y_k, int64_t y_column, int64_t columns,
                    int64_t k)
 {
@@ -134,8 +134,8 @@ static void copy_y(uint16_t *to, const uint16_t *y, int64_t y_k, int64_t y_colum
 
 /* --- the block --- */
 
-/* C (+)= x y, of `high` tiles of rows and `wide` ones of columns. Rows of x are x_row apart, its second
- * tile x_tile behind the first, and its steps x_step. Rows of C are c_row apart. */
+/* C (+)= x y, for `high` tiles of rows and `wide` tiles of columns. Rows of x are x_row apart, its
+ * second tile is at x_tile, and its steps are x_step apart. Rows of C are c_row apart. */
 SPECIALIZED void block_of(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t x_step,
                           const uint16_t *y, int64_t steps, float *c, int64_t c_row, int add,
                           const int high, const int wide)
@@ -195,9 +195,9 @@ typedef void (*BlockFn)(const uint16_t *, int64_t, int64_t, int64_t, const uint1
                         int64_t, int);
 static const BlockFn blocks_of[2][2] = {{block_1x1, block_1x2}, {block_2x1, block_2x2}};
 
-/* --- what is done with a block --- */
+/* --- processing of a block --- */
 
-/* f32 as bf16, to nearest even, as `narrow_bf16` does. */
+/* Convert f32 to bf16, to nearest even, as `narrow_bf16` does. */
 static inline __m512i rounded_bits(__m512 x)
 {
     __m512i bits = _mm512_castps_si512(x), upper = _mm512_srli_epi32(bits, 16);
@@ -213,7 +213,7 @@ static inline __m256i rounded(const float *from)
     return _mm512_cvtepi32_epi16(rounded_bits(_mm512_loadu_ps(from)));
 }
 
-/* Rows of sums become bf16; whole lines of the cache go past it where `past` says so. */
+/* Convert rows of sums to bf16; with `past`, whole cache lines bypass the cache. */
 static void round_rows(uint16_t *out, int64_t out_row, const float *sums, int64_t sums_row, int64_t rows,
                        int64_t columns, int past)
 {
@@ -230,7 +230,7 @@ static void round_rows(uint16_t *out, int64_t out_row, const float *sums, int64_
 
 /* --- the loops --- */
 
-/* The block of all steps of one block of k, into rows of `sums`, which hold whole tiles unless `exact`. */
+/* Multiply all steps of one block of k into rows of `sums`, which hold whole tiles unless `exact`. */
 static void make_block(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t x_step, const uint16_t *y,
                        int64_t steps, float *sums, int64_t sums_row, int add, int64_t rows, int64_t columns,
                        int exact)
@@ -248,8 +248,8 @@ static void make_block(const uint16_t *x, int64_t x_row, int64_t x_tile, int64_t
         memcpy(sums + i * sums_row, whole + i * SIDE, (size_t)columns * sizeof *whole);
 }
 
-/* One strip of rows by some columns: block by block of k, of all groups; `copy`: y's panels are not there
- * yet. */
+/* Multiply one strip of rows by some columns, for each group and block of k; `copy`: y's panels must be
+ * copied first. */
 static void make_strip(const Part *part, int64_t row, int64_t rows, int64_t column, int64_t columns,
                        int copy, float *product)
 {
@@ -305,7 +305,7 @@ static int make_part(const Part *part)
         for (int64_t ic = part->row; ic < last_row; ic += n[ROWS_AT_ONCE]) {
             const int64_t rows = least(last_row - ic, n[ROWS_AT_ONCE]);
             float *product = NULL;
-            if (part->next) /* then these are all columns */
+            if (part->next) /* the strip has all columns */
                 product = (float *)begin_rows(part->next, NULL, ic) + ic * n[N];
             make_strip(part, ic, rows, jc, least(last_column - jc, n[COLUMNS_AT_ONCE]), ic == part->row,
                        product);
@@ -353,7 +353,7 @@ static int matmul_bf16_amx(const KernelCall *call, char *const *p, int64_t begin
     return 0;
 }
 
-/* As `matmul_chain_bf16` (gemm.h): the call's child gets rows of the product, in f32. */
+/* As `matmul_chain_bf16` (gemm.h): the child call receives rows of the product in f32. */
 static int matmul_chain_bf16_amx(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                  char *scratch)
 {

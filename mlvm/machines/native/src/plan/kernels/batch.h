@@ -1,14 +1,14 @@
-/* What calls of matrix products say of a batch. */
+/* Batch axes of matrix products. */
 #ifndef MLVM_BATCH_H
 #define MLVM_BATCH_H
 
 #include "../plan.h"
 #include "next.h"
 
-/* Of each axis of the batch its length, and the strides of x and y, follow. */
+/* For each axis of the batch, its length and the strides of x and y follow. */
 enum { linalg_integers(NAME) AXIS };
 
-/* Where the operands of one product of the batch begin. */
+/* Compute the offsets of the operands for one product of the batch. */
 static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_t *y)
 {
     *x = *y = 0;

@@ -37,7 +37,7 @@ static inline int zero_of(char *const *p, int64_t parameter, int64_t is_signed)
     return is_signed ? *(const int8_t *)p[parameter] : *(const uint8_t *)p[parameter];
 }
 
-/* Window m over the images, of a group of their channels. */
+/* Copy window m over the images, for one group of channels. */
 static void gather(uint8_t *to, const int64_t *n, const uint8_t *x, int64_t m, int64_t group, int zero)
 {
     const int64_t channels = n[CHANNELS], each = channels / n[GROUPS], line = n[WIDE] * each;
@@ -83,7 +83,7 @@ static inline uint32_t TOTAL(__m256i sum)
     return (uint32_t)_mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1)));
 }
 #else
-/* Four running sums, as the compiler's vectors have them. */
+/* Four running sums, as a vector of the compiler. */
 typedef struct {
     uint32_t of[4];
 } Sums;
@@ -101,7 +101,7 @@ static inline uint32_t TOTAL(Sums sum)
 enum { PAIRS = sizeof(Sums) / 2 };
 #define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
 
-/* Less the zero. */
+/* Widen to 16 bits, and subtract the zero point. */
 static void widen(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed, int zero)
 {
     if (is_signed)
@@ -129,7 +129,7 @@ SPECIALIZED void wide_tile(uint32_t *out, int64_t out_row, const int16_t *x, con
             out[i * out_row + c] = TOTAL(sums[i][c]);
 }
 
-/* Which part of the result: rows, and columns. */
+/* Part of the result: rows and columns. */
 typedef struct {
     int64_t row, end_row, column, end_column;
 } Part;
@@ -175,20 +175,20 @@ static int wide(const int64_t *n, char *const *p, Part part, char *scratch, Next
     return 0;
 }
 
-/* --- four products at once --- */
+/* --- four products per instruction --- */
 
 #if defined(__AVX512F__)
 #define VNNI __attribute__((target("avx512vnni")))
 
 typedef struct {
-    const uint8_t *x;     /* rows of x, unsigned, `row` bytes apart, with zeros behind */
-    const uint32_t *of_x; /* what y's zero makes of their sums */
+    const uint8_t *x;     /* rows of x, unsigned, `row` bytes apart, padded with zeros */
+    const uint32_t *of_x; /* correction of their sums for y's zero point */
     int64_t row, k;
     uint8_t turn_x, turn_y;
-    uint32_t x_zero, y_zero; /* as turned */
+    uint32_t x_zero, y_zero; /* after the conversion of signs */
 } Side;
 
-/* The sums of four vectors each. */
+/* Sum each of four vectors. */
 static inline __m128i totals(__m512i a, __m512i b, __m512i c, __m512i d)
 {
     __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -198,7 +198,7 @@ static inline __m128i totals(__m512i a, __m512i b, __m512i c, __m512i d)
     return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-/* Rows of x by four of y, as they lie, or by one of them four times. */
+/* Multiply rows of x by four rows of y in place, or by one of them repeated. */
 VNNI SPECIALIZED void few_tile(uint32_t *out, int64_t out_row, const Side *side, int64_t i,
                                const uint8_t *y, const int many, const int columns, const int turns)
 {
@@ -226,7 +226,7 @@ VNNI SPECIALIZED void few_tile(uint32_t *out, int64_t out_row, const Side *side,
     }
     const int b = columns > 1, c = 2 * b, d = 3 * b;
     __m128i less = _mm_setzero_si128();
-    if (turns) { /* the sums of y less its zeros, times the zero of x */
+    if (turns) { /* sums of y minus its zero point, times the zero point of x */
         less = totals(of_y[0], of_y[b], of_y[c], of_y[d]);
         less = _mm_sub_epi32(less, _mm_set1_epi32((int)(side->y_zero * (uint32_t)k)));
         less = _mm_mullo_epi32(less, _mm_set1_epi32((int)side->x_zero));
@@ -249,7 +249,7 @@ VNNI SPECIALIZED void few_rows(uint32_t *out, int64_t out_row, const Side *side,
         few_tile(out + i * out_row, out_row, side, i, y, 1, columns, turns);
 }
 
-/* Rows and columns of 16 x 16 numbers of 32 bits change places. */
+/* Transpose 16 x 16 numbers of 32 bits. */
 static inline void turn_square(__m512i r[PANEL])
 {
     __m512i t[PANEL];
@@ -274,8 +274,8 @@ static inline void turn_square(__m512i r[PANEL])
     }
 }
 
-/* Columns of y as panels, whose elements behind k are zeros. Behind them comes what x's zero makes of their
- * sums. */
+/* Copy columns of y to panels, padded with zeros along k, followed by the correction of their sums for
+ * x's zero point. */
 VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns, const Side *side)
 {
     const int64_t quads = padded(k, 4) / 4, width = PANELS * PANEL, whole = k / 4;
@@ -365,7 +365,7 @@ VNNI SPECIALIZED void panel_rows(uint32_t *out, int64_t out_row, const Side *sid
         panel_tile(out + i * out_row, out_row, side, i, panels, columns, 1, vectors);
 }
 
-/* Lays rows of x out, or windows, where they do not lie so, and takes their sums. */
+/* Copy rows of x, or windows, unless they can be read in place, and compute their sums. */
 VNNI static void lay(Side *side, const int64_t *n, const uint8_t *x, int64_t m, int64_t count,
                      int64_t group, char *scratch)
 {
@@ -482,7 +482,7 @@ static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin,
     return products(call, p, begin, end, scratch, NULL);
 }
 
-/* What follows for rows of the result, in parameters of its own. */
+/* Prepare the call that follows on rows of the result, with its own parameters. */
 static Next chained(const KernelCall *call, char *const *p, char **q, char *scratch)
 {
     const int64_t *n = call->ints;
@@ -504,9 +504,9 @@ static int integer_chain(const KernelCall *call, char *const *p, int64_t begin, 
     return products(call, p, begin, end, scratch, &next);
 }
 
-/* --- each channel by itself --- */
+/* --- depthwise: channel by channel --- */
 
-/* Bytes as numbers of 32 bits. Compilers convert vectors one by one. */
+/* Bytes widened to 32 bits. Compilers convert vectors one by one. */
 #if defined(__AVX512F__)
 typedef int32_t Wide __attribute__((vector_size(64)));
 #define LOAD_BYTES(x) _mm_loadu_si128((const __m128i *)(x))
@@ -524,7 +524,8 @@ typedef int32_t Wide __attribute__((vector_size(16)));
 #endif
 enum { WIDE_LANES = sizeof(Wide) / 4 };
 
-/* A pixel of the result, `vectors` from a channel on: of the places of the window from `begin` to `end`. */
+/* One pixel of the result, for `vectors` of channels: sum over the window elements from `begin` to
+ * `end`. */
 SPECIALIZED void pixel(int32_t *out, const int64_t *n, const uint8_t *x, const int32_t *y, int64_t row,
                        const int64_t begin[2], const int64_t end[2], int zero, const int vectors,
                        const int is_signed)
@@ -569,7 +570,7 @@ SPECIALIZED void line_of_pixels(int32_t *out, const int64_t *n, const uint8_t *x
             pixel(out + c, n, from + c, y + c, row, begin, end, zero, 4, is_signed);
         for (; c < channels; c += WIDE_LANES) {
             if (c + WIDE_LANES > channels && channels >= WIDE_LANES)
-                c = channels - WIDE_LANES; /* the last ones again */
+                c = channels - WIDE_LANES; /* the last vector overlaps the previous one */
             if (channels >= WIDE_LANES) {
                 pixel(out + c, n, from + c, y + c, row, begin, end, zero, 1, is_signed);
                 continue;
@@ -597,7 +598,7 @@ static int depthwise_lines(const KernelCall *call, char *const *p, int64_t begin
     const uint8_t *y = (const uint8_t *)p[n[Y]];
     const int x_zero = zero_of(p, n[X_ZERO], n[X_SIGNED]);
     const int y_zero = zero_of(p, n[Y_ZERO], n[Y_SIGNED]);
-    int32_t *turned = (int32_t *)scratch; /* channels side by side */
+    int32_t *turned = (int32_t *)scratch; /* with contiguous channels */
     for (int64_t c = 0; c < channels; c++)
         for (int64_t i = 0; i < window; i++) {
             const uint8_t each = y[c * window + i];

@@ -13,19 +13,26 @@
 
 enum { chain_integers(NAME) REST };
 enum { chain_value_integers(NAME) STRIDES };
-enum { MOST_OPERANDS = 5 };
+static const int64_t ones[CHAIN_MOST_OPERANDS] = {1, 1, 1, 1, 1};
 
 static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
     const int64_t *n = call->ints;
-    static const int64_t steps[MOST_OPERANDS] = {1, 1, 1, 1, 1};
     int64_t first = begin * n[UNIT], last = end * n[UNIT];
     last = last < n[ELEMENTS] ? last : n[ELEMENTS];
-    char *operands[MOST_OPERANDS];
+    char *operands[CHAIN_MOST_OPERANDS];
     for (int i = 0; i < call->nparams; i++)
         operands[i] = p[i] + first * n[REST + i];
-    call->rows[0]->run(operands, last - first, steps);
+    call->rows[0]->run(operands, last - first, ones);
+    return 0;
+}
+
+/* The same of one unit. */
+static int short_row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end, (void)scratch;
+    call->rows[0]->run(p, call->ints[ELEMENTS], ones);
     return 0;
 }
 
@@ -33,7 +40,7 @@ static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t en
  * of each of its links how many operands it has with its result, which, and their steps; the windows that
  * it writes into. */
 
-/* Lay out a row, `length` bytes, again and again until there are `bytes`. */
+/* Repeat a row of `length` bytes up to `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
 {
     memcpy(to, from, (size_t)(length < bytes ? length : bytes));
@@ -70,7 +77,7 @@ static void copy(char *to, int64_t to_stride, const char *from, int64_t from_str
 #undef COPY
 }
 
-/* The row and column of the element that a piece begins with. */
+/* Row and column of the first element of a piece. */
 typedef struct {
     int64_t axes, column, at[CHAIN_MOST_AXES];
 } Position;
@@ -86,7 +93,7 @@ static void position_at(const int64_t *n, int64_t element, Position *position)
     }
 }
 
-/* Go on to the next row, and by how much that changes an offset with these strides. */
+/* Advance to the next row; return the change of an offset with these strides. */
 static inline int64_t next_row(const int64_t *n, const int64_t *strides, int64_t *at)
 {
     int64_t by = 0;
@@ -115,8 +122,8 @@ static void advance(const int64_t *n, Position *position, int64_t count)
     }
 }
 
-/* Return where a parameter's piece of `count` elements is: where the parameter is, if it is packed there,
- * else in scratch memory. The elements are whole rows, or part of one. */
+/* Return the address of a parameter's piece of `count` elements: in the parameter, if it is packed
+ * there, else in scratch memory. The elements are whole rows, or part of one. */
 static char *piece_of(const int64_t *n, const int64_t *value, const Position *position, int64_t count,
                       char *parameter, char *space)
 {
@@ -127,7 +134,8 @@ static char *piece_of(const int64_t *n, const int64_t *value, const Position *po
     int64_t length = n[REST + position->axes];
     int in_place = strides[position->axes] == 1;
     if (count > length - position->column) /* several rows */
-        in_place &= value[KIND] == SPREAD && n[PITCH] > length && strides[position->axes - 1] == n[PITCH];
+        in_place &= (value[KIND] == SPREAD || value[KIND] == WRITTEN) && n[PITCH] > length &&
+                    strides[position->axes - 1] == n[PITCH];
     return in_place ? parameter + offset * value[SIZE] : space;
 }
 
@@ -151,7 +159,7 @@ static void move(const int64_t *n, const int64_t *value, const Position *positio
     }
 }
 
-/* How many elements the piece that begins there has, of the `rest`. */
+/* Return the number of elements of the piece that starts there, at most `rest`. */
 static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest)
 {
     int64_t length = n[REST + n[NAXES] - 1], most = n[PIECE], column = position->column;
@@ -159,11 +167,47 @@ static int64_t piece_at(const int64_t *n, const Position *position, int64_t rest
         int64_t rows = n[REST + n[NAXES] - 2] - position->at[n[NAXES] - 2];
         most = rows * length < most ? rows * length : most;
     }
-    if (n[NAXES] > 1 && (column || length > most)) /* no further than this row */
+    if (n[NAXES] > 1 && (column || length > most)) /* at most to the end of this row */
         most = length - column < most ? length - column : most;
     else if (n[NAXES] > 1 && rest >= length) /* whole rows */
         rest -= rest % length;
     return rest < most ? rest : most;
+}
+
+/* Save what is between the rows of a piece that is written where it is, or put it back. */
+static void move_gaps(const int64_t *n, int64_t rows, int64_t size, char *at, char *space, int back)
+{
+    int64_t length = n[REST + n[NAXES] - 1] * size, gap = n[PITCH] * size - length;
+    for (at += length; --rows > 0; at += gap + length, space += gap)
+        memcpy(back ? at : space, back ? space : at, (size_t)gap);
+}
+
+static void run_links(const KernelCall *call, const int64_t *link, char *const *values, int64_t count)
+{
+    for (int64_t i = 0; i < call->ints[NLINKS]; i++) {
+        char *operands[CHAIN_MOST_OPERANDS];
+        for (int64_t k = 0; k < link[0]; k++)
+            operands[k] = values[link[1 + k]];
+        call->rows[i]->run(operands, count, link + 1 + link[0]);
+        link += 1 + 2 * link[0];
+    }
+}
+
+/* A chain of one unit, all of whose values have its shape or are scalars. */
+static int short_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end;
+    const int64_t *n = call->ints, *value = n + REST + n[NAXES];
+    char **values = (char **)scratch;
+    for (int64_t i = 0; i < n[NVALUES]; i++, value += STRIDES + n[NAXES]) {
+        values[i] = value[KIND] == WHOLE ? p[value[PARAMETER]] : scratch + value[PLACE];
+        if (value[KIND] == REPEATED)
+            copy(values[i], 1, p[value[PARAMETER]], 0, n[ELEMENTS], value[SIZE]);
+        else if (value[KIND] == SCALAR)
+            copy(values[i], 1, p[value[PARAMETER]], 0, BLOCK_BYTES / value[SIZE], value[SIZE]);
+    }
+    run_links(call, value, values, n[ELEMENTS]);
+    return 0;
 }
 
 static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
@@ -213,19 +257,19 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
                 now[i] = piece_of(n, value, &position, count, base[i], space);
                 if (now[i] == space && value[KIND] == SPREAD)
                     move(n, value, &position, count, base[i], space, 0);
+                else if (now[i] != space && value[KIND] == WRITTEN && span > count)
+                    move_gaps(n, count / length, value[SIZE], now[i], space, 0);
             }
         }
-        const int64_t *link = links;
-        for (int64_t i = 0; i < n[NLINKS]; i++) {
-            char *operands[MOST_OPERANDS];
-            for (int64_t k = 0; k < link[0]; k++)
-                operands[k] = now[link[1 + k]];
-            call->rows[i]->run(operands, span, link + 1 + link[0]);
-            link += 1 + 2 * link[0];
+        run_links(call, links, now, span);
+        for (int64_t i = 0; scatters && i < n[NVALUES]; i++) {
+            const int64_t *value = values + i * width;
+            char *space = scratch + value[PLACE];
+            if (value[KIND] == WRITTEN && now[i] == space)
+                move(n, value, &position, count, base[i], space, 1);
+            else if (value[KIND] == WRITTEN && span > count)
+                move_gaps(n, count / length, value[SIZE], now[i], space, 1);
         }
-        for (int64_t i = 0; scatters && i < n[NVALUES]; i++)
-            if (values[i * width + KIND] == WRITTEN && now[i] == scratch + values[i * width + PLACE])
-                move(n, values + i * width, &position, count, base[i], now[i], 1);
         advance(n, &position, count);
     }
     return 0;
@@ -236,20 +280,20 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
 enum { chain_window_integers(NAME) OF_AXES };
 enum { AXIS_LENGTH, AXIS_START, AXIS_COUNT, AXIS_STEP, OF_AXIS };
 
-/* Whether an index lies in the window, along one axis. */
+/* Return whether an index is in the window along one axis. */
 static int is_inside(const int64_t *axis, int64_t index)
 {
     int64_t beyond = index - axis[AXIS_START];
     return beyond >= 0 && beyond % axis[AXIS_STEP] == 0 && beyond / axis[AXIS_STEP] < axis[AXIS_COUNT];
 }
 
-/* Copy what lies outside of the window from one tensor to another, from an axis on. */
+/* Copy the elements outside of the window from one tensor to another, starting with axis `number`. */
 static void copy_outside(const int64_t *window, int64_t number, int64_t bytes, char *to, const char *from)
 {
     const int64_t *axis = window + OF_AXES + number * OF_AXIS;
     int64_t each = bytes / axis[AXIS_LENGTH], is_last = number + 1 == window[WINDOW_AXES];
     for (int64_t i = 0; i < axis[AXIS_LENGTH]; i++) {
-        int64_t count = 1; /* of what is copied at once */
+        int64_t count = 1; /* elements per copy */
         if (is_last && i < axis[AXIS_START])
             count = axis[AXIS_START];
         else if (is_last && i == axis[AXIS_START] + (axis[AXIS_COUNT] - 1) * axis[AXIS_STEP] + 1)
@@ -279,5 +323,5 @@ static int finish(const KernelCall *call, char *const *p, int64_t begin, int64_t
     return 0;
 }
 
-KERNEL_TABLE(chain,
-             KERNEL(row, row, NULL) KERNEL(chain, chain, NULL) KERNEL(chain_into_windows, chain, finish))
+KERNEL_TABLE(chain, KERNEL(row, row, NULL) KERNEL(short_row, short_row, NULL) KERNEL(chain, chain, NULL)
+                        KERNEL(short_chain, short_chain, NULL) KERNEL(chain_into_windows, chain, finish))

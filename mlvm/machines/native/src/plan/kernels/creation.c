@@ -1,4 +1,4 @@
-/* Tensors made from a description. */
+/* Ranges, and constant matrices. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -51,7 +51,7 @@ INTEGER_RANGE(8)
 LINSPACE(float, linspace_f32, range_f32)
 LINSPACE(double, linspace_f64, range_f64)
 
-/* --- one element a row --- */
+/* --- one element per row --- */
 
 /* Ones on a diagonal, zeros elsewhere. */
 static int eye(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)

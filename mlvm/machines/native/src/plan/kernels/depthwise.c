@@ -1,5 +1,5 @@
-/* Convolution of images in narrow groups of channels, channels last, and its transposes; above all that of
- * each channel by itself, the depthwise one. */
+/* Convolution of channels-last images in small groups of channels, and its transposes; mainly depthwise
+ * convolution, with one channel per group. */
 #include "../plan.h"
 
 #include "elements.h"
@@ -8,9 +8,9 @@
 #include <string.h>
 
 enum { depthwise_integers(NAME) };
-enum { PART = 256 };     /* places whose terms are added before others are */
-enum { PIXELS = 16384 }; /* bytes of a group's pixels that are copied, and stay in the first-level cache */
-enum { WIDEST = 16, TAPS = 7, PLACES = 32 }; /* channels of a group; what is summed, and copied, at once */
+enum { PART = 256 };     /* places summed separately before the parts are added */
+enum { PIXELS = 16384 }; /* bytes of a group's copied pixels, which stay in the first-level cache */
+enum { WIDEST = 16, TAPS = 7, PLACES = 32 }; /* channels per group; taps and places per tile */
 
 #define T float
 #define OF(name) MLVM_JOIN(name, f32)

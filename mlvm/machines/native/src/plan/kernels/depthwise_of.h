@@ -1,16 +1,14 @@
 /* Depthwise convolution of the dtype T. Included once for each, after vector_of.h. */
 
-/* --- sums over a window ---
- *
- * A line of results: each is the sum over the taps of a window, row by row, of a pixel times an
- * element of the kernel. A tile of places has its sums in registers. */
+/* --- sums over a window --- * A line of results: each is the sum over the taps of a window, row by row,
+ * of a pixel times an element of the kernel. The sums of a tile of places are in registers. */
 typedef struct {
     const T *x, *kernel; /* the image; the first tap */
     T *out;
     int64_t channels, height, width;
-    int64_t tall, y, y_step, kernel_y; /* rows of taps: the first one's in the image, and distances */
-    int64_t wide, x_step, kernel_x;    /* the same of the taps in a row */
-    int64_t column, stride;            /* of the first tap of the first place; from place to place */
+    int64_t tall, y, y_step, kernel_y; /* rows of taps: the first one's row in the image, and strides */
+    int64_t wide, x_step, kernel_x;    /* the same for the taps in a row */
+    int64_t column, stride;            /* of the first tap at the first place; between places */
     int64_t places, out_step;          /* in pixels */
 } OF(LineOf);
 #define Line OF(LineOf)
@@ -22,7 +20,7 @@ static inline V OF(load_some)(const T *from, int64_t count)
     return value;
 }
 
-/* `some`: there are fewer channels than a vector has lanes; `inside`: all taps are in the image. */
+/* `some`: there are fewer channels than vector lanes; `inside`: all taps are in the image. */
 SPECIALIZED void OF(places)(const Line *line, int64_t place, int64_t channel, const int places,
                             const int vectors, const int inside, const int some)
 {
@@ -37,7 +35,7 @@ SPECIALIZED void OF(places)(const Line *line, int64_t place, int64_t channel, co
             continue;
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
-        if (inside && !some && line->stride > 1) /* what the next tile is the first to read */
+        if (inside && !some && line->stride > 1) /* prefetch pixels that the next tile reads first */
             UNROLL_FOR (int i = 1; i <= 2 * places; i++)
                 __builtin_prefetch(row + ((places - 1) * line->stride + line->wide - 1 + i) * channels);
         for (int64_t b = 0; b < line->wide; b++) {
@@ -68,8 +66,8 @@ SPECIALIZED void OF(places)(const Line *line, int64_t place, int64_t channel, co
         }
 }
 
-/* The same where places lie side by side, and taps do, or from the last to the first if `turned`: each
- * pixel is read once for all places, and a row's taps are in registers, beside the sums. */
+/* The same for adjacent places and taps, in reverse order if `turned`: each pixel is read once for all
+ * places, and a row's taps are in registers, next to the sums. */
 SPECIALIZED void OF(beside)(const Line *line, int64_t place, int64_t channel, const int places,
                             const int wide, const int turned, const int inside)
 {
@@ -101,7 +99,7 @@ SPECIALIZED void OF(beside)(const Line *line, int64_t place, int64_t channel, co
         OF(store)(out, sum[i]);
 }
 
-/* 8 places at once, or 7 where fewer are then done twice. */
+/* Tile of 8 places, or of 7 if fewer places are then computed twice. */
 static inline int64_t OF(even_places)(int64_t places)
 {
     return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
@@ -115,7 +113,7 @@ static inline int64_t OF(even_places)(int64_t places)
 #define BESIDES(count, taps)                                                             \
     BESIDE(count, taps, 0, 0) BESIDE(count, taps, 0, 1) BESIDE(count, taps, 1, 0) BESIDE(count, taps, 1, 1)
 /* clang-format on */
-/* Whole vectors of channels of 7 or 8 places, with all taps `within` the image or not. */
+/* Whole vectors of channels for 7 or 8 places; `within`: all taps are in the image. */
 static void OF(channels_beside)(const Line *line, int64_t place, int64_t channel, int64_t end,
                                 int64_t places, int within)
 {
@@ -124,7 +122,7 @@ static void OF(channels_beside)(const Line *line, int64_t place, int64_t channel
 #undef BESIDES
 #undef BESIDE
 
-/* Some channels of as many places: the last vector may repeat some of the one before. */
+/* Some channels of the same number of places: the last vector may overlap the previous one. */
 SPECIALIZED void OF(channels)(const Line *line, int64_t place, int64_t channel, int64_t end,
                               const int places, const int vectors, const int inside)
 {
@@ -150,7 +148,7 @@ static void OF(line)(const Line *line)
         int64_t end = least(channel + BLOCK, line->channels);
         for (int64_t place = 0; place < line->places;) {
             int64_t rest = line->places - place, places = most;
-            if (rest < places) /* some of these once more */
+            if (rest < places) /* overlap the previous tile */
                 place = line->places - places;
             int64_t first = line->column + place * line->stride;
             int64_t last = first + (places - 1) * line->stride;
@@ -188,7 +186,7 @@ static inline Line OF(line_of)(const int64_t *n, const T *kernel, int64_t each)
                   .kernel = kernel};
 }
 
-/* The line of a row of windows of all images. */
+/* Set the line of a row of windows, counted over all images. */
 static inline void OF(begin_line)(Line *line, const int64_t *n, char *const *p, int64_t row)
 {
     line->x = (const T *)p[1] + row / n[DOWN] * n[HEIGHT] * n[WIDTH] * n[CHANNELS];
@@ -208,10 +206,10 @@ static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, 
     return 0;
 }
 
-/* Of the taps 0 .. taps - 1, those by which a place of an image is reached: `at` is the place, counted
- * from the frame's edge, and tap j lies at a window's number times `stride` plus j times `apart`.
- * Returns how many there are; the first, how far they are apart, the window of the first, and how far
- * the windows of two are apart. */
+/* Find the taps 0 .. taps - 1 that reach a position of an image: `at` is the position, counted from the
+ * edge of the padding, and tap j of window i is at i * `stride` + j * `apart`. Return their number; set
+ * the first tap, the distance between taps, the window of the first tap, and the distance between
+ * windows. */
 static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int64_t apart, int64_t *first,
                                    int64_t *step, int64_t *window, int64_t *back)
 {
@@ -234,8 +232,8 @@ static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int
     return nruns;
 }
 
-/* The result is an image; windows of it are what is read, which HEIGHT and WIDTH count. A unit is a row
- * of it. Places that lie `stride` apart are reached by the same taps. */
+/* The result is an image; its windows are read, HEIGHT and WIDTH in number. A unit is a row of the
+ * image. Positions that are `stride` apart are reached by the same taps. */
 static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                    char *scratch)
 {
@@ -264,8 +262,7 @@ static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64
 
 /* --- sums over the places --- */
 
-/* What some taps of a row of the kernel get from a row of windows; `from` is their pixel in the first
- * of these. */
+/* Sums for some taps of a kernel row over a row of windows; `from` is their pixel in the first window. */
 SPECIALIZED void OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column,
                           const int taps, const int vectors, int64_t some)
 {
@@ -295,8 +292,8 @@ SPECIALIZED void OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *fr
             sum[b][v] = s[b][v];
 }
 
-/* The gradient for the taps b .. b + taps - 1 of row a and for a few vectors of channels. A sum has
- * parts, of as many rows of windows as have PART places. */
+/* Gradient of the taps b .. b + taps - 1 of row a, for a few vectors of channels. A sum is split into
+ * parts of rows of windows with PART places. */
 SPECIALIZED void OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                                  const int taps, const int vectors, int64_t some, int64_t skip)
 {

@@ -1,4 +1,4 @@
-/* Elements and runs of bytes, moved whatever they mean. */
+/* Moves of elements and byte ranges, regardless of dtype. */
 #ifndef MLVM_ELEMENTS_H
 #define MLVM_ELEMENTS_H
 
@@ -11,7 +11,7 @@
 #define ANYWHERE
 #endif
 
-/* What an element of 1, 2, 4 or 8 bytes is moved as. */
+/* Types for moving elements of 1, 2, 4 or 8 bytes. */
 typedef uint8_t Element1 ANYWHERE;
 typedef uint16_t Element2 ANYWHERE;
 typedef uint32_t Element4 ANYWHERE;
@@ -28,7 +28,7 @@ FILL(2)
 FILL(4)
 FILL(8)
 
-/* memcpy, where most runs are shorter than a call of it is worth. */
+/* memcpy for short ranges, without the cost of a call. */
 static inline void copy_run(char *out, const char *in, int64_t nbytes)
 {
     if (nbytes > 256 || nbytes < 4) {
@@ -58,8 +58,8 @@ static inline int64_t count_true(const char *mask, int64_t count)
     return sum;
 }
 
-/* Copies the first `chosen` of the rows of `width` bytes where the mask is True. Single elements are copied
- * whether they are chosen or not: jumps would be guesses. */
+/* Copy the first `chosen` rows of `width` bytes where the mask is True. Single elements are always
+ * copied, since branches would be unpredictable. */
 #define CHOSEN(size)                                                              \
     if (width == size) {                                                          \
         for (int64_t i = 0; i < count && found < chosen; found += mask[i++] != 0) \
@@ -79,8 +79,8 @@ static inline void copy_chosen(char *out, const char *in, const char *mask, int6
             copy_run(out + found++ * width, in + i * width, width);
 }
 
-/* Element i of integers of any dtype: `kind` is their size in bytes, negative for signed ones. It is
- * read once: what is true of the result stays true, whoever writes to the tensor meanwhile. */
+/* Element i of an integer tensor: `kind` is the size in bytes, negative for signed dtypes. It is read
+ * only once, so a concurrent write cannot invalidate a check of the result. */
 static inline int64_t integer_at(const char *integers, int64_t kind, int64_t i)
 {
     switch (kind) {

@@ -1,5 +1,5 @@
 /* Row functions of the elementwise ops, for every dtype: add_f32, less_i64, astype_u8_f32, ... What
- * they compute stands in elementwise_ops.def, a row an op; here are the loops and what rows call.
+ * they compute is in elementwise_ops.def, one row per op; here are the loops and what rows call.
  *
  * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"
@@ -32,7 +32,7 @@
     X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
 /* clang-format on */
 
-/* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
+/* Row function `name` with operands of types X, Y, Z, defined by an expression of x, y, z. */
 #define UNARY_ROW(name, R, X, expression)                                      \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
@@ -71,8 +71,7 @@
             out[i] = (R)(expression);                                          \
         }                                                                      \
     }
-/* A row function with steps, of up to three operands: `z` is `y` where there are two. Blocks are loaded
- * as vectors, by expressions of vectors. */
+/* A row function with steps. Blocks are loaded as vectors, by expressions of vectors. */
 #if defined(__AVX512F__)
 #define ROW_VECTOR 64
 #elif defined(__AVX2__)
@@ -82,37 +81,32 @@
 #endif
 typedef float Part_f32 __attribute__((vector_size(ROW_VECTOR), aligned(4), may_alias));
 typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_alias));
-#define STEPPED_ROW(name, part, T, count, expression)                                    \
-    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)          \
-    {                                                                                    \
-        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) };         \
-        T *out = (T *)p[0];                                                              \
-        const T *xs = (const T *)p[1], *ys = (const T *)p[2], *zs = (const T *)p[count]; \
-        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK, dz = by[count] * BLOCK;          \
-        for (; n >= BLOCK; n -= BLOCK) {                                                 \
-            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)                \
-            {                                                                            \
-                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);           \
-                part z = *(const part *)(zs + i);                                        \
-                (void)z;                                                                 \
-                *(part *)(out + i) = expression;                                         \
-            }                                                                            \
-            out += BLOCK, xs += dx, ys += dy, zs += dz;                                  \
-        }                                                                                \
-        int64_t i = 0;                                                                   \
-        for (; i + PART <= n; i += PART) {                                               \
-            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);               \
-            part z = *(const part *)(zs + i);                                            \
-            (void)z;                                                                     \
-            *(part *)(out + i) = expression;                                             \
-        }                                                                                \
-        for (; i < n; i++) {                                                             \
-            T x = xs[i], y = ys[i], z = zs[i];                                           \
-            (void)z;                                                                     \
-            out[i] = expression;                                                         \
-        }                                                                                \
+#define STEPPED_ROW(name, part, T, expression)                                   \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *by)  \
+    {                                                                            \
+        enum { BLOCK = BLOCK_BYTES / sizeof(T), PART = ROW_VECTOR / sizeof(T) }; \
+        T *out = (T *)p[0];                                                      \
+        const T *xs = (const T *)p[1], *ys = (const T *)p[2];                    \
+        int64_t dx = by[1] * BLOCK, dy = by[2] * BLOCK;                          \
+        for (; n >= BLOCK; n -= BLOCK) {                                         \
+            _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK; i += PART)        \
+            {                                                                    \
+                part x = *(const part *)(xs + i), y = *(const part *)(ys + i);   \
+                *(part *)(out + i) = expression;                                 \
+            }                                                                    \
+            out += BLOCK, xs += dx, ys += dy;                                    \
+        }                                                                        \
+        int64_t i = 0;                                                           \
+        for (; i + PART <= n; i += PART) {                                       \
+            part x = *(const part *)(xs + i), y = *(const part *)(ys + i);       \
+            *(part *)(out + i) = expression;                                     \
+        }                                                                        \
+        for (; i < n; i++) {                                                     \
+            T x = xs[i], y = ys[i];                                              \
+            out[i] = expression;                                                 \
+        }                                                                        \
     }
-/* Two results of one operand, in one pass. */
+/* Two results of one operand in one pass. */
 #define PAIR_ROW(name, T, first, second)                                       \
     static void PASTE(name, _row)(char *const *p, int64_t n, const int64_t *a) \
     {                                                                          \
@@ -138,7 +132,7 @@ typedef double Part_f64 __attribute__((vector_size(ROW_VECTOR), aligned(8), may_
     }
 INTEGERS(INTEGER_ORDER)
 
-/* A nan in x or y is the result; of zeros of both signs, y's is. */
+/* A nan in x or y is the result; for zeros of different signs, y is. */
 #define FLOAT_ORDER(t, T, W)               \
     static inline T greatest_##t(T x, T y) \
     {                                      \
@@ -164,24 +158,24 @@ FLOATS(FLOAT_ORDER)
     }
 EACH_UNSIGNED(UNSIGNED_DIVISION)
 
-#define SIGNED_DIVISION(t, T, W)                                       \
-    static inline T quotient_##t(T x, T y)                             \
-    {                                                                  \
-        if (y == 0 || y == -1) /* the least integer has no negative */ \
-            return y ? (T)(0 - (W)x) : 0;                              \
-        return (T)(x / y - (x % y && (x < 0) != (y < 0)));             \
-    }                                                                  \
-    static inline T modulus_##t(T x, T y)                              \
-    {                                                                  \
-        if (y == 0 || y == -1)                                         \
-            return 0;                                                  \
-        T rest = (T)(x % y);                                           \
-        return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);      \
+#define SIGNED_DIVISION(t, T, W)                                         \
+    static inline T quotient_##t(T x, T y)                               \
+    {                                                                    \
+        if (y == 0 || y == -1) /* the minimum integer has no negative */ \
+            return y ? (T)(0 - (W)x) : 0;                                \
+        return (T)(x / y - (x % y && (x < 0) != (y < 0)));               \
+    }                                                                    \
+    static inline T modulus_##t(T x, T y)                                \
+    {                                                                    \
+        if (y == 0 || y == -1)                                           \
+            return 0;                                                    \
+        T rest = (T)(x % y);                                             \
+        return (T)(rest && (x < 0) != (y < 0) ? rest + y : rest);        \
     }
 EACH_SIGNED(SIGNED_DIVISION)
 
-/* From the exact remainder, as numpy has it; with an infinity, and by 0, a quotient is that of the
- * division, as the Array API standard has it. `s` ends the names of C's functions of the type. */
+/* Computed from the exact remainder, as in numpy. For an infinity and for division by 0, the quotient
+ * follows the Array API standard. `s` is the suffix of C's functions of the type. */
 #define FLOAT_DIVISION(t, T, s)                                               \
     static inline T modulus_##t(T x, T y)                                     \
     {                                                                         \
@@ -205,10 +199,10 @@ EACH_SIGNED(SIGNED_DIVISION)
         return quotient - whole > (T)0.5 ? whole + 1 : whole;                 \
     }
 
-/* Without fmod, where that gives the same: the floor of the rounded quotient is the true one, or
- * one too large, as the sign of the exact rest then tells. It is for quotients that are small
- * enough to be exact, and finite; a block with others goes the long way. f32 computes in f64, whose
- * products of such quotients are exact. */
+/* A version without fmod for cases with the same result: the floor of the rounded quotient is correct,
+ * or too large by one, which the sign of the exact remainder shows. It requires finite quotients that
+ * are small enough to be exact; other blocks use the slow version. f32 computes in f64, in which
+ * products with such quotients are exact. */
 #define SHORT_DIVISION(name, t, T, rest_of, limit, result, exact)              \
     static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a)  \
     {                                                                          \
@@ -244,8 +238,8 @@ FLOAT_DIVISION(f64, double, )
 SHORT_DIVISIONS(f32, float, REST, 4194304.0)                 /* 2^22 */
 SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
 
-/* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
- * the C library's, of a longer type: the last digits of its own are not always right. */
+/* An element has the same bits in any row: elements beyond TURNS_MOST, and only these, use the C library
+ * in a wider type, because the last bits of its own type are not always correct. */
 #define TURNING(name, t, T, longer)                                           \
     static void name##_##t##_row(char *const *p, int64_t n, const int64_t *a) \
     {                                                                         \
@@ -273,7 +267,7 @@ TURNING(sin, f64, double, sinl)
 TURNING(cos, f64, double, cosl)
 TURNING(tan, f64, double, tanl)
 
-/* Of equal operands, which may be infinite, twice the exponential. */
+/* For equal operands, which may be infinite, add log(2). */
 #define LOG_OF_SUM(t, T, s)                                                           \
     static inline T log_of_sum_##t(T x, T y)                                          \
     {                                                                                 \
@@ -282,7 +276,7 @@ TURNING(tan, f64, double, tanl)
 LOG_OF_SUM(f32, float, f)
 LOG_OF_SUM(f64, double, )
 
-/* x to the power y: of f32 e^(y log |x|) in f64, whose error is far below an f32's last place. */
+/* x to the power y: for f32, e^(y log |x|) in f64, whose error is far below the last bit of f32. */
 static inline float power_f32(float x, float y)
 {
     const double size = fabs((double)x), exponent = y, half = exponent * 0.5;
@@ -295,7 +289,7 @@ static inline float power_f32(float x, float y)
 }
 #define power_f64 pow
 
-/* A shift by as many places as there are, or more, leaves the sign. */
+/* A shift by the width or more leaves only the sign. */
 #define SHORT_SHIFT ((uint64_t)y < 8 * sizeof x)
 
 /* --- moves --- */
@@ -310,7 +304,7 @@ static inline float power_f32(float x, float y)
     }
 SIZES(MOVES)
 
-/* --- conversion from type `from` (A in C) to t, whose largest integer is `most` --- */
+/* --- conversion from type `from` (A in C) to t, whose maximum is `most` --- */
 
 #define TO_INTEGERS(X, from, A)           \
     X(from, A, u8, uint8_t, UINT8_MAX)    \
@@ -333,8 +327,8 @@ EACH_BOOL(CONVERSIONS)
 INTEGERS(CONVERSIONS)
 FLOATS(CONVERSIONS)
 
-/* What C's conversion leaves open does not reach it: what lies outside becomes the nearest integer
- * there is, and nan 0. Both limits are exact: the least integer, and the power of two behind `most`. */
+/* Values out of range are clamped first, because C leaves their conversion undefined; nan becomes 0.
+ * Both limits are exact: the minimum integer, and the power of two after `most`. */
 #define TRUNCATION(from, A, t, T, most)                                  \
     static inline T truncated_##from##_##t(A x)                          \
     {                                                                    \
@@ -346,7 +340,7 @@ FLOATS(CONVERSIONS)
 #define TRUNCATIONS(from, A, W) TO_INTEGERS(TRUNCATION, from, A)
 FLOATS(TRUNCATIONS)
 
-/* --- between floats and quantised integers --- */
+/* --- between floats and quantized integers --- */
 
 #define QUANTIZED(t, T, least, most)                                                        \
     static inline T quantized_##t(float x, float scale, T zero)                             \
@@ -364,10 +358,9 @@ DEQUANTIZED(u8, uint8_t)
 DEQUANTIZED(i8, int8_t)
 DEQUANTIZED(i32, int32_t)
 
-/* --- halves: see half.h --- */
+/* --- half precision: see half.h --- */
 
-/* An f64 as an f32 with an odd last bit where it is between two: rounded again, that gives what the
- * f64 does. */
+/* Round an f64 to f32, to odd: a second rounding then equals one direct rounding of the f64. */
 static inline float to_odd(double x)
 {
     float nearest = (float)x;
@@ -384,14 +377,13 @@ static inline float to_odd(double x)
 #define HALVES(X) X(f16, , ) X(bf16, , )
 HALVES(HALF)
 
-/* Ops on bf16 without the way by rows of f32. GELUs are for eight bits: within 2^-15 of
- * the true value, but for those of x below -10, which become 0 where less than 1e-36 is meant. */
+/* Ops on bf16 that avoid rows of f32. GELUs are accurate to eight bits: within 2^-15 of the true value,
+ * except for x < -10, where the result is 0 instead of less than 1e-36. */
 #define SHORT_C1 1.5957691216057308f /* 2 sqrt(2 / pi), and 0.044715 times that */
 #define SHORT_C3 0.07135481282553068f
 #define LOG2_E 1.44269504f
 
-/* 2^x for |x| <= 126, within 2^-18: 2^r by a polynomial of least error, where r is what x is beyond an
- * integer. */
+/* 2^x for |x| <= 126, within 2^-18: 2^r by a minimax polynomial, where r is the fractional part of x. */
 static inline float short_exp2(float x)
 {
     float shifted = x + 0x1.8p23f, r = x - (shifted - 0x1.8p23f);
@@ -422,8 +414,8 @@ static inline float short_gelu_tanh_slope(float x)
     return y * (1 + bend);
 }
 
-/* What was computed from bf16 alone: a nan of such has no lower bits that would carry, whether it is an
- * operand's or the processor's own. */
+/* Round an f32 that was computed from bf16 inputs only. Its NaNs have zero low bits, so rounding cannot
+ * carry. */
 static inline uint16_t narrow_from_bf16(float x)
 {
     uint32_t bits = bits_of_float(x);
@@ -445,17 +437,14 @@ BF16_UNARY(gelu_tanh_slope, short_gelu_tanh_slope)
 PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(widen_bf16(x))),
          narrow_from_bf16(short_gelu_tanh_slope(widen_bf16(x))))
 
-/* --- pairs of ops: one that is computed of x and y, and then another of that and z --- */
+/* --- lines --- */
 
-#define PAIR_OF(first, a, second, b, t, T)                               \
-    STEPPED_ROW(first##_then_##second##_##t, Part_##t, T, 3, (x a y)b z) \
-    STEPPED_ROW(first##_before_##second##_##t, Part_##t, T, 3, z b(x a y))
-#define PAIRS_WITH(DO, second, b, t, T) \
-    DO(add, +, second, b, t, T) DO(subtract, -, second, b, t, T) DO(multiply, *, second, b, t, T)
-#define PAIRS_OF(DO, t, T) \
-    PAIRS_WITH(DO, add, +, t, T) PAIRS_WITH(DO, subtract, -, t, T) PAIRS_WITH(DO, multiply, *, t, T)
-PAIRS_OF(PAIR_OF, f32, float)
-PAIRS_OF(PAIR_OF, f64, double)
+#define DT f32
+#define T float
+#include "line_of.h"
+#define DT f64
+#define T double
+#include "line_of.h"
 
 /* --- the ops --- */
 
@@ -468,7 +457,7 @@ PAIRS_OF(PAIR_OF, f64, double)
 
 #define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
 #define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
-#define STEPPED(op, cost, result) STEPPED_ROW(OF(op), OF(Part), T, 2, result)
+#define STEPPED(op, cost, result) STEPPED_ROW(OF(op), OF(Part), T, result)
 #define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
 #define PAIR(op, cost, first, second) PAIR_ROW(OF(PASTE(op, _and_slope)), T, first, second)
 #define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
@@ -507,8 +496,6 @@ PAIRS_OF(PAIR_OF, f64, double)
 #define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define STEPPED(op, cost, result) ENTRY_(OF(op), OF(op), cost)
-#define PAIR_ENTRIES(first, a, second, b, t, T) \
-    ENTRY(first##_then_##second##_##t) ENTRY(first##_before_##second##_##t)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define PAIR(op, cost, first, second) ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
@@ -522,7 +509,7 @@ const RowEntry TARGETED(elementwise_rows)[] = {
 #endif
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
-    PAIRS_OF(PAIR_ENTRIES, f32, ) PAIRS_OF(PAIR_ENTRIES, f64, )
+    ENTRY(line_f32) ENTRY(line_f64)
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)

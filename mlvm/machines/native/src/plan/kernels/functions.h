@@ -1,11 +1,10 @@
-/* Elementary functions of floats as plain arithmetic, so that loops over them are vectorised and
- * give the same bits in every lane, in every part of a row and with every instruction set: exp_f32,
- * tanh_f64, ... They fuse a multiplication with an addition where they say MAD, and nowhere else.
+/* Elementary functions of floats in plain arithmetic, so that loops over them are vectorized and give the
+ * same bits in every lane, in every part of a row and with every instruction set: exp_f32, tanh_f64, ...
+ * They use a fused multiply-add only where they say MAD.
  *
- * `python -m tests.ulp` measures their errors: at most 4 units in the last place for every f32,
- * 5 for derivatives.
- * Polynomials and quotients were fitted by Remez' and Lawson's algorithms for the least greatest
- * relative error; their coefficients stand from the constant term on. */
+ * `python -m tests.ulp` measures their errors: at most 4 units in the last place for every f32, 5 for
+ * derivatives. Polynomials and quotients were fitted by the algorithms of Remez and Lawson for the
+ * smallest maximum relative error. Coefficients are listed from the constant term on. */
 #ifndef MLVM_FUNCTIONS_H
 #define MLVM_FUNCTIONS_H
 

@@ -1,4 +1,4 @@
-/* Forgets what functions.h says of one type. */
+/* Undefine the macros of functions.h for one type. */
 #undef F
 #undef MAD
 #undef U

@@ -1,4 +1,4 @@
-/* The functions of functions.h for one type F, whose bits are a U; included once for each. */
+/* The functions of functions.h for one type F with bits U; included once per type. */
 
 static inline U FN(bits)(F x)
 {
@@ -28,7 +28,7 @@ static inline F FN(with_sign)(F magnitude, F sign)
     return FN(of_bits)((FN(bits)(magnitude) & ~SIGN) | (FN(bits)(sign) & SIGN));
 }
 
-/* x, but at most or at least so much; a nan stays one. */
+/* Limit x from above or below; a nan stays nan. */
 static inline F FN(at_most)(F limit, F x)
 {
     return limit < x ? limit : x;
@@ -39,8 +39,8 @@ static inline F FN(at_least)(F limit, F x)
     return limit > x ? limit : x;
 }
 
-/* Polynomials, from the constant term on: the terms of low order, which are the large ones, are
- * added last, and few roundings follow each other. */
+/* Polynomials, from the constant term on: the low-order terms, which are large, are added last, and the
+ * chain of roundings is short. */
 static inline F FN(poly3)(F x, F c0, F c1, F c2, F c3)
 {
     return MAD(x * x, MAD(c3, x, c2), MAD(c1, x, c0));
@@ -86,19 +86,19 @@ static inline F FN(poly11)(F x, F c0, F c1, F c2, F c3, F c4, F c5, F c6, F c7, 
     return FN(poly3)(x, c0, c1, c2, c3) + fourth * MAD(fourth, high, middle);
 }
 
-/* x without the lower half of its digits: products of two such numbers are exact. */
+/* Clear the lower half of x's digits: products of two such numbers are exact. */
 static inline F FN(upper)(F x)
 {
     return FN(of_bits)(FN(bits)(x) & UPPER);
 }
 
-/* 2^n for a shifted n: n + SHIFTER, whose last bits are those of n as an integer. */
+/* 2^n for a shifted n: n + SHIFTER, whose last bits are n as an integer. */
 static inline F FN(power_of_2)(F shifted)
 {
     return FN(of_bits)((FN(bits)(shifted) + BIAS) << DIGITS);
 }
 
-/* 2^n as 2^h times a rest, both normal where 2^n is not; and 2^-h. */
+/* 2^n as 2^h times a factor, both normal even if 2^n is not; and 2^-h. */
 static inline F FN(halves)(F shifted, F *rest, F *inverse)
 {
     U bits = FN(bits)(shifted), half = (bits + 2 * (BIAS + 1)) >> 1; /* h + BIAS + 1 */
@@ -107,7 +107,7 @@ static inline F FN(halves)(F shifted, F *rest, F *inverse)
     return FN(of_bits)((half - 1) << DIGITS);
 }
 
-/* x 2^n, rounded once, also where 2^n is no normal number. */
+/* x 2^n, rounded once, even if 2^n is not a normal number. */
 static inline F FN(scaled)(F x, F shifted)
 {
     F rest, inverse, half = FN(halves)(shifted, &rest, &inverse);
@@ -176,7 +176,7 @@ static inline F FN(fraction)(F x, F *k)
     return FN(of_bits)((bits & (((U)1 << DIGITS) - 1)) + BITS_OF_SQRT_HALF) - 1;
 }
 
-/* What is particular about the logarithm y of x. */
+/* Replace the logarithm y of x for special values of x. */
 static inline F FN(checked_log)(F y, F x)
 {
     F odd = x == 0 ? -(F)INFINITY : x < 0 ? (F)NAN : x;
@@ -203,7 +203,7 @@ static inline F FN(log1p)(F x)
     return FN(magnitude)(x) < LEAST_NORMAL ? x : FN(checked_log)(y, u);
 }
 
-/* log(1 + f) as a short number and a rest. */
+/* log(1 + f) as the sum of a short number and a remainder. */
 static inline F FN(two_logs)(F f, F *rest)
 {
     F s = f / (2 + f), z = s * s, half = (F)0.5 * f * f, high = FN(upper)(f - half);
@@ -239,7 +239,7 @@ static inline F FN(erf)(F x)
     return FN(with_sign)(a < (F)0.5 ? a + a * ERF_NEAR(square) : far, x);
 }
 
-/* x^2 / 2 as a number and a rest. */
+/* x^2 / 2 as the sum of a number and a remainder. */
 static inline F FN(half_square)(F x, F *rest)
 {
     F half = x * (F)0.5, product = half * x;
@@ -259,9 +259,9 @@ static inline F FN(gelu_erf)(F x)
     return x == -(F)INFINITY ? (F)NAN : y;
 }
 
-/* Phi(x) + x Phi'(x). For x < 0 that is e^(-x^2 / 2) (erfcx(-x / sqrt(2)) / 2 + k x), with
- * k = 1 / sqrt(2 pi); for x > 0 it is 1 less that of -x. It begins as gelu_erf does: a loop over both
- * does so once. */
+/* Phi(x) + x Phi'(x). For x < 0 it is e^(-x^2 / 2) (erfcx(-x / sqrt(2)) / 2 + k x), with k = 1 / sqrt(2
+ * pi); for x > 0 it is 1 minus the value at -x. It starts with the same computation as gelu_erf, which a
+ * loop over both shares. */
 static inline F FN(gelu_erf_slope)(F x)
 {
     F shifted, low, within = FN(at_least)(-GELU_ERF_MOST, FN(at_most)(GELU_ERF_MOST, x));
@@ -272,8 +272,8 @@ static inline F FN(gelu_erf_slope)(F x)
     return x < 0 ? slope : 1 - slope;
 }
 
-/* v = x (c1 + c3 x^2) as a number and a rest, where tanh's argument in gelu is v / 2; and v'. All
- * products and sums but those of the rest are exact. */
+/* v = x (c1 + c3 x^2) as the sum of a number and a remainder, where tanh's argument in gelu is v / 2;
+ * and v'. All products and sums except those of the remainder are exact. */
 static inline F FN(cubic)(F x, F *rest, F *slope)
 {
     F c1 = C1_HIGH + C1_LOW, c1_rest = (C1_HIGH - c1) + C1_LOW, c3_rest = (C3_HIGH - C3) + C3_LOW;
@@ -297,7 +297,7 @@ static inline F FN(gelu_tanh)(F x)
     return x == -(F)INFINITY ? (F)NAN : y;
 }
 
-/* With y = 1 / (1 + e^-v): y (1 + (1 - y) x v'). It begins as gelu_tanh does. */
+/* With y = 1 / (1 + e^-v): y (1 + (1 - y) x v'). It starts with the same computation as gelu_tanh. */
 static inline F FN(gelu_tanh_slope)(F x)
 {
     F s, t, low, slope, within = FN(at_most)(LINEAR_FROM, FN(at_least)(-GELU_TANH_MOST, x));

@@ -12,8 +12,8 @@
 #else
 #define FUSED_F32 fused_f32
 
-/* Without such an instruction, in f64, where the product is exact; the C library needs several times as long.
- * The sum is rounded to an odd last bit unless it is exact, so rounding it to f32 is as if there were one
+/* Emulation without an FMA instruction, in f64, where the product is exact; the C library is several
+ * times slower. The sum is rounded to odd unless it is exact, so rounding it to f32 equals a single
  * rounding (Boldo and Melquiond, IEEE Transactions on Computers, 2008). */
 static inline float fused_f32(float x, float y, float z)
 {

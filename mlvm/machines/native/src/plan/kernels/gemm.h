@@ -17,25 +17,25 @@
 typedef struct {
     const int64_t *n;
     const S *x, *y;
-    T *out;            /* the product's first element */
+    T *out;            /* first element of the product */
     T *strip, *panels; /* scratch: copied rows of x and panels of y */
-    const S *copied;   /* where the rows of x begin that were copied last, and how many they are */
+    const S *copied;   /* start and number of the rows of x that were copied last */
     int64_t copied_rows;
     int64_t row, rows, column, columns;
-    Next *next; /* NULL, or the call that follows on rows of the product */
+    Next *next; /* NULL, or the call that processes rows of the product */
 } OF(PartOf);
 #define Part OF(PartOf)
 
 /* --- copying rows of x --- */
 
-/* The strip's tiles are as equally high as can be: tile i begins here. */
+/* Start of tile i: the tiles of a strip have heights that are as equal as possible. */
 static inline int64_t OF(tile_begin)(int64_t i, int64_t tiles, int64_t rows)
 {
     int64_t height = rows / tiles, higher = rows % tiles;
     return i * height + (i < higher ? i : higher);
 }
 
-/* Rows stay rows. k counts units, here and below. */
+/* Copy rows. k counts units, here and below. */
 static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_t k)
 {
     for (int64_t i = 0; i < rows; i++)
@@ -46,12 +46,12 @@ static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_
                 to[i * k + l] = OF(unit)(x + i * x_row + l * PACK, 1);
 }
 
-enum { OF(AHEAD) = 16 }; /* rows of x, far apart, are fetched so early */
+enum { OF(AHEAD) = 16 }; /* rows of x to prefetch, which are far apart */
 
-/* What lies side by side for each k is cut into tiles, [k][height] each. */
+/* Copy contiguous columns into tiles of [k][height]. */
 static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
-    /* Whole vectors reach into the next row of x and of the tile; the last have no next one. */
+    /* Whole vectors read past the end, into the next row of x and of the tile, except for the last row. */
     int64_t whole = rows / tiles * 2 >= HEIGHT && x_k >= HEIGHT ? k - 1 : 0;
     for (int64_t some = 0; some < k; some += 8)
         for (int64_t tile = 0; tile < tiles; tile++) {
@@ -85,7 +85,7 @@ static void OF(copy_panel)(T *to, const S *y, int64_t y_k, int64_t columns, int6
                 to[l * COLUMNS + j] = j < columns ? OF(unit)(y + l * PACK * y_k + j, y_k) : 0;
 }
 
-/* A square of y, whose columns are far apart, becomes rows of a panel. */
+/* Transpose a square of y, whose columns are far apart, to rows of a panel. */
 static inline void OF(transpose)(T *to, const S *y, int64_t y_column)
 {
     OF(Side) r[SQUARE];
@@ -109,7 +109,7 @@ static void OF(transpose_panel)(T *to, const S *y, int64_t y_column, int64_t col
     }
 }
 
-/* Rows of y that come from the last RUN_Y of them to the first, RUN_STEP elements apart. */
+/* Copy rows of y in runs of RUN_Y from the last to the first; runs are RUN_STEP elements apart. */
 static void OF(copy_runs)(T *to, const S *y, const int64_t *n, int64_t column, int64_t columns,
                           int64_t first, int64_t k)
 {
@@ -122,15 +122,14 @@ static void OF(copy_runs)(T *to, const S *y, const int64_t *n, int64_t column, i
     }
 }
 
-/* y lies in panels already: where columns from `column` on do, and element `first` of k. */
+/* Address in packed y of the columns from `column` on, at element `first` of k. */
 static inline const T *OF(packed)(const int64_t *n, const S *y, int64_t column, int64_t first)
 {
     const int64_t row = first * (int64_t)sizeof(S) / (int64_t)sizeof(T);
     return (const T *)y + column / n[Y_K] * n[Y_PANEL] + row * n[Y_K] + column % n[Y_K];
 }
 
-/* Of bf16 in panels, k and k + 1 lie side by side, as pairs do: each is made an f32. Other panels are read
- * in place. */
+/* Convert packed pairs of bf16 for k and k + 1 to f32. Other panels are read in place. */
 static void OF(widen_panel)(T *to, const T *packed, int64_t y_k, int64_t k)
 {
 #if HALVES && PACK == 1
@@ -146,7 +145,7 @@ static void OF(widen_panel)(T *to, const T *packed, int64_t y_k, int64_t k)
 
 /* --- the loops --- */
 
-/* A tile with fewer columns than its vectors hold goes by way of memory. */
+/* Compute a tile with fewer columns than its vectors through a buffer. */
 static void OF(narrow_tile)(TileFn fn, const Tile *t, int64_t rows, int64_t columns)
 {
     _Alignas(64) T whole[ROWS * COLUMNS];
@@ -162,7 +161,7 @@ static void OF(narrow_tile)(TileFn fn, const Tile *t, int64_t rows, int64_t colu
         }
 }
 
-/* Where a pixel lies of those that are `sparse` apart; -1 where none is. */
+/* Position of a pixel if pixels are `sparse` apart; -1 if there is none. */
 static inline int64_t OF(pixel)(int64_t at, int64_t sparse, int64_t length)
 {
     if (sparse > 1) {
@@ -173,7 +172,8 @@ static inline int64_t OF(pixel)(int64_t at, int64_t sparse, int64_t length)
     return at < 0 || at >= length ? -1 : at;
 }
 
-/* The elements first .. first + k - 1 of some windows over images; beyond the images are zeros. */
+/* Copy the elements first .. first + k - 1 of some windows over images, with zeros outside of the
+ * images. */
 static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows, int64_t first,
                             int64_t k)
 {
@@ -196,7 +196,7 @@ static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, in
             int64_t plane = behind * w[STRIDE_BEHIND] - w[PAD_FRONT] + z * w[APART_BEHIND];
             plane = OF(pixel)(plane, w[SPARSE_BEHIND], w[IMAGE_DEPTH]);
             const S *planes = x + (image * w[IMAGE_DEPTH] + plane) * height * image_line;
-            for (; a < tall && to < end; a++, b = 0) { /* the lines of a window */
+            for (; a < tall && to < end; a++, b = 0) { /* lines of a window */
                 int64_t y = top + a * apart_down;
                 y = dense_down && y < height ? y : OF(pixel)(y, w[SPARSE_DOWN], height);
                 const S *pixels = planes + y * image_line;
@@ -229,7 +229,7 @@ static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, in
     }
 }
 
-/* Lines of an image, as far as the windows of some lines of the grid reach; beyond it are zeros. */
+/* Copy lines of an image that the windows of some lines of the grid cover, with zeros outside of it. */
 static void OF(copy_lines)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows)
 {
     const int64_t length = w[LINE], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
@@ -251,7 +251,7 @@ static void OF(copy_lines)(T *to, const S *x, const int64_t *w, int64_t row, int
     }
 }
 
-/* Where the elements first .. first + k - 1 of a window lie in such lines. Returns how many runs. */
+/* Find the runs of the elements first .. first + k - 1 of a window in such lines. Return their number. */
 static int64_t OF(runs_of)(Run *run, const int64_t *w, int64_t first, int64_t k)
 {
     int64_t count = 0;
@@ -265,16 +265,16 @@ static int64_t OF(runs_of)(Run *run, const int64_t *w, int64_t first, int64_t k)
 
 /* One block of k of a strip of rows. */
 typedef struct {
-    int64_t block; /* number, over all groups */
+    int64_t block; /* number, counted over all groups */
     int64_t row, rows, column, columns;
-    T *panels; /* room for all panels, panel_length apart */
+    T *panels; /* memory for all panels, panel_length apart */
     int64_t panel_length;
-    int copy;  /* the panels are to be copied */
-    int fresh; /* so are the lines of images */
+    int copy;  /* whether to copy the panels */
+    int fresh; /* whether to copy the lines of images */
 } OF(StripOf);
 #define Strip OF(StripOf)
 
-/* Multiply a strip: for each panel of y (jr), for each line of rows, for each tile of these (ir). */
+/* Multiply a strip: for each panel of y (jr), for each line of rows, for each tile of rows (ir). */
 static void OF(strip)(Part *part, const Strip *strip)
 {
     const int64_t *n = part->n, block = strip->block, row = strip->row, rows = strip->rows;
@@ -286,14 +286,14 @@ static void OF(strip)(Part *part, const Strip *strip)
     int64_t line = in_lines ? n[GRID_WIDTH] : rows, tiles = (line + ROWS - 1) / ROWS;
     const S *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
     const S *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
-    int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* from tile to tile */
+    int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* distance between tiles */
     const T *from = (const T *)x;
     Run runs[MOST_RUNS];
     runs[0] = (Run){0, k};
     Tile t = {
         .runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
     t.far = (n[OUT] < 0 ? n[ROWS_AT_ONCE] : n[M]) * n[N] * (int64_t)sizeof(T) > 1 << 18;
-    const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
+    const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* whether windows are columns */
     if (in_lines) {
         if (strip->fresh)
             OF(copy_lines)(part->strip, part->x, n, row, rows);
@@ -308,7 +308,7 @@ static void OF(strip)(Part *part, const Strip *strip)
         if (n[COPY_X] == GATHER)
             OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
         else if (x == part->copied && rows == part->copied_rows)
-            ; /* the same x is a factor of the next product, too */
+            ; /* the next product has the same factor x */
         else if (n[X_K] == 1)
             OF(copy_rows)(part->strip, x, n[X_ROW], rows, k);
         else
@@ -341,10 +341,9 @@ static void OF(strip)(Part *part, const Strip *strip)
             t.b = panel;
             t.b_k = COLUMNS;
         }
-        /* The next panel, or what it is made of, comes nearer while this one is read: `lines` of a
-         * cache, as many as it has rows, each of a row; or of the columns in turn, if they lie apart;
-         * and as many `beside` them, where a copy does not lie in one piece.
-         * A small y is in the caches already. */
+        /* Prefetch the next panel, or its source, while this one is read: `lines` cache lines, one per
+         * row, or per column if columns are far apart; and `beside` further lines if a copy is not
+         * contiguous. A small y is already cached. */
         int64_t lines = small || jr + 2 * COLUMNS > columns ? 0 : k, down = n[Y_K] * (int64_t)sizeof(T);
         const char *next;
         int64_t beside = 0;
@@ -359,7 +358,7 @@ static void OF(strip)(Part *part, const Strip *strip)
             down = n[Y_K] * PACK * (int64_t)sizeof(S);
             apart = n[Y_COLUMN] != 1;
             lines = n[RUN_Y] ? 0 : lines;
-            if (COLUMNS * sizeof(T) > 64) /* then a row of a panel is of two lines, or of two rows of y */
+            if (COLUMNS * sizeof(T) > 64) /* a row of a panel has two lines, or covers two rows of y */
                 beside = apart ? k / COLUMNS * 64 : PACK > 1 ? n[Y_K] * (int64_t)sizeof(S) : 64;
         }
         for (int64_t begin = 0; begin < rows; begin += line)
@@ -367,7 +366,7 @@ static void OF(strip)(Part *part, const Strip *strip)
                 int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
                 TileFn fn = OF(tiles)[height - 1][vectors - 1];
                 t.a = from + begin / line * n[STRIDE_DOWN] * n[LINE] + ir * row_step;
-                if (!n[COPY_X] && n[X_K] == 1 && jr == 0) /* the next tile's rows, for they are short */
+                if (!n[COPY_X] && n[X_K] == 1 && jr == 0) /* prefetch the next tile's short rows */
                     for (int64_t i = end; i < end + height; i++)
                         for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
                             __builtin_prefetch(from + i * row_step + l);
@@ -389,16 +388,16 @@ static void OF(strip)(Part *part, const Strip *strip)
     }
 }
 
-/* All blocks of k, for some rows and columns: columns (jc), blocks (pc), rows (ic). */
+/* Multiply all blocks of k, for some rows and columns: columns (jc), blocks (pc), rows (ic). */
 static int OF(product)(Part *part)
 {
     const int64_t *n = part->n;
     int64_t blocks = n[K] ? (n[K] + n[BLOCK] - 1) / n[BLOCK] * n[GROUPS] : 0;
     int64_t last_row = part->row + part->rows, last_column = part->column + part->columns;
     int64_t panel_length = COLUMNS * least(n[K], n[BLOCK]) / PACK;
-    /* A strip of lines is of one image. */
+    /* A strip of lines belongs to one image. */
     const int64_t image = n[COPY_X] == LINES ? n[GRID_HEIGHT] * n[GRID_WIDTH] : 0;
-    int once = part->rows <= n[ROWS_AT_ONCE] && /* a panel is used by one strip only */
+    int once = part->rows <= n[ROWS_AT_ONCE] && /* a panel is used by only one strip */
                (!image || part->row % image + part->rows <= image);
     for (int64_t jc = part->column; jc < last_column; jc += n[COLUMNS_AT_ONCE]) {
         int64_t columns = least(last_column - jc, n[COLUMNS_AT_ONCE]);
@@ -467,8 +466,8 @@ static int OF(matmul)(const KernelCall *call, char *const *p, int64_t begin, int
     return OF(units)(call, p, begin, end, scratch, NULL);
 }
 
-/* The call has a child, whose units are rows of all products, and whose parameters are those of the
- * call and then, if OUT is -1, the product: of it only the rows of one strip are in memory. */
+/* The call has a child. The child's units are rows of all products, and its parameters are those of the
+ * call, then (if OUT is -1) the product, of which only the rows of one strip are in memory. */
 static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                             char *scratch)
 {
@@ -484,11 +483,10 @@ static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begi
 
 /* --- vectors --- */
 
-enum { OF(AT_ONCE) = 2048 }; /* columns, whose sums are made at once */
+enum { OF(AT_ONCE) = 2048 }; /* columns that are summed together */
 
-/* M is 1, and rows of y are packed: those rows, times the elements of x, are added. A unit is UNIT
- * columns. The order of the sums is that of tiles. The last vector ends with the last column, and has sums
- * of its own. */
+/* M is 1, and rows of y are packed: add the rows, times the elements of x. A unit is UNIT columns. The
+ * order of the sums is the order in tiles. The last vector overlaps the one before, with separate sums. */
 static void OF(add_rows)(T *sum, const T *x, const S *y, int64_t y_k, int64_t columns, int64_t k)
 {
     const int64_t step = PACK * y_k, last = columns - LANES;
@@ -529,8 +527,8 @@ static void OF(add_narrow)(T *sum, const T *x, const S *y, int64_t y_k, int64_t 
 #if HALVES
 enum { OF(LOADS) = 4, OF(SHORT_RUN) = 512 };
 
-/* The same for columns of bf16 that are taken apart, and so are their sums: those of a load's even columns,
- * then those of its odd ones. `ahead`: the next rows are fetched. */
+/* The same for bf16: the even and odd columns of a load are split, and summed separately. `ahead`:
+ * prefetch the next rows. */
 SPECIALIZED void OF(add_loads)(T *sum, const V *factor, const S *y, int64_t y_k, const int rows,
                                const int loads, const int ahead)
 {
@@ -573,7 +571,7 @@ static void OF(total_apart)(T *total, const T *x, const S *y, int64_t y_k, int64
     _Alignas(64) T sum[OF(AT_ONCE)], pair[WIDE];
     int64_t l = 0, j = 0;
     memset(sum, 0, (size_t)((columns + WIDE - 1) / WIDE * WIDE) * sizeof(T));
-    if (columns < OF(SHORT_RUN) && columns < y_k) /* no line of a row comes by itself */
+    if (columns < OF(SHORT_RUN) && columns < y_k) /* a row does not fill a cache line */
         for (; l + 8 <= k; l += 4)
             OF(add_apart)(sum, x + l, y + l * PACK * y_k, y_k, columns, 4, 1);
     for (; l + 4 <= k; l += 4)
@@ -592,7 +590,7 @@ static void OF(total_apart)(T *total, const T *x, const S *y, int64_t y_k, int64
 }
 #endif
 
-/* What a block of k adds to some columns. */
+/* Add the contribution of a block of k to some columns. */
 static void OF(add_block)(T *total, const T *x, const S *y, int64_t y_k, int64_t columns, int64_t k)
 {
 #if HALVES
@@ -614,7 +612,7 @@ static void OF(add_block)(T *total, const T *x, const S *y, int64_t y_k, int64_t
         total[j] += sum[j];
 }
 
-/* The units of a row of x, side by side: `row`, or where they are. */
+/* Return the units of a row of x, contiguously: in `row`, or in place. */
 static inline const T *OF(row_of)(T *row, const S *x, int64_t x_k, int64_t k)
 {
     if (sizeof(S) == sizeof(T) && x_k == 1)
@@ -626,7 +624,7 @@ static inline const T *OF(row_of)(T *row, const S *x, int64_t x_k, int64_t k)
 
 static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    enum { LONGEST = 512 }; /* BLOCK is less */
+    enum { LONGEST = 512 }; /* BLOCK is smaller */
     T row[LONGEST];
     for (int64_t group = 0; group < n[GROUPS]; group++)
         for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
@@ -637,9 +635,9 @@ static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, 
         }
 }
 
-/* M is 1, and columns of y are packed: squares of y are turned in registers, so that an element is
- * summed in the order of tiles, too. Two squares after the other are a line of the cache; those of bf16 are
- * one, of two after the other each. */
+/* M is 1, and columns of y are packed: squares of y are transposed in registers, so an element is also
+ * summed in the order of tiles. Two consecutive squares make a cache line; for bf16 one square does,
+ * with two elements each. */
 SPECIALIZED OF(Side) OF(add_squares)(OF(Side) sum, const T *x, const S *y, int64_t y_column)
 {
     OF(Side) r[SQUARE];
@@ -685,8 +683,8 @@ SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y, int64_t y_
             total[s * SQUARE + i] += sum[s][i];
 }
 
-/* All of some columns, of which there are 1, SQUARE or two times as many: their memory is read from one end
- * to the other. k counts elements. */
+/* All of some columns, which are 1, SQUARE or 2 SQUARE: their memory is read sequentially. k counts
+ * elements. */
 SPECIALIZED void OF(turned_columns)(T *total, const T *x, const S *y, int64_t y_column, int64_t k,
                                     int64_t block, const int columns)
 {
@@ -728,8 +726,8 @@ static void OF(turned_product)(const int64_t *n, const S *x, const S *y, T *tota
         }
 }
 
-/* y is a vector, and x has taken its place: dot products with some rows of it. A sum has as many lanes
- * in every instruction set, folded in halves. */
+/* y is a vector, and takes the role of x: dot products with some rows. A sum has the same number of
+ * lanes in every instruction set, folded in halves. */
 enum { OF(DOT) = 64 / sizeof(T) };
 typedef T OF(Half) __attribute__((vector_size(16)));
 typedef OF(Lane) OF(Mask) __attribute__((vector_size(VECTOR_BYTES), may_alias));
@@ -748,7 +746,7 @@ static inline T OF(fold)(const V *sum)
                : (part[0][0] + part[0][16 / sizeof(T) / 2]) + (part[0][1] + part[0][16 / sizeof(T) - 1]);
 }
 
-/* x, whose end is completed with zeros; likewise of y the lanes that `kept` has. k counts units. */
+/* x, padded with zeros; `kept` masks the same lanes of y. k counts units. */
 typedef struct {
     const S *x;
     int64_t k;
@@ -757,7 +755,7 @@ typedef struct {
 } OF(FactorOf);
 #define Factor OF(FactorOf)
 
-/* `beyond`: there is memory behind each column. */
+/* `beyond`: memory after each column may be read. */
 SPECIALIZED void OF(dot)(T *out, const Factor *factor, const S *y, int64_t y_column, const int columns,
                          int beyond)
 {

@@ -1,11 +1,11 @@
-/* Convolution in narrow groups of the dtype T: EACH channels of results see as many of x. A vector has
- * several groups, or a part of one, whose pixels are then copied side by side: in an image they may be
- * as far apart as the ways of the first-level cache, and on as many pages. Included once for each dtype,
- * after vector_of.h. */
+/* Convolution of dtype T in small groups: EACH output channels read the same number of input channels. A
+ * vector covers several groups, or part of one. In the latter case pixels are first copied contiguously,
+ * because in an image they may conflict in the first-level cache and be on different pages. Included
+ * once per dtype, after vector_of.h. */
 
 typedef OF(Lane) OF(Index) __attribute__((vector_size(VECTOR_BYTES)));
 
-/* The lane of each group's first channel, or of the vector's. */
+/* Lane of the first channel of each group, or of the vector. */
 static inline OF(Index) OF(first_lanes)(int64_t each)
 {
     OF(Index) index;
@@ -28,8 +28,8 @@ static inline V OF(lanes_of)(V x, OF(Index) index)
 
 /* --- several groups in a vector --- */
 
-/* Some places of a line of results (see depthwise_of.h), a vector of channels. `first` are the lanes of
- * the first of each group. */
+/* Some places of a line of results (see depthwise_of.h), for a vector of channels. `first` are the lanes
+ * of the first channel of each group. */
 SPECIALIZED void OF(group_places)(const Line *line, int64_t each, OF(Index) first, int64_t place,
                                   int64_t channel, const int places)
 {
@@ -62,12 +62,12 @@ SPECIALIZED void OF(group_places)(const Line *line, int64_t each, OF(Index) firs
         OF(store)(line->out + (place + u) * channels + channel, sum[u]);
 }
 
-/* The places of a line, a vector of channels. */
+/* All places of a line, for a vector of channels. */
 static inline void OF(groups_line)(const Line *line, int64_t each, OF(Index) first, int64_t channel)
 {
     for (int64_t place = 0; place < line->places;) {
         int64_t places = line->places >= 7 ? OF(even_places)(line->places) : line->places >= 4 ? 4 : 1;
-        if (line->places - place < places) /* some of these once more */
+        if (line->places - place < places) /* overlap the previous tile */
             place = line->places - places;
         if (places == 8)
             OF(group_places)(line, each, first, place, channel, 8);
@@ -83,8 +83,8 @@ static inline void OF(groups_line)(const Line *line, int64_t each, OF(Index) fir
 
 /* --- vectors of a group --- */
 
-/* Copies what some of a line's places see of a group from `channel` on, with zeros where there is no
- * image. */
+/* Copy the pixels of a group that some places of a line read, from `channel` on, with zeros outside of
+ * the image. */
 static Line OF(group_line)(const Line *line, int64_t each, int64_t channel, int64_t place, int64_t places,
                            T *pixels)
 {
@@ -111,7 +111,7 @@ static Line OF(group_line)(const Line *line, int64_t each, int64_t channel, int6
     return near;
 }
 
-/* Some of its places, and some vectors of channels: what is read of x counts for all of these. */
+/* Some places and vectors of channels, which share the loads of x. */
 SPECIALIZED void OF(group_tile)(const Line *near, int64_t each, int64_t place, int64_t channel,
                                 const int places, const int vectors)
 {
@@ -144,7 +144,7 @@ SPECIALIZED void OF(group_tile)(const Line *near, int64_t each, int64_t place, i
 #define TILE(count, vectors)                      \
     if (places == count && two == (vectors == 2)) \
         OF(group_tile)(&near, each, place, channel, count, vectors);
-/* The places of a line, a group from channel `first` on. */
+/* All places of a line, for a group from channel `first` on. */
 static void OF(group)(const Line *line, int64_t each, int64_t first)
 {
     T pixels[PIXELS / sizeof(T)];
@@ -158,7 +158,7 @@ static void OF(group)(const Line *line, int64_t each, int64_t first)
         const int64_t places = count >= large ? (even ? large : less) : count >= 4 ? 4 : 1;
         for (int64_t channel = 0; channel < each; channel += two ? 2 * LANES : LANES)
             for (int64_t next = 0; next < count; next += places) {
-                const int64_t place = least(next, count - places); /* some of these once more */
+                const int64_t place = least(next, count - places); /* overlap the previous tile */
                 TILE(8, 1) TILE(7, 1) TILE(4, 1) TILE(1, 1) TILE(6, 2) TILE(5, 2) TILE(4, 2) TILE(1, 2)
             }
     }
@@ -186,7 +186,7 @@ static int OF(grouped)(const KernelCall *call, char *const *p, int64_t begin, in
 
 /* --- the gradient for the kernel: several groups in a vector --- */
 
-/* For tap (a, b), and a vector of channels: what EACH channels of their groups get. */
+/* Gradient of tap (a, b), for a vector of channels and EACH channels of their groups. */
 SPECIALIZED void OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                                 const int each)
 {
@@ -232,7 +232,7 @@ SPECIALIZED void OF(groups_tap)(const int64_t *n, char *const *p, int64_t a, int
 
 /* --- the same: vectors of a group --- */
 
-/* Adds what some channels of x, and some vectors of g, make at places side by side. */
+/* Add the products of some channels of x and some vectors of g at adjacent places. */
 SPECIALIZED void OF(group_sums)(T *sums, const T *g, const T *x, int64_t places, int64_t each,
                                 const int count, const int vectors)
 {
@@ -266,7 +266,7 @@ static inline void OF(group_pixels)(T *to, const T *from, int64_t count, int64_t
     for (int64_t i = 0; i < each; i += count)               \
         for (int64_t j = 0; j < each; j += vectors * LANES) \
             OF(group_sums)(sums + i * each + j, g + j, x + i, places, each, count, vectors);
-/* Adds what all channels of a group make at places side by side. */
+/* Add the products of all channels of a group at adjacent places. */
 static void OF(group_part)(T *sums, const T *g, const T *x, int64_t places, int64_t each)
 {
     if (each >= 2 * LANES) {
@@ -281,7 +281,7 @@ static void OF(group_part)(T *sums, const T *g, const T *x, int64_t places, int6
 }
 #undef SUMS
 
-/* For some taps of row `a` from b on, and a group from `channel` on. */
+/* Gradient of some taps of row `a` from b on, for a group from `channel` on. */
 static void OF(group_taps)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t taps,
                            int64_t channel)
 {

@@ -24,8 +24,8 @@ static inline float widen_bf16(uint16_t x)
     return float_of_bits((uint32_t)x << 16);
 }
 
-/* To nearest even: half a unit of the last place, or one less where that is even, carries. A nan is made
- * quiet. By masks: gcc would make the two choices of a condition in 16 bits each. */
+/* Round to nearest even: add half a unit in the last place, or one less if that unit is even. A nan
+ * becomes quiet. It uses masks, because gcc would split a condition into two of 16 bits. */
 static inline uint16_t narrow_bf16(float x)
 {
     uint32_t bits = bits_of_float(x), nan = 0 - (uint32_t)(x != x);
@@ -33,7 +33,7 @@ static inline uint16_t narrow_bf16(float x)
     return (uint16_t)(((bits + carry) | (nan & 0x400000)) >> 16);
 }
 
-/* The product moves the exponent from where f16 has it, subnormal numbers too; it is exact. */
+/* The product adjusts the bias of the exponent, also for subnormal numbers; it is exact. */
 static inline float widen_f16(uint16_t x)
 {
     uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7FFF) << 13;
@@ -41,7 +41,7 @@ static inline float widen_f16(uint16_t x)
     return float_of_bits(sign | (rest >= 0x0F800000 ? rest | 0x7F800000 : bits));
 }
 
-/* To nearest even. The sum that a subnormal result is read from rounds it at its last bit. */
+/* Round to nearest even. For a subnormal result, the addition itself rounds at the last bit. */
 static inline uint16_t narrow_f16(float x)
 {
     uint32_t all = bits_of_float(x), sign = all >> 16 & 0x8000, bits = all & 0x7FFFFFFF;

@@ -1,5 +1,6 @@
-/* Calls of kernels of f32 for operands and results that are halves: what some units read is widened in
- * scratch memory, where the child finds it, and what they write is rounded while it is in the cache. */
+/* Calls of f32 kernels with half-precision operands and results. The operands of some units are widened
+ * in scratch memory, where the child reads them, and its results are rounded while they are in the
+ * cache. */
 #include "../plan.h"
 
 #include "elements.h"
@@ -7,7 +8,7 @@
 enum { halves_integers(NAME) REST };
 enum { halves_value_integers(NAME) WIDTH };
 
-/* What the child gets: those parameters that are as they are, and what lasts. */
+/* Set the parameters of the child: those that are not converted, and those that are converted once. */
 static void begin_call(const KernelCall *call, char *const *p, char **q)
 {
     const int64_t *n = call->ints;

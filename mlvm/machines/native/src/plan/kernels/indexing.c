@@ -1,9 +1,9 @@
-/* Elements chosen by tensors.
+/* Gather and scatter by index tensors.
  *
- * The shapes are seen as [before, length, behind], with the axis that is indexed in the middle.
- * Every thread looks at all indices before it writes, so a call with one out of range writes
- * nothing. Another VM that shares the indices may change them after that: what is then out of range
- * counts as 0. Sums are made in the order of the updates: units divide what is written. */
+ * Shapes are viewed as [before, length, behind], with the indexed axis in the middle. Every thread checks
+ * all indices before it writes, so a call with an index out of range writes nothing. If another VM that
+ * shares the indices changes them afterwards, an index out of range counts as 0. Updates are added in
+ * their order; units divide the output. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -11,7 +11,7 @@
     X(uint8_t, 1)       \
     X(uint16_t, 2) X(uint32_t, 4) X(uint64_t, 8) X(int8_t, -1) X(int16_t, -2) X(int32_t, -4) X(int64_t, -8)
 
-/* The integers are in low .. high - 1. A loop over one dtype is several times as fast. */
+/* Return whether all integers are in low .. high - 1. A loop over one dtype is several times faster. */
 #define IN_RANGE(T, of_kind)                                                                \
     if (kind == of_kind) {                                                                  \
         T least_one = 0, largest = 0;                                                       \
@@ -28,7 +28,7 @@ static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int
     return 0;
 }
 
-/* The kind and the length of each of several operands with indices follow. */
+/* The dtype and the length of each operand with indices follow. */
 enum { indexing_integers(NAME) OPERANDS };
 
 static inline int64_t within(int64_t index, int64_t length)
@@ -81,7 +81,7 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
                 const T *weight = (const T *)p[3] + (at + i) * taps;                                   \
                 int64_t k = 0;                                                                         \
                 memset(out, 0, (size_t)behind * sizeof(T));                                            \
-                while (k < taps) { /* some rows at once */                                             \
+                while (k < taps) { /* several rows together */                                         \
                     const T *row[4];                                                                   \
                     T w[4];                                                                            \
                     int many = 0;                                                                      \
@@ -99,7 +99,7 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 WEIGHTED_TAKE(float, weighted_take_f32)
 WEIGHTED_TAKE(double, weighted_take_f64)
 
-/* The places of some indices, many at a time. */
+/* Check and convert a chunk of indices. */
 enum { CHUNK = 256 };
 
 #define PLACES(T, of_kind)                  \
@@ -119,6 +119,12 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
         for (int64_t k = 0; k < rows; k++)                                    \
             ((Element##size *)out)[k] = ((const Element##size *)in)[from[k]]; \
     else
+/* The same of a single index. */
+#define TAKE_ONE(size)                                                                \
+    if (behind == size)                                                               \
+        for (; row < last; row++)                                                     \
+            ((Element##size *)p[0])[row] = ((const Element##size *)in)[row * length]; \
+    else
 static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
@@ -127,6 +133,16 @@ static int take(const KernelCall *call, char *const *p, int64_t begin, int64_t e
         return 1;
     int64_t at[CHUNK], chunk = -1, rows = 0;
     int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
+    if (count == 1) {
+        const char *in = p[1] + place(p[2], n[KIND], 0, length) * behind;
+        TAKE_ONE(1)
+        TAKE_ONE(2)
+        TAKE_ONE(4)
+        TAKE_ONE(8)
+        for (; row < last; row++)
+            copy_run(p[0] + row * behind, in + row * length * behind, behind);
+        return 0;
+    }
     for (; row < last; row += rows) {
         const int64_t i = row % count, first = i - i % CHUNK, filled = least(CHUNK, count - first);
         if (first != chunk)
@@ -170,7 +186,7 @@ static int update_rows(const KernelCall *call, char *const *p, int64_t begin, in
     return 0;
 }
 
-/* --- flat_indices: positions of COUNT elements, PIECE of them a unit, from indices along UPDATES axes --- */
+/* --- flat_indices: COUNT positions, PIECE per unit, from indices along UPDATES axes --- */
 
 static int flat_indices(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
@@ -232,8 +248,8 @@ TAKE_ALONG(8)
 /* --- scatter_add: out[b, indices[i], c] += updates[b, i, c]; a unit is `piece` columns of one b;
  * index_add adds them to an operand --- */
 
-/* Adds what belongs to one b and the columns first .. last - 1. `p` has the updates before the
- * indices; to `x` they are added, or to zeros if it is NULL. */
+/* Add the updates for one b and the columns first .. last - 1. `p` has the updates before the indices.
+ * They are added to `x`, or to zeros if it is NULL. */
 typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b, int64_t first,
                           int64_t last);
 
@@ -253,7 +269,7 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     return 0;
 }
 
-/* A kernel that does so: `updates` is the number of the parameter with these. */
+/* Kernel that does so: `updates` is the number of the parameter with the updates. */
 #define BY_COLUMNS(name, add, updates, x, indices)                                                     \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
     {                                                                                                  \
@@ -304,7 +320,7 @@ static int for_columns(const KernelCall *call, char *const *p, const char *x, in
     }                                                                                                    \
     BY_COLUMNS(scatter_add_##suffix, add_rows_##suffix, 1, NULL, n[COUNT])                               \
     BY_COLUMNS(index_add_##suffix, add_rows_##suffix, 2, p[1], n[COUNT])                                 \
-    /* With all columns, the elements follow each other from row to row: one run. */                     \
+    /* With all columns, the elements of all rows are contiguous: one run. */                            \
     static void add_along_##suffix(const int64_t *n, char *const *p, const char *x, int64_t b,           \
                                    int64_t first, int64_t last)                                          \
     {                                                                                                    \
@@ -392,15 +408,34 @@ static void set_rows(const int64_t *n, char *const *p, const char *x, int64_t b,
             char *to = out + at[k] * behind;
             int64_t done = size ? size : last - first;
             copy_run(to, in, done);
-            for (; done < last - first; done *= 2) /* one value: what is there, again */
+            for (; done < last - first; done *= 2) /* one value: double the part that is filled */
                 copy_run(to + done, to, least(done, last - first - done));
         }
     }
 }
 
-BY_COLUMNS(index_set, set_rows, 2, p[1], n[COUNT])
+BY_COLUMNS(set_columns, set_rows, 2, p[1], n[COUNT])
 
-/* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
+/* A single index in place, where a row is one element: those of a column. */
+#define SET_ONE(size)                                                                 \
+    if (n[BEHIND] == size) {                                                          \
+        Element##size *out = (Element##size *)p[0] + place(p[3], n[KIND], 0, length); \
+        for (int64_t b = begin; b < least(end, n[BEFORE]); b++)                       \
+            out[b * length] = *(const Element##size *)(p[2] + b * n[STEP_BEFORE]);    \
+        return 0;                                                                     \
+    }
+static int index_set(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = call->ints, length = n[LENGTH];
+    if (n[COUNT] == 1 && p[0] == p[1] && n[BEHIND] <= n[PIECE] &&
+        in_range(p[3], n[KIND], 1, -length, length)) {
+        SET_ONE(4)
+        SET_ONE(8)
+    }
+    return set_columns(call, p, begin, end, scratch);
+}
+
+/* --- one_hot: COUNT rows of LENGTH classes, PIECE per unit --- */
 
 static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
@@ -419,7 +454,7 @@ static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_
 /* --- mask_scatter, mask_set: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes for those where
  * the mask is True; the others are 0, or those of an operand --- */
 
-/* Single elements, where jumps would be guesses. */
+/* Single elements, without branches, which would be unpredictable. */
 #define MASKED(size)                                                                                   \
     if (width == size && updates) {                                                                    \
         const Element##size *from = (const Element##size *)in, *others = (const Element##size *)rest;  \

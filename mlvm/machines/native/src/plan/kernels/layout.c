@@ -8,11 +8,11 @@
 #include "../plan.h"
 #include "elements.h"
 
-/* Of each axis around a tile, the length and two distances follow. */
+/* For each axis around a tile, the length and two strides follow. */
 enum { layout_integers(NAME) AXES };
 enum { MOST_AXES = 67 };
 
-/* Copies a plane's part in a tile. The first operand lies `apart` bytes from the result. */
+/* Copy a plane's part of a tile. The first operand is at the distance `apart` from the result. */
 typedef void (*PlaneFn)(char *out, const char *in, int64_t apart, int64_t rows, int64_t columns,
                         const int64_t *n);
 
@@ -63,7 +63,7 @@ static inline int walk(const KernelCall *call, char *const *p, int64_t begin, in
         return walk(call, p, begin, end, copy);                                                        \
     }
 
-/* --- rows whose elements lie side by side; a column is a byte --- */
+/* --- rows of contiguous elements; a column is a byte --- */
 
 static inline void copy_rows(char *out, const char *in, int64_t apart, int64_t rows, int64_t columns,
                              const int64_t *n)
@@ -107,7 +107,7 @@ EACH(2)
 EACH(4)
 EACH(8)
 
-/* --- what is left of an operand of the result's shape; nothing to do where it is the result --- */
+/* --- the rest of an operand with the result's shape; nothing to do if it is the result --- */
 
 #define REST(size)                                                                                 \
     static int box_rest_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
@@ -151,7 +151,7 @@ ADD(uint64_t, 8)
 ADD(float, f32)
 ADD(double, f64)
 
-/* --- matrices transposed: the operand's columns lie side by side --- */
+/* --- transposed matrices: the operand's columns are contiguous --- */
 
 /* A block has 16 bytes of as many columns of the operand as a register has elements. LOW and HIGH
  * interleave the first and the last halves of two columns. A register of 32 bytes works as two of
@@ -222,7 +222,7 @@ enum { VECTOR = 0 };
     }
 #endif
 
-/* Squares of whole cache lines at a time: of blocks, or element by element at the end. */
+/* Transpose squares of whole cache lines: by blocks, or element by element at the end. */
 #define TRANSPOSE(size)                                                                                  \
     BLOCK(size)                                                                                          \
     enum { SIDE##size = 64 / size };                                                                     \
@@ -281,7 +281,7 @@ static int copy(const KernelCall *call, char *const *p, int64_t begin, int64_t e
     return 0;
 }
 
-/* The parts one after the other: its units are theirs. */
+/* Run the parts one after the other; the units are those of the parts. */
 static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     for (int i = 0; i < call->nchildren && end > 0; i++) {
@@ -296,8 +296,7 @@ static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t 
 
 /* --- triangles --- */
 
-/* In each row, the elements before the first one
- * past the diagonal are kept, or the others. */
+/* In each row, keep the elements before the first element past the diagonal, or the others. */
 static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;

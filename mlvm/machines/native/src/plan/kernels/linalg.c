@@ -1,11 +1,11 @@
-/* Matrix products, and recurrences, whose steps are products. */
+/* Matrix products, and recurrences, which compute a matrix product per step. */
 #define _GNU_SOURCE
 #include "../plan.h"
 
 #include "recurrent.h"
 #include "squares.h"
 
-/* bf16: an f32 each. */
+/* bf16 is computed in f32. */
 
 #define FMA_bf16(x, y, z) FMA_f32(x, y, z)
 #define FMA_SIDE_bf16(x, y, z) FMA_SIDE_f32(x, y, z)
@@ -33,7 +33,7 @@
 #define PACK 1
 #include "products_of.h"
 
-/* --- recurrences, of products before --- */
+/* --- recurrences, which use the products above --- */
 
 #define OF(name) MLVM_JOIN(name, DT)
 #define DT f32
@@ -49,7 +49,7 @@
 #define S double
 #include "recurrent_of.h"
 
-/* Integers, modulo 2^64: in whatever order they are added, the bits are the same. A unit is a row. */
+/* Integers, modulo 2^64, so the order of additions does not matter. A unit is a row. */
 static int matmul_i64(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;

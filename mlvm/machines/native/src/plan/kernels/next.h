@@ -1,20 +1,20 @@
-/* What follows a product. */
+/* Call that follows a matrix product. */
 #ifndef MLVM_NEXT_H
 #define MLVM_NEXT_H
 
 #include "../plan.h"
 
-/* What is done with rows of a product while they are in the cache. */
+/* Call that processes rows of a product while they are in the cache. */
 typedef struct {
     const KernelCall *child;
     char **p;       /* its parameters */
-    char **product; /* the one among them that a strip takes the place of */
+    char **product; /* the parameter that is replaced by a strip */
     char *scratch, *strip;
     int64_t row_bytes;
-    int64_t first_row; /* of the present product, among the rows of all */
+    int64_t first_row; /* of the current product, counted over all products */
 } Next;
 
-/* Where a product begins of which the strip from `row` on is wanted. */
+/* Start of the product if `out` is the strip from `row` on. */
 static inline void *begin_rows(Next *next, void *out, int64_t row)
 {
     if (!next->strip)

@@ -1,4 +1,4 @@
-/* Matrix products of bf16 in pairs, which AVX512_BF16 multiplies and adds at once. */
+/* Matrix products of bf16 in pairs, for the instructions of AVX512_BF16. */
 #define _GNU_SOURCE
 #include "../plan.h"
 

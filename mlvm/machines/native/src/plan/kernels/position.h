@@ -5,12 +5,12 @@
  *   BEYOND(x, y)    whether x is nearer to the extreme than y
  */
 
-/* Whether x takes the place of y, which comes before it. */
+/* Whether x replaces y, which precedes it. */
 #define TAKES(x, y) (BEYOND(x, y) | (IS_NAN(x) & !IS_NAN(y)))
 
 #define IS_IT(x) (((x) == best) | IS_NAN(x))
 
-/* Of W to 2 W elements, which are its first W and its last W. */
+/* W to 2 W elements: the first W and the last W, which may overlap. */
 #define FIRST(W)                                                                    \
     if (n >= (W)) {                                                                 \
         const X *last = x + n - (W);                                                \
@@ -27,7 +27,7 @@
         return at[0];                                                               \
     }
 
-/* Where `best`, or a nan, is among 1 to 64 elements. */
+/* Position of `best`, or of a nan, among 1 to 64 elements. */
 static int POSITION(first)(const X *x, int n, X best)
 {
     FIRST(32)
@@ -58,7 +58,7 @@ static int64_t POSITION(row)(const X *x, int64_t n)
     return i + POSITION(first)(x + i, n - i < STEP ? (int)(n - i) : STEP, best);
 }
 
-/* Of rows of `width` elements, `stride` apart; the first of them has the number `first`. */
+/* Rows of `width` elements, `stride` apart; the first row has the number `first`. */
 static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, int64_t stride, int64_t width,
                               int64_t first, char *scratch)
 {

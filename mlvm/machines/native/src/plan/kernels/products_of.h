@@ -1,4 +1,4 @@
-/* Includes what products of the dtype DT are made of. */
+/* Includes the parts of products for the dtype DT. */
 #define OF(name) MLVM_JOIN(name, DT)
 #include "vector_of.h"
 

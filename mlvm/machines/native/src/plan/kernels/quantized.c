@@ -1,8 +1,8 @@
-/* Products of floats with weights of few bits.
+/* Matrix products of floats with low-bit weights.
  *
- * Sums of floats go in an order that shapes fix: sixteen running sums, each of every word of weights, 32
- * bits, that has its place modulo 16, and one tree over them. So a row of the result has the same bits
- * whatever stands beside it. */
+ * The order of float additions depends only on shapes: sixteen running sums, each over the 32-bit words of
+ * weights at one index modulo 16, and one tree over the sums. So a row of the result has the same bits
+ * whatever other rows are computed. */
 #include "../plan.h"
 
 #include "elements.h"
@@ -17,9 +17,9 @@
 #endif
 
 enum { quantized_integers(NAME) };
-enum { WORDS = 16 }; /* of weights that are used at once */
+enum { WORDS = 16 }; /* words of weights per step */
 
-/* --- sixteen lanes, in as many vectors as it takes --- */
+/* --- sixteen lanes, in one or more vectors --- */
 
 #if defined(__AVX512F__)
 enum { PARTS = 1 };
@@ -38,7 +38,7 @@ typedef W LooseW __attribute__((aligned(1), may_alias));
 #define UNROLL_FOR(...) _Pragma("GCC unroll 16") for (__VA_ARGS__)
 #if defined(__AVX512F__) || defined(__FMA__)
 #define EACH_OF_WORD(j, count) UNROLL_FOR (int j = 0; j < (count); j++)
-#else /* a tile does not fit in registers, and the compiler would take long */
+#else /* a tile would not fit in registers, and would compile slowly */
 #define EACH_OF_WORD(j, count) _Pragma("GCC unroll 1") for (int j = 0; j < (count); j++)
 #endif
 
@@ -57,12 +57,12 @@ static inline V fma_v(V x, V y, V z)
 #endif
 }
 
-/* How elements of BITS lie in a word, and what they are: KIND 0 unsigned, 1 signed. */
+/* Packing of elements of BITS in a word; KIND 0 is unsigned, 1 signed. */
 typedef struct {
     int bits, kind;
 } Element;
 
-/* The j-th element of each word. */
+/* Element j of each word. */
 static inline V element(W words, Element of, int j)
 {
     int shift_left = 32 - of.bits * (j + 1), right = 32 - of.bits;
@@ -71,7 +71,7 @@ static inline V element(W words, Element of, int j)
 }
 
 #if defined(__AVX512F__)
-/* By the low four bits of a word: one or two elements, of which the first counts. */
+/* Look up the lowest four bits of each word: one or two elements, of which the first counts. */
 static inline __m512 table_of(Element of)
 {
     float values[16];
@@ -85,8 +85,8 @@ static inline __m512 table_of(Element of)
 
 /* --- floats by weights --- */
 
-/* Some rows of x, as the kernel reads them: for each WORDS words of weights the elements that meet the first
- * of each word, those that meet the second, ..., and the sum of these; zeros behind the end. */
+/* Copy some rows of x in the kernel's order: for each WORDS words of weights, the elements for the first
+ * element of each word, then for the second, ..., then their sum; padded with zeros. */
 static void lay_out(float *to, const float *x, int64_t k, int per_word, int64_t chunks)
 {
     for (int64_t chunk = 0; chunk < chunks; chunk++, to += WORDS * (per_word + 1)) {
@@ -101,15 +101,15 @@ static void lay_out(float *to, const float *x, int64_t k, int per_word, int64_t 
     }
 }
 
-/* What a row of weights is read by. */
+/* Description of weights. */
 typedef struct {
     const char *weights;
     const float *scale;
 } Row;
 
 typedef struct {
-    int64_t bytes, groups; /* of a row */
-    int64_t words;         /* of a group, at most all */
+    int64_t bytes, groups; /* per row */
+    int64_t words;         /* per group, at most all */
     int64_t chunks;
     int pairs; /* whether there are offsets */
 } Weights;
@@ -130,7 +130,8 @@ static inline void load_words(W *to, const char *from, int64_t rest)
 #endif
 }
 
-/* The scale, or what is `behind` it, of each word's group, of which `count` are left; anything behind. */
+/* Load the scale, or the number `behind` it, for each word's group; `count` groups remain, other lanes
+ * are arbitrary. */
 static inline void load_scales(V *to, const float *scale, const Weights *w, int64_t count, int behind)
 {
     int step = 1 + w->pairs;
@@ -154,7 +155,7 @@ static inline void load_scales(V *to, const float *scale, const Weights *w, int6
 #endif
 }
 
-/* Each half is added to the other until one number is left. */
+/* Add the halves until one number remains. */
 static inline float total(const V *sums)
 {
     float s[4];
@@ -172,7 +173,7 @@ static inline float total(const V *sums)
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-/* `rows` rows of weights by `many` rows of x. */
+/* `rows` rows of weights times `many` rows of x. */
 SPECIALIZED void tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
                       const Weights *w, int rows, int many, Element of)
 {
@@ -190,7 +191,8 @@ SPECIALIZED void tile(float *out, int64_t out_row, const float *x, int64_t x_row
         int64_t byte = chunk * 4 * WORDS, group = chunk * WORDS / w->words;
         UNROLL_FOR (int r = 0; r < rows; r++) {
             load_words(words[r], row[r].weights + byte, w->bytes - byte);
-            /* Rows are short for a processor that guesses what comes next: those of the tile after the next. */
+            /* Rows are too short for the hardware prefetcher: prefetch the rows of the tile after the
+             * next. */
             __builtin_prefetch(row[r].weights + byte + 8 * w->bytes);
             __builtin_prefetch(row[r].scale + group * (1 + w->pairs) + 8 * w->groups * (1 + w->pairs));
             UNROLL_FOR (int i = 0; i < many; i++)
@@ -239,8 +241,8 @@ SPECIALIZED void tile(float *out, int64_t out_row, const float *x, int64_t x_row
 
 /* --- many rows of x by panels of weights --- */
 
-/* A panel is COLUMNS rows of weights side by side, so that lanes are these. The sixteen running sums of one
- * row by one row are made one after the other: numbers of one place of words, modulo WORDS, are made floats
+/* A panel has COLUMNS rows of weights side by side, one per lane. The sixteen running sums of one row by
+ * one row are computed one after the other: the words at one index modulo WORDS are converted to floats
  * once for all rows of x. */
 #if defined(__AVX512F__)
 enum { ACROSS = 2, TILE_ROWS = 6 };
@@ -250,7 +252,7 @@ enum { ACROSS = 1, TILE_ROWS = 3 };
 enum { COLUMNS = ACROSS * WORDS };
 #define EACH_ACROSS UNROLL_FOR (int across = 0; across < ACROSS * PARTS; across++)
 
-/* A row of x as panels meet it: for each place the elements that meet its words, each time with their sum. */
+/* Copy a row of x in the order of panels: for each index, the elements for its words, with their sum. */
 static void lay_out_by_place(float *to, const float *x, int64_t k, int per_word, int64_t chunks)
 {
     for (int64_t chunk = 0; chunk < chunks; chunk++)
@@ -265,7 +267,7 @@ static void lay_out_by_place(float *to, const float *x, int64_t k, int per_word,
         }
 }
 
-/* Words of a panel, [chunks, WORDS, COLUMNS]; the last of `rows` rows stands for those behind. */
+/* Copy words to a panel, [chunks, WORDS, COLUMNS]; missing rows repeat the last of the `rows` rows. */
 static void lay_out_words(int32_t *to, const char *weights, int64_t rows, const Weights *w)
 {
     for (int64_t chunk = 0; chunk < w->chunks; chunk++, to += WORDS * COLUMNS)
@@ -279,7 +281,7 @@ static void lay_out_words(int32_t *to, const char *weights, int64_t rows, const 
         }
 }
 
-/* Their scales, [groups, 1 or 2, COLUMNS]; zeros for groups behind the end of a row. */
+/* Copy their scales, [groups, 1 or 2, COLUMNS], with zeros for groups past the end of a row. */
 static void lay_out_scales(float *to, const float *scale, int64_t rows, const Weights *w)
 {
     int64_t numbers = w->groups * (1 + w->pairs);
@@ -289,7 +291,7 @@ static void lay_out_scales(float *to, const float *scale, int64_t rows, const We
             *to++ = i < numbers ? scale[(r < rows ? r : rows - 1) * numbers + i] : 0;
 }
 
-/* What words of one place hold, [chunks, per_word, COLUMNS]. */
+/* Unpack the words at one index, [chunks, per_word, COLUMNS]. */
 SPECIALIZED void unfold(float *to, const int32_t *words, int64_t chunks, Element of)
 {
     for (int64_t chunk = 0; chunk < chunks; chunk++, words += WORDS * COLUMNS)
@@ -301,7 +303,7 @@ SPECIALIZED void unfold(float *to, const int32_t *words, int64_t chunks, Element
             }
 }
 
-/* One of the sixteen sums, of `rows` rows of x by a panel. */
+/* One of the sixteen sums, for `rows` rows of x by a panel. */
 SPECIALIZED void panel_tile(float *out, const float *const *x, const float *weights, const float *scale,
                             int64_t group, const Weights *w, int rows, int per_word)
 {
@@ -345,7 +347,7 @@ SPECIALIZED void panel_tile(float *out, const float *const *x, const float *weig
         EACH_ACROSS *(LooseV *)(out + i * COLUMNS + across * LANES) = sums[i][across];
 }
 
-/* Sums, [WORDS, COLUMNS] of which each is `apart` from the next, as `total` adds them. */
+/* Add sums, [WORDS, COLUMNS] and `apart` from each other, in the order of `total`. */
 static void total_columns(float *out, const float *sums, int64_t apart, int64_t columns)
 {
     float results[COLUMNS];

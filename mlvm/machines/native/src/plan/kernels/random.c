@@ -1,8 +1,8 @@
-/* Draws from Philox4x64-10 (Salmon et al., SC 2011), the bits that numpy draws.
+/* Random numbers of Philox4x64-10 (Salmon et al., SC 2011), with the same bits as numpy.
  *
- * The generator is a function of a key and a counter. Block i of a stream, i from 1 on, is what it
- * makes of the stream's first counter + i: four words, which are four f64 or eight f32. So a unit
- * may begin at any block. */
+ * The generator is a function of a key and a counter. Block i of a stream, counted from 1, is computed
+ * from the stream's first counter + i: four words, which are four f64 or eight f32. So a unit may start at
+ * any block. */
 #include "../plan.h"
 #include "elements.h"
 
@@ -25,8 +25,8 @@ static inline uint64_t high_product(uint64_t x, uint64_t y)
 }
 #endif
 
-/* Fill `words` from the stream's word `at` on, which begins a block. The stream begins at the
- * counter (data, 0, 0, purpose). Two blocks at once, as each waits for its own products. */
+/* Fill `words` from word `at` of the stream, which starts a block. The stream starts at the counter
+ * (data, 0, 0, purpose). Two blocks are computed together to hide the latency of multiplications. */
 static void draw(uint64_t words[DRAW_UNIT], int64_t at, int64_t count, const char *stream_key,
                  uint64_t purpose, uint64_t data)
 {
@@ -57,7 +57,7 @@ static void draw(uint64_t words[DRAW_UNIT], int64_t at, int64_t count, const cha
     }
 }
 
-/* Half a word at a time, the lower one first: the planners serve little-endian processors only. */
+/* Half words, the lower one first: the planners support only little-endian processors. */
 static inline const Element4 *halves(const uint64_t *words)
 {
     return (const Element4 *)words;
@@ -73,8 +73,8 @@ static inline double unit_f64(uint64_t word)
     return (double)(int64_t)(word >> 11) * 0x1p-53;
 }
 
-/* A kernel that calls `use(words, at, count)` for each unit: its words, and the first and the
- * number of its elements, of which each word has `per_word`. */
+/* A kernel that calls `use(words, at, count)` for each unit, with its words, and the first and the
+ * number of its elements; a word gives `per_word` elements. */
 #define DRAWS(name, key, per_word, use)                                                                \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
     {                                                                                                  \
@@ -111,7 +111,7 @@ static void use_uniform_f64(const KernelCall *call, char *const *p, const uint64
 }
 DRAWS(uniform_f64, 1, 1, use_uniform_f64)
 
-/* --- dropout; a: the rate, and what the others are multiplied by --- */
+/* --- dropout; floats: the rate, and the factor of the kept elements --- */
 
 #define DROPOUT(T, name)                                                                              \
     static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, int64_t at, \
@@ -176,13 +176,13 @@ static int raw(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-/* --- what refuses some words: one value follows the other --- */
+/* --- rejection methods: the number of words varies between values --- */
 
 typedef struct {
     uint64_t words[DRAW_UNIT];
     const char *key;
-    int64_t drawn, unread; /* words that were drawn; bytes of them that were not taken */
-    int64_t expected;      /* words, roughly, that are still to be drawn */
+    int64_t drawn, unread; /* words that were drawn; bytes of them that are unused */
+    int64_t expected;      /* approximate number of words that will be needed */
 } Stream;
 
 static Stream stream_of(const char *key, int64_t expected)
@@ -194,7 +194,7 @@ static Stream stream_of(const char *key, int64_t expected)
     return stream;
 }
 
-/* The next `size` bytes, of which all that are taken have as many. */
+/* Take the next `size` bytes; all values of a stream have the same size. */
 static inline uint64_t take_word(Stream *stream, int64_t size)
 {
     if (!stream->unread) {
@@ -274,8 +274,8 @@ static int permutation(const KernelCall *call, char *const *p, int64_t begin, in
 
 /* --- standard normal values, by the ziggurat of numpy (Marsaglia and Tsang, JSS 5, 2000) --- */
 
-/* log(1 + x) for -1 < x <= 0 as fdlibm has it, and glibc: numpy's tail is made of it. That of the system
- * might round in another way. The mantissa's first BITS count; those that SHIFT drops do not. */
+/* log(1 + x) for -1 < x <= 0 as in fdlibm and glibc, which numpy uses for the tail. The system's
+ * function might round differently. BITS of the mantissa are significant; SHIFT drops the others. */
 #define LOG1P(name, T, Bits, SHIFT, BITS, BIAS, ROOT, NEAR, HIGH, LOW, SERIES, ...) \
     static T name(T x)                                                              \
     {                                                                               \
@@ -326,8 +326,8 @@ LOG1P(log1p_f64, double, uint64_t, 32, 20, 1023, 0x6a09e, 0x1.2bec4p-2, 6.931471
       3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
       1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01)
 
-/* a: the widths of the layers, and the density at their edges. A word has the layer in its first byte, then
- * a sign, then STEPS bits. */
+/* floats: the widths of the layers, and the density at their edges. The first byte of a word selects the
+ * layer; a sign and STEPS bits follow. */
 #define NORMAL(T, dtype, Word, STEPS, EDGE, BY_EDGE)                                              \
     static T normal_value_##dtype(const KernelCall *call, Stream *stream)                         \
     {                                                                                             \

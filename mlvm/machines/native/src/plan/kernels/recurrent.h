@@ -1,4 +1,4 @@
-/* What recurrences of all dtypes have in common. */
+/* Definitions for recurrences of all dtypes. */
 #include "batch.h"
 #include "elements.h"
 #include "functions.h"
@@ -7,17 +7,17 @@
 #include <sched.h>
 #endif
 
-/* Behind the integers of a product of all rows of the state: how many steps there are, of which kind the
- * lengths are, whether the last comes first, how many parts a state has, how many sums are kept or
- * cotangents made of each element, the cell; whether the state is bf16, and whether the kernel is. */
+/* After the integers of the product of all rows of the state: number of steps, dtype of the lengths,
+ * whether the last step is first, parts of a state, sums or cotangents kept per element, the cell,
+ * whether the state is bf16, and whether the kernel is. */
 enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, KEPT, CELL, HALF_STATES, HALF_KERNEL, MADE = KEPT };
 enum { recurrent_cells(NAME) };
 
 #define SIGMOID(x) _Generic((x), float : sigmoid_f32, double : sigmoid_f64)(x)
 #define TANH_(x) _Generic((x), float : tanh_f32, double : tanh_f64)(x)
 
-/* The shared bytes: how many shares the units are divided into, how many units are done, in all turns; for
- * each share, at its first unit, how many turns somebody has taken; then what the states are kept in. */
+/* The shared bytes: number of shares of the units; number of finished units in all turns; for each
+ * share, at its first unit, the number of turns that were taken; then the states. */
 enum { SHARES, DONE, TAKEN = 8 };
 
 static inline char *kept_in(const KernelCall *call, char *const *p)
@@ -28,9 +28,9 @@ static inline char *kept_in(const KernelCall *call, char *const *p)
 typedef void Turn(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
                   int64_t turn);
 
-/* Take turns of some units, of which none begins before the last is over for all. A thread takes its own
- * share, whose part of the kernel lies in its cache, and then those that others have not begun: who has no
- * processor delays nobody. */
+/* Run turns of some units; a turn starts only after the previous one is finished everywhere. A thread
+ * first takes its own share, whose part of the kernel is in its cache, and then shares that other
+ * threads have not begun: so a thread without a processor delays no other thread. */
 static inline void take_turns(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch, int64_t turns, Turn *take)
 {
@@ -40,7 +40,7 @@ static inline void take_turns(const KernelCall *call, char *const *p, int64_t be
             take(call, p, begin, end, scratch, turn);
         return;
     }
-#ifndef WANTED /* a step without Python has one thread make such a call */
+#ifndef WANTED /* in a step without Python, a single thread runs such a call */
     int64_t *shared = (int64_t *)(void *)p[call->nparams], shares = shared[SHARES], own = 0, done;
     while (all * own / shares < begin || all * (own + 1) / shares < end)
         own++;
@@ -59,7 +59,7 @@ static inline void take_turns(const KernelCall *call, char *const *p, int64_t be
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
-            if (spins > 2000) { /* who has begun may wait for this processor */
+            if (spins > 2000) { /* the other thread may be waiting for this processor */
                 sched_yield();
                 spins -= 100;
             }

@@ -3,7 +3,7 @@
  * A unit is UNIT elements of the hidden state, with the columns of all its gates. A turn is a step: see
  * `take_turns`. */
 
-/* Columns of x @ y for some elements of the state. `of` has the product's integers; y may be bf16. */
+/* Columns of x @ y for some elements of the state. `of` has the integers of the product; y may be bf16. */
 static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T *sums, T *scratch,
                       int64_t column, int64_t columns)
 {
@@ -34,8 +34,8 @@ static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T 
     OF(product)(&part);
 }
 
-/* The steps of the cells: h and c change in place, and q becomes the sums of the gates, but of gru's n
- * without p. A gate's columns are `gate` behind those of the one before. */
+/* Steps of the cells: h and c are updated in place, and q becomes the sums of the gates (without p for n
+ * of a gru). A gate's columns are `gate` after the columns of the previous gate. */
 static void OF(step_tanh)(T *h, const T *p, const T *q, const T *b, int64_t count)
 {
     INDEPENDENT_FOR (int64_t j = 0; j < count; j++)
@@ -72,7 +72,7 @@ static void OF(step_gru)(T *h, const T *p, T *q, const T *b, int64_t gate, int64
     }
 }
 
-/* Elements of an operand as the sums have them, and back: those of HALF_STATES are bf16. */
+/* Convert elements of an operand to the dtype of sums, and back: with HALF_STATES they are bf16. */
 static void OF(get)(T *to, const char *from, int64_t at, int64_t count, int64_t half)
 {
     if (half) {
@@ -93,9 +93,9 @@ static void OF(give)(char *to, const T *from, int64_t at, int64_t count, int64_t
     memcpy((T *)to + at, from, (size_t)count * sizeof(T));
 }
 
-/* A step, or first the state before it. Scratch: the state [PARTS][rows][hidden], sums of a step
- * [rows][columns], those of what is projected in a row, the bias; then the product's. States that are bf16
- * are kept as they were: h twice, since the others still read the one before, and c. */
+/* One step, or first the initial state. Scratch: the state [PARTS][rows][hidden], sums of a step
+ * [rows][columns], projected inputs of a row, the bias; then the product's scratch. With bf16 states,
+ * unrounded copies are kept: two of h, because other units still read the previous one, and one of c. */
 static void OF(recurrence_turn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                 char *scratch, int64_t number)
 {
@@ -169,8 +169,8 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
     return 0;
 }
 
-/* The way back. Of each cell the cotangents of its sums, from that of the state; what goes to the state
- * before without the product takes the place of that. */
+/* Backward pass of each cell: the cotangents of its sums, from the cotangent of the state, which is
+ * replaced by the part of the previous state's cotangent that bypasses the product. */
 static void OF(pull_lstm)(T *cotangents, T *h, T *c, const T *sums, int64_t apart, const T *before,
                           const T *after, int64_t gate, int64_t count)
 {
@@ -209,8 +209,8 @@ static void OF(pull_one)(T *cotangents, T *h, const T *after, int64_t count, int
     }
 }
 
-/* The product of the step before, then this step, of which there is none at last. The state's cotangent
- * [PARTS][rows][hidden] is kept. Scratch: the product [rows][hidden]; then the product's own. */
+/* The product of the previous step, then this step, if any. The state's cotangent [PARTS][rows][hidden]
+ * is kept. Scratch: the product [rows][hidden]; then the product's own scratch. */
 static void OF(recurrence_vjp_turn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch, int64_t turn)
 {

@@ -19,14 +19,14 @@
 #include <stdint.h>
 
 #ifndef LANES
-#define OUT_OF_LINE static __attribute__((noinline, unused)) /* it is long and called often */
+#define OUT_OF_LINE static __attribute__((noinline, unused)) /* a long function with many callers */
 #define LANES ((int)sizeof(A) < 8 ? 32 : 16)
 #define BLOCK (16 * LANES) /* elements of a row */
-#define ROWS 128           /* of columns, in a block */
+#define ROWS 128           /* rows of a block of columns */
 #define NARROW 16          /* columns */
 #define WIDE 64
 
-/* Half of the lanes with the other half, until one is left; W is a constant. */
+/* Combine halves of the lanes until one lane remains; W is a constant. */
 #define FOLD_LANES(s, W)                                         \
     _Pragma("GCC unroll 8") for (int w = (W) / 2; w > 0; w /= 2) \
     {                                                            \
@@ -34,7 +34,7 @@
             (s)[j] = COMBINE((s)[j], (s)[j + w]);                \
     }
 
-/* A row of W to 2 W elements: its first W, and its last W but those that are among the first. */
+/* A row of W to 2 W elements: the first W, and the last elements that are not among them. */
 #define REDUCE_SHORT(W)                                          \
     if ((W) <= LANES && n >= (W)) {                              \
         enum { width = (W) <= LANES ? (W) : 1 };                 \
@@ -49,7 +49,7 @@
         return s[0];                                             \
     }
 
-/* To the lanes s, a multiple of LANES elements. */
+/* Combine a multiple of LANES elements into the lanes s. */
 #define REDUCE_WHOLE(s, x, n)                \
     for (int j = 0; j < LANES; j++)          \
         s[j] = IDENTITY;                     \
@@ -59,7 +59,7 @@
             s[j] = COMBINE(s[j], r);         \
         }
 
-/* To the lanes s, the last n % LANES elements of n, read as part of the last LANES. */
+/* Combine the last n % LANES of n elements into the lanes s; they are read as part of the last LANES. */
 #define REDUCE_REST(s, x, n)                                        \
     if ((n) % LANES) {                                              \
         const int repeated = (int)(LANES - (n) % LANES);            \
@@ -102,8 +102,8 @@ static inline A REDUCE(short_row)(const X *x, int64_t n, A c)
 }
 
 #ifdef UNLESS_NAN
-/* A long row, in the same order; whether the result counts, since there is no nan. It takes a third of the
- * time: whether an element is nan is not asked of one result after the other. */
+/* A long row without nan, in the same order; return whether the result is valid because there is no nan.
+ * It takes a third of the time, as results are not tested for nan one after the other. */
 OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
 {
     A s[LANES], nan[LANES];
@@ -125,10 +125,11 @@ OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
 }
 #endif
 
-/* To the lanes `out`, a multiple of LANES elements: those of the first half of the blocks and of the rest. */
+/* Combine a multiple of LANES elements into the lanes `out`: the first half of the blocks and the rest,
+ * recursively. */
 OUT_OF_LINE void REDUCE(blocks)(A *restrict out, const X *x, int64_t n, A c)
 {
-    A s[LANES], more[LANES]; /* s is in registers: nothing points to it */
+    A s[LANES], more[LANES]; /* s stays in registers: no pointer refers to it */
     if (n <= BLOCK) {
         REDUCE_WHOLE(s, x, n)
         for (int j = 0; j < LANES; j++)
@@ -167,7 +168,7 @@ OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
 }
 #endif
 
-/* n rows of results to one, s[0 .. width]: half of them with the other half. */
+/* Combine n rows of results into one, s[0 .. width], by halves. */
 OUT_OF_LINE void REDUCE(fold)(A *s, int64_t n, int64_t width)
 {
     while (n > 1) {
@@ -178,7 +179,7 @@ OUT_OF_LINE void REDUCE(fold)(A *s, int64_t n, int64_t width)
     }
 }
 
-/* Rows of n elements that are `stride` apart, to one result. */
+/* Combine rows of n elements, `stride` apart, into one result. */
 OUT_OF_LINE A REDUCE(rows)(const X *x, int64_t rows, int64_t stride, int64_t n, A c)
 {
     if (rows == 1)
@@ -196,7 +197,7 @@ OUT_OF_LINE A REDUCE(rows)(const X *x, int64_t rows, int64_t stride, int64_t n, 
     return s[0];
 }
 
-/* Rows of n elements that are `stride` apart, element by element into `to`; at most ROWS. */
+/* Combine at most ROWS rows of n elements, `stride` apart, elementwise into `to`. */
 OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, int64_t stride, int64_t n,
                                      const A *c)
 {
@@ -222,8 +223,8 @@ OUT_OF_LINE void REDUCE(few_columns)(A *restrict to, const X *x, int64_t rows, i
         }
 }
 
-/* The same for any number of rows, written to `to`: those of the first half of the rows and of the
- * rest. Many narrow rows are taken as fewer wide ones, whose columns are combined in the end. */
+/* The same for any number of rows: the first half of the rows and the rest, recursively. Many narrow
+ * rows are treated as fewer wide rows, whose columns are combined at the end. */
 OUT_OF_LINE void REDUCE(columns)(A *restrict to, const X *x, int64_t rows, int64_t stride, int64_t n,
                                  const A *c)
 {
@@ -253,7 +254,7 @@ OUT_OF_LINE void REDUCE(columns)(A *restrict to, const X *x, int64_t rows, int64
         to[j] = COMBINE(to[j], more[j]);
 }
 
-/* Groups of rows that are `apart`, likewise. */
+/* The same for groups of rows that are `apart`. */
 OUT_OF_LINE void REDUCE(groups)(A *restrict to, const X *x, int64_t groups, int64_t apart, int64_t rows,
                                 int64_t stride, int64_t n, const A *c)
 {

@@ -1,4 +1,4 @@
-/* Forgets what a reduction was defined by, for the next. */
+/* Undefine the macros of a reduction. */
 #undef REDUCE
 #undef A
 #undef LIFT

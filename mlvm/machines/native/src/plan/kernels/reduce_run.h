@@ -1,6 +1,5 @@
-/* The kernel of one reduction: included after reduce.h, with the same definitions, and
- * FINISH(out, n): optional, what is done to n results in the end;
- * REPAIR(call, p): optional, what is done when all results are there. */
+/* The kernel of one reduction: included after reduce.h, with the same macros, and optionally FINISH(out,
+ * n), which is applied to n results at the end, and REPAIR(call, p), which is applied after all results. */
 #ifndef FINISH
 #define FINISH(out, n) (void)(out)
 #endif

@@ -12,11 +12,11 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A unit is a part of an output, of a block of its columns. */
+/* A unit is a part of an output, for a block of its columns. */
 enum { reduction_integers(NAME) };
 
 typedef struct {
-    int64_t from, to; /* where its elements are in x, and its results in the result or `shared` */
+    int64_t from, to; /* offsets of its elements in x, and of its results in the result or in `shared` */
     int64_t rows, length, width, first; /* `first` of LENGTH */
 } Part;
 
@@ -40,7 +40,7 @@ static inline Part part_of(const int64_t *n, int64_t unit)
     };
 }
 
-/* How many elements each result of a unit is made of. */
+/* Return the number of elements per result of a unit. */
 static inline int64_t elements_of(const int64_t *n, int64_t unit)
 {
     const Part part = part_of(n, unit);
@@ -100,7 +100,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
-/* What products of bytes take from their sums. */
+/* For the corrections of products of bytes. */
 #define TYPE i8_i32
 #define X int8_t
 #define SUM uint32_t
@@ -164,7 +164,7 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
-/* A unit is all that the child does with elements of x of its own. */
+/* A unit is all units of the child for its own elements of x. */
 static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints;
@@ -185,9 +185,11 @@ static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t e
 #define DECISIONS(type) ENTRY(all, type) ENTRY(any, type)
 #define INTEGERS(signed, unsigned)                                                       \
     SUMS(signed) EXTREMES(signed) SUMS(unsigned) EXTREMES(unsigned) DECISIONS(unsigned)
-#define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) ENTRY(prod, type) ENTRY(var, type)
+#define PRODUCTS(type)                                                                   \
+    ENTRY(prod, type) KERNEL(cumulative_prod_##type, run_cumulative_prod_##type, NULL)
+#define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) PRODUCTS(type) ENTRY(var, type)
 KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) SUMS(bf16_f32) SUMS(i8_i32)
-                            SUMS(u8_i32) ENTRY(prod, i32)
-                            ENTRY(prod, i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
+                            SUMS(u8_i32) PRODUCTS(i32)
+                            PRODUCTS(i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
                                 INTEGERS(i32, u32) INTEGERS(i64, u64) KERNEL(each, each, NULL))
 /* clang-format on */

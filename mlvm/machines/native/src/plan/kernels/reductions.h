@@ -13,7 +13,7 @@
 #define NAMED(name, op) NAMED_(name, op, TYPE)
 
 #ifndef LIFTED
-#define LIFTED (SUM) /* an element as a sum has it */
+#define LIFTED (SUM) /* an element in the type of sums */
 #endif
 
 #ifdef FLOAT
@@ -35,7 +35,7 @@
 #define ANY_ORDER
 #endif
 #ifdef FLOAT
-/* a[0]: the divisor of a mean, 1 for a sum. */
+/* floats[0]: the divisor of a mean, 1 for a sum. */
 #define FINISH(out, n)                                        \
     for (int64_t j = 0; call->floats[0] != 1 && j < (n); j++) \
     (out)[j] /= (A)call->floats[0]
@@ -52,8 +52,8 @@
 #ifdef FLOAT
 #define ROUNDED
 #define REPAIR(call, p) NAMED(without_overflow, prod)(call, p)
-/* A product that is nan is 0 if all its elements are finite: one of them is 0, and a product of others
- * has overflowed. */
+/* If a product is nan but all its elements are finite, it is 0: one element is 0, and the product of the
+ * others has overflowed. */
 static void NAMED(without_overflow, prod)(const KernelCall *call, char *const *p)
 {
     const int64_t *n = call->ints, inner = n[INNER], length = n[LENGTH];
@@ -64,7 +64,7 @@ static void NAMED(without_overflow, prod)(const KernelCall *call, char *const *p
         const int64_t outer = i / inner / n[MIDDLE], middle = i / inner % n[MIDDLE];
         const X *x = (const X *)p[1] + outer * n[ROWS_OUTER] * n[STRIDE] + middle * length * inner +
                      i % inner;
-        X sum = 0; /* of what is 0 for a finite element, else nan */
+        X sum = 0; /* sum of x - x, which is 0 for finite elements, else nan */
         for (int64_t row = 0; row < n[ROWS_OUTER]; row++)
             for (int64_t k = 0; k < length; k++)
                 sum += x[row * n[STRIDE] + k * inner] * 0;
@@ -79,35 +79,31 @@ static void NAMED(without_overflow, prod)(const KernelCall *call, char *const *p
 #include "reduce_run.h"
 #endif
 
-/* A unit is a row, or a block of columns. */
-static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                                      char *scratch)
+#define CUMULATE(name) NAMED(name, cumulative_sum)
+#define COMBINE(a, b) ((a) + (b))
+#include "cumulate.h"
+
+#ifndef NO_PRODUCTS
+#define CUMULATE(name) NAMED(name, cumulative_prod)
+#define COMBINE(a, b) ((a) * (b))
+#ifdef FLOAT
+#define REPAIR(out, x, length, by) NAMED(without_overflow, cumulative_prod)(out, x, length, by)
+/* A running product that is nan is 0 if all elements up to there are finite: see without_overflow above. Products
+ * after a nan are nan. */
+static void NAMED(without_overflow, cumulative_prod)(SUM *out, const X *x, int64_t length, int64_t by)
 {
-    const int64_t *n = call->ints, length = n[LENGTH], inner = n[INNER], width = n[WIDTH];
-    const int64_t blocks = (inner + width - 1) / width;
-    (void)scratch;
-    for (int64_t u = begin; u < end; u++) {
-        const int64_t block = u % blocks * width, at = u / blocks * length * inner + block;
-        const int64_t columns = inner - block < width ? inner - block : width;
-        const X *x = (const X *)p[1] + at;
-        SUM *out = (SUM *)p[0] + at;
-        if (inner == 1) {
-            SUM sum = LIFTED(x[0]);
-            out[0] = sum;
-            for (int64_t i = 1; i < length; i++)
-                out[i] = sum += LIFTED(x[i]);
-            continue;
-        }
-        for (int64_t j = 0; j < columns; j++)
-            out[j] = LIFTED(x[j]);
-        for (int64_t i = 1; i < length; i++) {
-            x += inner, out += inner;
-            INDEPENDENT_FOR (int64_t j = 0; j < columns; j++)
-                out[j] = out[j - inner] + LIFTED(x[j]);
-        }
+    if (!IS_NAN(out[(length - 1) * by]))
+        return;
+    X sum = 0; /* of what is 0 for a finite element, else nan */
+    for (int64_t i = 0; i < length && !IS_NAN(sum); i++) {
+        sum += x[i * by] * 0;
+        if (IS_NAN(out[i * by]) && !IS_NAN(sum))
+            out[i * by] = 0;
     }
-    return 0;
 }
+#endif
+#include "cumulate.h"
+#endif
 
 #ifndef SUMS_ONLY
 #define REDUCE(name) NAMED(name, max)

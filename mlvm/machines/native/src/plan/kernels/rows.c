@@ -1,4 +1,4 @@
-/* Softmax, cross-entropy and layer normalisation: what works on one row after the other. */
+/* Softmax, cross-entropy and layer normalization, row by row. */
 #include "../plan.h"
 
 #include "elements.h"
@@ -9,7 +9,7 @@
 
 enum { rows_integers(NAME) };
 
-/* Of columns: where its elements begin, and its results if each column has one. */
+/* A block of columns: offsets of its elements, and of its results if there is one per column. */
 typedef struct {
     int64_t at, result, width;
 } Block;

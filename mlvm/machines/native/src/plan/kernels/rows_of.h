@@ -41,8 +41,8 @@
 
 /* --- softmax --- */
 
-/* exp(x - peak) of some rows of n elements to y, where `peak` is the largest of each. Short rows
- * go to `exp` together. */
+/* Write exp(x - peak) of some rows of n elements to y, where `peak` is the maximum of each row. Short
+ * rows are passed to `exp` together. */
 static void FN(exponentials)(F *restrict y, const F *restrict x, int64_t rows, int64_t n,
                              const F *restrict peak)
 {
@@ -60,7 +60,7 @@ static void FN(exponentials)(F *restrict y, const F *restrict x, int64_t rows, i
         y[j] = FN(exp)(y[j]);
 }
 
-/* The sum of exp(x - peak); `y` has room for ROWS_TOGETHER elements. */
+/* Return the sum of exp(x - peak); `y` has space for ROWS_TOGETHER elements. */
 static F FN(sum_of_exp)(const F *x, int64_t n, F peak, F *y)
 {
     F s[64];
@@ -77,7 +77,7 @@ static F FN(sum_of_exp)(const F *x, int64_t n, F peak, F *y)
     return s[0];
 }
 
-/* How many rows of n elements are done together, and the largest element of each. */
+/* Return the number of rows of n elements to process together, and the maximum of each. */
 static int64_t FN(next_rows)(const F *x, int64_t rows, int64_t n, F *peak)
 {
     rows = least(rows, n < ROWS_TOGETHER ? ROWS_TOGETHER / n : 1);
@@ -86,7 +86,8 @@ static int64_t FN(next_rows)(const F *x, int64_t rows, int64_t n, F *peak)
     return rows;
 }
 
-/* The logarithms of the sums of exp(x - peak) of `rows` rows; `y` has room for ROWS_TOGETHER elements. */
+/* Write the logarithms of the sums of exp(x - peak) of `rows` rows; `y` has space for ROWS_TOGETHER
+ * elements. */
 static void FN(log_sums)(F *restrict logs, const F *x, int64_t rows, int64_t n, F *peak, F *y)
 {
     if (n > ROWS_TOGETHER) {
@@ -154,8 +155,7 @@ static int FN(logsumexp)(const KernelCall *call, char *const *p, int64_t begin, 
     return 0;
 }
 
-/* A unit is a row. A label that int64_t does not hold is
- * negative. */
+/* A unit is a row. A label that does not fit in int64_t becomes negative. */
 static int FN(softmax_cross_entropy)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                      char *scratch)
 {
@@ -201,10 +201,10 @@ static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p,
     return 0;
 }
 
-/* --- softmax along another axis than the last --- */
+/* --- softmax along an axis other than the last --- */
 
-/* A block of at most ROWS_TOGETHER columns and n rows, `stride` apart. `scratch` has the largest elements of
- * the columns, then their sums of exp(x - peak), and then room for ROWS_TOGETHER more. */
+/* A block of at most ROWS_TOGETHER columns and n rows, `stride` apart. `scratch` has the maxima of the
+ * columns, then their sums of exp(x - peak), and then space for ROWS_TOGETHER elements. */
 static void FN(column_peaks)(const F *x, int64_t n, int64_t stride, int64_t width, F *scratch)
 {
     FN(columns_max)(scratch, x, n, stride, width, NULL);
@@ -304,7 +304,7 @@ static inline FN(Statistics) FN(statistics)(const F *x, int64_t n, F eps)
     return (FN(Statistics)){mean, 1 / FN(root)(variance + eps)};
 }
 
-/* a: eps. A unit is a row. */
+/* floats[0]: eps. A unit is a row. */
 static int FN(layer_norm_normalize)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
@@ -336,7 +336,7 @@ static int FN(layer_norm)(const KernelCall *call, char *const *p, int64_t begin,
 }
 
 /* With h = g * scale and c = x - mean: (h - mean(h) - c mean(h c) / (var + eps)) / sqrt(var + eps).
- * `scratch` has room for a row. */
+ * `scratch` has space for a row. */
 static int FN(layer_norm_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch)
 {
@@ -360,8 +360,7 @@ static int FN(layer_norm_vjp)(const KernelCall *call, char *const *p, int64_t be
     return 0;
 }
 
-/* A unit is a part of the rows: the sum of its g * (x - mean) /
- * sqrt(var + eps). */
+/* A unit is a part of the rows: it sums g * (x - mean) / sqrt(var + eps). */
 static int FN(layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {

@@ -1,5 +1,5 @@
-/* Small matrices: factors, systems of equations, inverses and determinants of SIZE by SIZE, without LAPACK's cost of
- * a call. All is computed in f64 and rounded at the end. A unit is a matrix. */
+/* Factors, linear systems, inverses and determinants of small matrices, SIZE by SIZE, without the
+ * overhead of a LAPACK call. All is computed in f64 and rounded at the end. A unit is a matrix. */
 #include "../plan.h"
 
 #include <math.h>
@@ -85,8 +85,8 @@ static void substitute(Square a, int64_t size, Square b, int64_t columns)
 
 /* --- kernels --- */
 
-/* Find the matrices of x and y that unit u solves: for each axis of the stack its length, and how many matrices of x
- * and of y are between its elements, 0 where one serves all. */
+/* Find the matrices of x and y for unit u: for each batch axis, its length and the strides of x and y in
+ * matrices, 0 if broadcast. */
 static void find_operands(const int64_t *n, int64_t u, int64_t *x, int64_t *y)
 {
     *x = *y = 0;
@@ -97,7 +97,7 @@ static void find_operands(const int64_t *n, int64_t u, int64_t *x, int64_t *y)
     }
 }
 
-/* y has COLUMNS columns. Without y, they are those of the identity. */
+/* y has COLUMNS columns. Without y, it is the identity. */
 static int solve(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints, size = n[SIZE], columns = n[COLUMNS];
@@ -131,7 +131,7 @@ static int solve(const KernelCall *call, char *const *p, int64_t begin, int64_t 
     return 0;
 }
 
-/* The product of the pivots, as a mantissa and an exponent, so that no part of it overflows. */
+/* The product of the pivots, as a mantissa and an exponent to avoid overflow. */
 static int det(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints;
@@ -151,7 +151,7 @@ static int det(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-/* The factor of the symmetric part, column by column (Golub and Van Loan, 4.2). */
+/* The Cholesky factor of the symmetric part, column by column (Golub and Van Loan, 4.2). */
 static int cholesky(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->ints, size = n[SIZE];
@@ -164,7 +164,7 @@ static int cholesky(const KernelCall *call, char *const *p, int64_t begin, int64
                 double rest = a[i][j] * 0.5 + a[j][i] * 0.5;
                 for (int64_t k = 0; k < j; k++)
                     rest -= lower[i][k] * lower[j][k];
-                if (i == j && rest <= 0) /* a nan passes, as through LAPACK */
+                if (i == j && rest <= 0) /* a nan is accepted, as by LAPACK */
                     return 1;
                 lower[i][j] = i == j ? sqrt(rest) : rest / lower[j][j];
             }

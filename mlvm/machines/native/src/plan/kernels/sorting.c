@@ -1,5 +1,6 @@
-/* Order. Elements become unsigned keys in the same order, with their positions beside them: sorted by
- * the key alone, and stably, these are what `argsort` says, and where `sort` finds its elements. */
+/* Sorting. Elements are converted to unsigned keys of the same order, paired with their positions.
+ * Sorted stably by key, the positions are the result of `argsort`, and `sort` gathers its elements with
+ * them. */
 #include "../plan.h"
 
 #include <stdint.h>
@@ -8,10 +9,10 @@
 enum { sorting_integers(NAME) };
 enum { SHORT_ROW = 192, DIGITS = 256 };
 
-/* In a short row, the position of a record is the number of smaller keys and of equal ones before it,
- * which vectors count. The records of a long row are dealt out by one byte of the key after the other,
- * from the last on, unless all have the same (Knuth, The art of computer programming, volume 3, 5.2 and
- * 5.2.5). Behind the n records is room for n more. */
+/* In a short row, the position of a record is the number of smaller keys and of equal keys before it,
+ * which vectors count. Long rows use radix sort by bytes of the key, from the last on, skipping bytes
+ * that are equal in all records (Knuth, The art of computer programming, volume 3, 5.2 and 5.2.5). There
+ * is space for n more records after the n records. */
 #define RECORDS(bits)                                                                            \
     typedef struct {                                                                             \
         uint##bits##_t key, position;                                                            \
@@ -62,7 +63,7 @@ enum { SHORT_ROW = 192, DIGITS = 256 };
 RECORDS(32)
 RECORDS(64)
 
-/* Zeros are equal, and nans are the largest. */
+/* Zeros of both signs are equal, and nans are the largest. */
 #define FLOAT_KEY(t, T, bits, sign)                                                            \
     static inline uint##bits##_t key_##t(T x)                                                  \
     {                                                                                          \
@@ -105,8 +106,8 @@ INTEGERS(INTEGER_KEY)
         return 0;                                                                                      \
     }
 
-/* A unit is a row, whose elements are INNER apart. A FEW first records are kept in order while the row is
- * read. */
+/* A unit is a row, whose elements are INNER apart. If only the FEW first records are needed, these are
+ * kept sorted while the row is read. */
 #define SORT(t, T, bits, unused)                                                        \
     static const Record##bits *order_##t(const int64_t *n, const T *x, char *scratch)   \
     {                                                                                   \
@@ -134,8 +135,8 @@ INTEGERS(INTEGER_KEY)
 INTEGERS(SORT)
 FLOATS(SORT)
 
-/* A unit is an element of x, whose place is the number of edges before it. The place is first looked for where it
- * is if the edges are equally far apart; elsewhere half of the edges is excluded at a time (Knuth, 6.2.1). */
+/* A unit is an element of x; its result is the number of edges before it. The first guess assumes
+ * equidistant edges, then bisection finds the position (Knuth, 6.2.1). */
 #define SEARCH(t, T, bits, unused)                                                                     \
     static inline int is_before_##t(T edge, T x, int64_t right)                                        \
     {                                                                                                  \

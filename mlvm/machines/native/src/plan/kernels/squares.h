@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* What is 1, 2, 4 lanes off the diagonal is exchanged. */
+/* Exchange elements that are 1, 2 and 4 lanes off the diagonal. */
 #if defined(__clang__)
 #define PICK(x, y, Lanes, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
@@ -31,7 +31,7 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
     EXCHANGE(r, 4, 1, Lanes, LIST(0, 4, 2, 6), LIST(1, 5, 3, 7)) \
     EXCHANGE(r, 4, 2, Lanes, LIST(0, 1, 4, 5), LIST(2, 3, 6, 7))
 #if defined(__FMA__)
-/* As the processor has it: pairs of lanes are woven, and rows 1 and 2 of each four come out exchanged. */
+/* With x86 instructions: lanes are interleaved in pairs, which exchanges rows 1 and 2 of each four. */
 #define TRANSPOSE_f32(r)                                                                           \
     EXCHANGE(r, 8, 1, Lanes_f32, LIST(0, 8, 1, 9, 4, 12, 5, 13), LIST(2, 10, 3, 11, 6, 14, 7, 15)) \
     EXCHANGE(r, 8, 2, Lanes_f32, LIST(0, 1, 8, 9, 4, 5, 12, 13), LIST(2, 3, 10, 11, 6, 7, 14, 15)) \

@@ -1,6 +1,6 @@
-/* How products read their operands, of type S, as units of type T: an element, a bf16 made an f32, or
- * the two bf16 of k and k + 1, for processors that multiply and add these at once (PACK is 2). Included
- * once for each dtype, between tile.h and gemm.h. */
+/* Loads of product operands of type S as units of type T: an element, a bf16 converted to f32, or the
+ * two bf16 of k and k + 1 (PACK is 2), for processors that multiply and add pairs. Included once per
+ * dtype, between tile.h and gemm.h. */
 
 typedef T OF(Side) __attribute__((vector_size(SQUARE_BYTES)));
 typedef T OF(LooseSide) __attribute__((vector_size(SQUARE_BYTES), aligned(sizeof(S)), may_alias));
@@ -16,7 +16,7 @@ typedef uint32_t OF(Pairs) __attribute__((vector_size(VECTOR_BYTES), aligned(2),
 #define BITS(Name, from) __builtin_convertvector(*(const OF(Name##Halves) *)(from), OF(Name##Bits))
 #endif
 
-/* A unit; `step` is from k to k + 1. */
+/* One unit; `step` is the distance from k to k + 1. */
 static inline T OF(unit)(const S *from, int64_t step)
 {
     (void)step;
@@ -29,7 +29,7 @@ static inline T OF(unit)(const S *from, int64_t step)
 #endif
 }
 
-/* A vector of units that lie beside each other, each for the same k. */
+/* A vector of adjacent units, each for the same k. */
 static inline V OF(take)(const S *from, int64_t step)
 {
     (void)step;
@@ -43,8 +43,8 @@ static inline V OF(take)(const S *from, int64_t step)
 }
 
 #if HALVES
-/* Of twice as many units those of even columns, and those of odd ones: a shift and a mask take less than
- * a permutation and a shift for each vector. */
+/* Split twice as many units into even and odd columns: a shift and a mask are faster than a permutation
+ * and a shift for each vector. */
 static inline void OF(take_apart)(const S *from, int64_t step, V *even, V *odd)
 {
     const OF(Bits) low = *(const OF(Pairs) *)from;
@@ -60,7 +60,7 @@ static inline void OF(take_apart)(const S *from, int64_t step, V *even, V *odd)
 }
 #endif
 
-/* The units of one k after the other, which lie beside each other. */
+/* Adjacent units of consecutive k. */
 static inline V OF(take_run)(const S *from)
 {
 #if HALVES && PACK == 1
@@ -70,7 +70,7 @@ static inline V OF(take_run)(const S *from)
 #endif
 }
 
-/* By value: what gcc copies in memory it copies word by word. */
+/* Returned by value: gcc copies memory word by word. */
 static inline OF(Side) OF(take_side)(const S *from)
 {
 #if HALVES && PACK == 1

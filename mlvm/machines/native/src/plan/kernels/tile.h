@@ -4,8 +4,8 @@
  * BLIS (Van Zee and van de Geijn, TOMS 2015) calls this the micro-kernel. Each element is summed in
  * the order of k with one accumulator, whatever the tile's size, so tiles may be cut anywhere. */
 
-/* What a tile needs to know: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and the columns of
- * B beside each other, B[k, j] at b[k * b_k + j]. k is in runs, each of which has its place in A. */
+/* Arguments of a tile: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and contiguous columns of B,
+ * B[k, j] at b[k * b_k + j]. k is divided into runs, each with its own offset in A. */
 typedef struct {
     int64_t at, length;
 } OF(RunOf);
@@ -19,8 +19,8 @@ typedef struct {
     int64_t b_k;
     T *c;
     int64_t c_row;
-    int add; /* to what C holds */
-    int far; /* C may lie outside of the caches */
+    int add; /* add to C, instead of writing it */
+    int far; /* C may not be in the cache */
 } OF(TileOf);
 #define Tile OF(TileOf)
 
@@ -32,14 +32,15 @@ SPECIALIZED void OF(tile)(const Tile *t, const int rows, const int vectors, cons
     V sum[ROWS][2];
     const T *b = t->b;
     const int64_t a_k = t->a_k, b_k = t->b_k;
-    const int across = sizeof(V) == 64 ? vectors : 1, lines = rows * across; /* of a cache, in C */
+    const int across = sizeof(V) == 64 ? vectors : 1, lines = rows * across; /* cache lines of C */
     UNROLL_FOR (int i = 0; i < rows; i++)
         UNROLL_FOR (int j = 0; j < vectors; j++)
             sum[i][j] = (V){0};
     for (const Run *run = t->run, *end = run + t->runs; run < end; run++) {
-        /* With two pointers the offsets of rows stay in registers. */
+        /* With two pointers, the offsets of rows stay in registers. */
         const T *a = t->a + run->at, *below = a + a_row * (rows / 2);
-        /* Lines of C are fetched in turn, before the last products: all at once, they delay B. */
+        /* Prefetch lines of C one by one before the last products: all together would delay the loads of
+         * B. */
         const int64_t late = t->far && run + 1 == end ? least(run->length, 64) - lines : INT64_MAX;
         for (int64_t k = run->length; k > 0; k--) {
             if ((uint64_t)(k - late) < (uint64_t)lines)
@@ -68,7 +69,7 @@ SPECIALIZED void OF(tile)(const Tile *t, const int rows, const int vectors, cons
             OF(store)(c + i * c_row + j * LANES, sum[i][j]);
 }
 
-/* Rows of A that lie side by side, for each k, have an address less to compute. */
+/* If rows of A are contiguous for each k, address computation is simpler. */
 #define TILE(rows, vectors)                                \
     static void OF(tile_##rows##x##vectors)(const Tile *t) \
     {                                                      \

@@ -1,7 +1,7 @@
-/* The tiles of AMX: eight registers of 16 rows of 64 bytes, which are 16 f32 or 16 pairs of bf16. Where
- * AMX_EMULATED is defined, memory takes their place, and TDPBF16PS is done as Intel's manual defines it
- * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2), so that products may be tested
- * on a processor without them. Registers are constants. */
+/* Tile registers of AMX: eight registers with 16 rows of 64 bytes, which are 16 f32 or 16 pairs of bf16.
+ * With AMX_EMULATED they are emulated in memory, and TDPBF16PS is computed as in Intel's manual (Intel
+ * 64 and IA-32 Architectures Software Developer's Manual, volume 2), to test products on other
+ * processors. Register numbers are constants. */
 #ifndef MLVM_TILES_H
 #define MLVM_TILES_H
 
@@ -28,7 +28,7 @@ static inline void tiles_begin(void)
 
 static inline void tiles_end(void)
 {
-    memset(tile_register, -1, sizeof tile_register); /* nobody is to rely on what they held */
+    memset(tile_register, -1, sizeof tile_register); /* previous contents must not be used */
 }
 
 static inline void tile_load(int tile, const void *from, int64_t row_bytes)
@@ -48,14 +48,14 @@ static inline void tiles_read(const void *memory)
     (void)memory;
 }
 
-/* Subnormal numbers are zeros. */
+/* Flush subnormal numbers to zero. */
 static inline float flushed(float x)
 {
     return x > -FLT_MIN && x < FLT_MIN ? float_of_bits(bits_of_float(x) & 0x80000000) : x;
 }
 
-/* The products of the even elements of a row and of the odd ones have sums of their own, rounded at each
- * step; the sum of these two is then added to what the tile held. */
+/* Products of the even and the odd elements of a row are summed separately, rounded at each step; the
+ * sum of both is then added to the tile. */
 static inline void tile_dot(int sums, int rows, int pairs)
 {
     for (int m = 0; m < TILE_ROWS; m++) {
@@ -84,13 +84,14 @@ static inline void tile_dot(int sums, int rows, int pairs)
 
 #else
 
-/* What follows reads memory that was written before: gcc 12 does not know that of its own instructions. */
+/* Compiler barrier before tiles read memory: gcc 12 does not know that its tile intrinsics read memory. */
 static inline void tiles_read(const void *memory)
 {
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
-/* A thread's own: it says how large its tiles are, and lets go of them, so that nobody saves them. */
+/* Configure the thread's tile registers, and release them afterwards, so that the system need not save
+ * them. */
 static inline void tiles_begin(void)
 {
     struct {

@@ -1,8 +1,8 @@
-/* sin, cos and tan, computed in f64. With n the nearest integer, x is n pi / 2 + r, where |r| is at
- * most pi / 4: n chooses among sin(r), cos(r) and their negatives. pi / 2 is a sum of numbers of so few
- * digits that their products with n are exact (Cody and Waite, Software manual for the elementary
- * functions, 1980); what the differences lose is kept. The polynomials are those of Sun's fdlibm, for f32
- * of FreeBSD's. Rows leave numbers beyond TURNS_MOST to the C library. */
+/* sin, cos and tan, computed in f64. With n the nearest integer, x is n pi / 2 + r, where |r| is at most
+ * pi / 4; n selects sin(r), cos(r) or their negatives. pi / 2 is split into numbers with so few digits
+ * that their products with n are exact (Cody and Waite, Software manual for the elementary functions,
+ * 1980); the rounding errors of the differences are kept. The polynomials are from Sun's fdlibm, for f32
+ * from FreeBSD's. Rows use the C library for numbers beyond TURNS_MOST. */
 #ifndef MLVM_TRIGONOMETRIC_H
 #define MLVM_TRIGONOMETRIC_H
 
@@ -16,7 +16,7 @@
 #define PI_4 8.47842766036889956997e-32
 #define PI_2_TO_4 6.07710050650619224932e-11
 
-/* What x - y loses by rounding; `difference` is the rounded one (Knuth's TwoSum). */
+/* The rounding error of x - y; `difference` is the rounded result (Knuth's TwoSum). */
 static inline double lost(double x, double y, double difference)
 {
     double of_y = x - difference, of_x = difference + of_y;
@@ -55,19 +55,19 @@ static inline Turn turn_f32(float angle)
     return (Turn){MAD_F64(r * z, s, r), MAD_F64(z, c, 1), bits_f64(shifted)};
 }
 
-/* x, or -x where the second last digit of `quarter` is 1. */
+/* x, or -x if the second lowest bit of `quarter` is 1. */
 static inline double turned(double x, uint64_t quarter)
 {
     return of_bits_f64(bits_f64(x) ^ (quarter & 2) << 62);
 }
 
-/* x where n is odd, else y. */
+/* x if n is odd, else y. */
 static inline double where_odd(uint64_t quarter, double x, double y)
 {
     return of_bits_f64(bits_f64(y) ^ ((bits_f64(x) ^ bits_f64(y)) & (0 - (quarter & 1))));
 }
 
-/* Of numbers this small the function is the number itself, also of -0. */
+/* For tiny numbers the function is the number itself, also for -0. */
 #define TINY(x, y) (fabs(x) < 0x1p-27 ? (x) : (y))
 
 #define TURNS(t, T)                                                                       \

@@ -1,7 +1,6 @@
-/* The variance: of each part the mean and then the sum of the squares of the distances from it.
- * Parts are joined as Chan, Golub and LeVeque join them (Updating formulae, 1979).
- *
- * a: how many elements, and that less `correction`, at least 0. */
+/* Variance: for each part, the mean and then the sum of squared deviations. Parts are combined as in
+ * Chan, Golub and LeVeque (Updating formulae, 1979). * floats: the number of elements, and that number
+ * minus `correction`, at least 0. */
 static int NAMED(run, var)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch)
 {

@@ -1,4 +1,4 @@
-/* A vector of the dtype T, which may lie where elements of type S do. Included once for each dtype. */
+/* Vector of dtype T, which may be loaded from addresses aligned to type S. Included once per dtype. */
 #ifndef S
 #define S T
 #endif

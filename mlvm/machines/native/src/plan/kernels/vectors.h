@@ -13,7 +13,7 @@
 #include <arm_neon.h>
 #endif
 
-/* --- the registers: ROWS x 2 hold a tile of C, 2 a row of B and one an element of A --- */
+/* --- registers: ROWS x 2 for a tile of C, 2 for a row of B and one for an element of A --- */
 
 #define UPTO_6(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #define UPTO_14(X) UPTO_6(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
@@ -35,7 +35,7 @@ enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
 #define SPREAD_f64(x) (Vector_f64) _mm256_set1_pd(x)
 #define FMA_SIDE_f32(x, y, z) FMA_f32(SPREAD_f32(x), y, z)
 #define FMA_SIDE_f64(x, y, z) FMA_f64(SPREAD_f64(x), y, z)
-#elif defined(USE_NEON) /* 28 of 32 registers are the tile's */
+#elif defined(USE_NEON) /* the tile uses 28 of 32 registers */
 #define EACH_HEIGHT(X) UPTO_14(X)
 enum { VECTOR_BYTES = 16, ROWS = 14, SQUARE_BYTES = 16 };
 #define FMA_f32(x, y, z) (Vector_f32) vfmaq_f32((float32x4_t)(z), (float32x4_t)(x), (float32x4_t)(y))

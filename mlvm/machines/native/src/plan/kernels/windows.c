@@ -9,8 +9,8 @@ static inline int64_t largest(int64_t x, int64_t y)
     return x > y ? x : y;
 }
 
-/* For the window at x (its first column in the image, which may be padding), the first column
- * that is in the image, counted in the window, and the one behind the last. */
+/* For the window at x (its first column in the image, which may be in the padding), return the first and
+ * the end column inside the image, relative to the window. */
 static inline int64_t first_column(const int64_t *n, int64_t x)
 {
     return x < 0 ? least((n[APART_X] - 1 - x) / n[APART_X], n[WIDE]) : 0;
@@ -22,7 +22,7 @@ static inline int64_t end_column(const int64_t *n, int64_t x)
     return largest(first_column(n, x), least(n[WIDE], end));
 }
 
-/* --- patches of padded images; n: see above; a: the padding. A unit is a row of windows --- */
+/* --- patches of padded images; floats: the padding value. A unit is a row of windows --- */
 
 #define PATCHES(T, size, name)                                                                           \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)   \
@@ -64,8 +64,8 @@ PATCHES(double, 8, patches_f64)
 
 /* --- unpatches; a unit is a row of an image --- */
 
-/* The windows of a row, from right to left: so each element gets its terms in the order of their
- * columns in the window. */
+/* The windows of a row from right to left, so that each element adds its terms in the order of window
+ * columns. */
 #define UNPATCHES(T, name)                                                                               \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)   \
     {                                                                                                    \
@@ -100,15 +100,15 @@ UNPATCHES(double, unpatches_f64)
 
 /* --- pooling; a unit is a row of windows --- */
 
-/* nan if one of them is. The first choice is one instruction, the second one is rare. */
+/* nan if either is nan. The first comparison is one instruction, the second is rarely true. */
 #define GREATER(x, y) ((x) > (y) ? (x) : (y))
 #define LARGER(x, y) ((x) != (x) ? (x) : GREATER(x, y))
 #define SUM(x, y) ((x) + (y))
 
-/* `start` is combined with the elements of a window one after the other, and `end_with` is done to
- * what has come out. Each place in the window is done for a whole row of windows. */
+/* `combine` the elements of a window one after the other, from `start`, then apply `end_with`. Each
+ * position in the window is processed for a whole row of windows. */
 #define POOL(T, name, start, combine, end_with)                                                          \
-    /* Elements of `count` windows that lie `step` pixels apart. */                                      \
+    /* Elements of `count` windows that are `step` pixels apart. */                                      \
     static inline void run_##name(T *out, const T *in, int64_t count, int64_t step, int64_t channels)    \
     {                                                                                                    \
         if (step == 1) {                                                                                 \
@@ -159,7 +159,7 @@ POOL(double, max_pool2d_f64, -__builtin_inf(), LARGER, AS_IT_IS)
 POOL(float, avg_pool2d_f32, 0, SUM, MEAN)
 POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
 
-/* --- the gradient of the largest; a unit is BLOCK channels of an image --- */
+/* --- the gradient of the maximum; a unit is BLOCK channels of an image --- */
 
 #define POOL_VJP(T, name)                                                                              \
     static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch) \
@@ -201,7 +201,7 @@ POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
         }                                                                                              \
         return 0;                                                                                      \
     }
-/* Where the places of a window lie that are in the image. */
+/* Iterate over the positions of a window that are inside the image. */
 #define EACH_PLACE                                                                      \
     for (int64_t a = 0, y = top; a < n[TALL]; a++, y += n[APART_Y])                     \
         for (int64_t b = first, at = (y * n[WIDTH] + left + b * n[APART_X]) * channels; \
