@@ -821,8 +821,9 @@ _PLAIN_DEPTH: Final = 8
 
 
 def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
-    """List the leaves of a tree of dicts, such as the gradients of a Module; return False for any
-    other tree, and for one that is deep or contains itself."""
+    """List the leaves of a tree of dicts, such as the gradients of a Module.
+
+    Return False for any other tree, and for a tree that is deep or contains itself."""
     if type(tree) is not dict or depth == _PLAIN_DEPTH:
         return False
     for name, child in tree.items():
@@ -837,8 +838,9 @@ def _lists_leaves(pairs: Leaves, tree: Tree, path: str, depth: int) -> bool:
 
 
 class Snapshot:
-    """Containers of a tree and their items at one time: while they are the same, so are the leaves
-    and their paths."""
+    """Containers of a tree and their items at one time.
+
+    While they are unchanged, the leaves and their paths are also unchanged."""
 
     def __init__(self, tree: Tree) -> None:
         self._rows: list[tuple[Any, list[Any] | None, list[Any]]] = []

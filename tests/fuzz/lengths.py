@@ -157,7 +157,7 @@ def from_file(step: Any) -> SavedStep | None:
         try:
             step.save(path)
         except CaptureError as error:
-            if "is for its lengths alone" in str(error) or "needs the value" in str(error):
+            if "is valid only for its own lengths" in str(error) or "needs the value" in str(error):
                 return None
             raise
         return SavedStep.from_bytes(path.read_bytes())

@@ -329,8 +329,9 @@ def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
 
 
 def _shifted(x: Tensor, axis: int, by: int, before: float) -> Tensor:
-    """Return x shifted by `by` positions along an axis, with the number `before` in front; the
-    last `by` elements are dropped."""
+    """Return x shifted by `by` positions along an axis, filled with the number `before`.
+
+    The last `by` elements are dropped."""
     by = min(by, x.shape[axis])
     kept = part(x, axis, span(x.shape[axis] - by))
     return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=before)
@@ -350,8 +351,10 @@ def _recurrence(a: Tensor, b: Tensor, axis: int, finite: Tensor | None) -> Tenso
 
 
 def _cumulative_prod(g: Tensor, x: Tensor, axis: int | None) -> Tensor:
-    """Return, for element i, the product of the elements before i, times the sum over k >= i of
-    g[k] times the product of the elements from i + 1 to k. There is no division: zeros do no harm.
+    """Return the cotangent of x for cumulative products, without a division, so zeros are handled.
+
+    For element i it is the product of the elements before i, times the sum over k >= i of g[k]
+    times the product of the elements from i + 1 to k.
     """
     along, g = normalize_axis(axis or 0, x.ndim), widened(g)
     x = rounded(x, g.dtype)

@@ -513,9 +513,10 @@ class Optimizer(_OfFields):
         return dict.fromkeys(self._state_of(hyper), self._layout.state_type(type))
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        """Return the scalars of this update for parameters of rate's dtype with these
-        hyperparameters, in that dtype: those that depend on the rate or the count. The others are
-        numbers, which `_step` has in the hyperparameters; a template takes none of their tensors.
+        """Return the scalars of this update that depend on the rate or the count, in rate's dtype.
+
+        `_step` reads all other numbers from the hyperparameters; a template uses none of their
+        tensors.
         """
         raise NotImplementedError
 
@@ -524,8 +525,9 @@ class Optimizer(_OfFields):
         raise NotImplementedError
 
     def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
-        """Update the parameters of one group and their state: one by one, unless a rule is about
-        all of them."""
+        """Update the parameters of one group and their state, by default one by one.
+
+        A rule that uses all parameters together overrides this method."""
         if not self._is_cached():
             for p, g, state, scalars in updates:
                 self._step(hyper, p, self._given(hyper, p, g), state, scalars)
@@ -538,8 +540,9 @@ class Optimizer(_OfFields):
                 call(steps, (values, of_dtype[0][3], some), {})
 
     def _is_cached(self) -> bool:
-        """Return whether updates run the functions of `_rule_of` by their templates. A captured
-        call, and the rule of a user, run the methods instead."""
+        """Return whether updates run the functions of `_rule_of` by their templates.
+
+        A captured call, and a user's rule, run the methods instead."""
         return current().recorder is None and type(self).__module__.startswith("mlvm.")
 
     @property
