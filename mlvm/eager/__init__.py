@@ -7,10 +7,11 @@ training.
 
 In docstrings `f[..., n]` is a tensor of floats whose last axis has n elements, and `[...]` is a
 tensor of any shape; i is integers, c complex numbers. Each docstring names the errors for invalid
-shapes, dtypes and values. It does not repeat the errors that every function raises: `DTypeError`
-for an operand that is not a tensor, array or list, and for an unknown dtype, `ArgumentError` for an
-argument of a wrong kind, `StaleTensor` for a tensor whose memory was freed, `HandleError` for a
-tensor of another VM, and `ArenaOverflow` or `OutOfMemory` if the result does not fit.
+shapes, dtypes and values. It does not repeat the errors that every function raises. These are
+`DTypeError` for an operand that is not a tensor, array or list, and for an unknown dtype;
+`ArgumentError` for an argument of a wrong kind. A tensor whose memory was freed raises
+`StaleTensor`, and a tensor of another VM `HandleError`. `ArenaOverflow` or `OutOfMemory` is raised
+if the result does not fit.
 
 A block `Refuses` lists wrong calls with the error of each. In it v is f32[2], x and half are
 f32[4,4], ints is i64[2], sequences is f32[1,4,2], images is f32[1,4,4,2], volumes is

@@ -1,5 +1,4 @@
-"""The names of `mlvm.eager`, by the modules that define them; `primitives` defines those of the
-ops.
+"""The names of `mlvm.eager`, by the modules that define them; `primitives` defines the ops.
 
 Names that few programs use are imported at their first access (`LATER`).
 """

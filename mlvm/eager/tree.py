@@ -495,7 +495,9 @@ def partners(
 
 
 def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
-    """Yield each Module of a tree once, including those in buffers, in order, with its first path."""
+    """Yield each Module of a tree once, including those in buffers, with its first path.
+
+    The order is that of the tree."""
     left, visited = [("", tree)], set[int]()
     while left:
         path, part = left.pop()
@@ -693,12 +695,12 @@ def _at_tensors_and_nodes(part: Any) -> bool | None:
 
 @hinted
 def map(f: Callable[..., Any], tree: Tree, /, *rest: Tree) -> Tree:
-    """Map each leaf to `f(leaf, *others)`, with the corresponding parts of `rest`, like
-    `jax.tree.map`.
+    """Map each leaf to `f(leaf, *others)`, with the parts of `rest` at its position.
 
-    Each tree in `rest` has the tree's structure, with any objects at the leaves. It may contain a
-    dict instead of a Module, as gradients and `Module.parameters` do. Modules become copies, which
-    share their buffers. Positions with the same tensor and the same others share one result.
+    It corresponds to `jax.tree.map`. Each tree in `rest` has the tree's structure, with any objects
+    at the leaves. It may contain a dict instead of a Module, as gradients and `Module.parameters`
+    do. Modules become copies, which share their buffers. Positions with the same tensor and the
+    same others share one result.
 
     The leaves: tensors of any shapes, and any other objects. Raises `DTypeError` if the structures
     differ, or a node contains itself.

@@ -149,13 +149,20 @@ class RayGroup(AnyGroup):
         return {name: float(amount) * actors for name, amount in named.items() if amount}
 
     def _start_ray(self) -> None:
-        """Connect to the cluster in RAY_ADDRESS, or start Ray with this host's processors."""
-        if not self._is_alone:
-            self._ray.init()
-            return
-        processors = cores_here()
-        self._folder = tempfile.mkdtemp(prefix="ray-")  # sockets need short names
-        self._ray.init(num_cpus=processors, include_dashboard=False, _temp_dir=self._folder)
+        """Connect to the cluster in RAY_ADDRESS, or start Ray with this host's processors.
+
+        Raises `GroupError` if that fails. Ray itself gives up after 30 seconds.
+        """
+        options: dict[str, Any] = {}
+        if self._is_alone:
+            self._folder = tempfile.mkdtemp(prefix="ray-")  # sockets need short names
+            options = {"num_cpus": cores_here(), "include_dashboard": False}
+            options["_temp_dir"] = self._folder
+        try:
+            self._ray.init(**options)
+        except Exception as error:  # Ray raises errors of many classes
+            first = str(error).partition("\n")[0]
+            raise GroupError(f"RayGroup: Ray has not started: {first}") from error
 
     def _reserve(self, strategy: str) -> None:
         """Reserve the resources of all actors.

@@ -92,9 +92,9 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     refuses(
         ArenaError,
         "arena 'weights': keep: expected a tensor, got a ndarray",
-        weights.keep,
+        weights.keep,  # type: ignore[arg-type]
         np.ones(3),
-    )  # type: ignore[arg-type]
+    )
     with ml.Arena(vm, "batch"), pytest.raises(ArenaOverflow):
         weights.keep(ml.ones(100))
     assert weights.used == 0

@@ -146,6 +146,17 @@ def test_wrong_options_of_actors_start_no_ray(text: str, options: dict[str, Any]
     assert not ray.is_initialized()
 
 
+def test_a_ray_that_does_not_start_is_named(monkeypatch: Patch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out\nduring startup")
+
+    monkeypatch.setattr(ray, "init", init)
+    text = "RayGroup: Ray has not started: The current node timed out$"
+    refuses(GroupError, text, ml.parallel.RayGroup, 1)
+
+
 test_rows = claims("launch", globals())
 
 

@@ -153,7 +153,10 @@ def test_mutations_of_lengths(open_data: bytes) -> None:
 
 @cases(
     "change, message",
-    ({"values": ()}, "expected the lengths of a step: expected the number of a state among the values"),
+    (
+        {"values": ()},
+        "expected the lengths of a step: expected the number of a state among the values",
+    ),
     ({"lengths": ()}, "expected the lengths of a step: expected at least one length"),
     ({"inputs": ()}, "the lengths are not those of the step: "),
     ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) are not those of the step"),

@@ -112,11 +112,12 @@ class _Miss(NamedTuple):
 class Match(NamedTuple):
     """The program that matches a call, with the inputs for it.
 
-    - entry, scalars: the program, and the numbers that the call passes to it.
-    - signature: the call's signature.
-    - args, kwargs: the arguments, with numpy arrays converted to tensors.
-    - is_known: whether the program existed before the call.
-    - named: the dynamic lengths that the user has named for this call.
+    Attributes:
+        entry, scalars: the program, and the numbers that the call passes to it.
+        signature: the call's signature.
+        args, kwargs: the arguments, with numpy arrays converted to tensors.
+        is_known: whether the program existed before the call.
+        named: the dynamic lengths that the user has named for this call.
     """
 
     entry: CacheEntry
@@ -874,37 +875,46 @@ def capture(
     Arguments:
 
     - `fn`: the function. Without it, `capture` returns a decorator.
+
     - `fuse`: run chains of elementwise ops block by block, so that intermediates within a chain
       need no memory. Default: True.
+
     - `recompute`: compute cheap values again in the backward pass instead of saving them. Default:
       True.
+
     - `hoist`: compute values only once that depend only on tensors which the step does not update,
       such as a weight in another dtype. They are kept in an arena and computed again after any
       write to such a tensor. If one is written before each call, a second program computes them in
       the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
       they depend on. Default: True.
+
     - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
       function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
       function of that name. The host function pops the operands of the pattern and pushes its
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
+
     - `lengths`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
       axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An axis
       without a name becomes dynamic at the third size that calls have; with `lengths=False` each
       size gets its own program. Python code may compute with a length as with any number. A
       comparison, as in an `if`, becomes a guard. Where Python needs the value itself, each value
       gets its own program. See docs/lengths.md.
+
     - `at_most`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
+
     - `check`: with `check=n`, every n-th call that has a program traces the function again, and
       compares the trace with the program. If they differ, an error names the line and
       the value that changed. Use `check=1` first when results seem outdated: it finds each read
       that no guard compares, at the cost of one trace per call. Default: None, at no cost.
+
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
       step.plan.ahead`. To meet it, the compiler recomputes the values whose recomputation is
       estimated to be fastest. A larger budget never results in a program with a longer estimated
       time. With dynamic lengths the budget applies to the bounds. Code inside loops and branches is
       not changed. See docs/budgets.md.
+
     - `effort`: with `effort=n`, the planner of scratch memory may visit n times as many nodes in
       its search for a smaller plan, which needs up to n times the planning time. It stops when
       `plan.nbytes` equals `plan.lower_bound`. Default: 1.
@@ -923,10 +933,14 @@ def capture(
     - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
       the value of a tensor, computes on another VM, calls an op whose result shape depends on
       values, or stores a tensor of the trace anywhere other than in the result or such a field.
+
     - `GradientError`: if it is called inside a differentiated function.
+
     - `ArgumentError`: if an option is not a bool, `replace` is not such a mapping, `memory` is not
       a size, or `effort` is not an int from 1 to 2**32.
+
     - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
+
     - `ShapeError`: for a length above its bound, and for different sizes of one name.
 
     A call also raises any error of the function.

@@ -274,9 +274,12 @@ def measure(
 
     - `lengths`, `at_most`: dynamic axes as in `capture`. The plan is then that of the bounds, and
       its `used` is the number of bytes in use at the sizes of the arguments.
+
     - `memory`: a budget for the plan, as in `capture(memory=)`.
+
     - `budgets`: sizes such as `"64 MiB"`. `curve()` of the result then contains the fastest program
       for each.
+
     - `fuse`, `recompute`, `hoist`: as in `capture`. For a captured function, its own options apply.
 
     Raises what `capture` raises, `ArgumentError` for an option that is not a bool and an invalid

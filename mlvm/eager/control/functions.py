@@ -146,12 +146,13 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
 class _Open:
     """Function whose recording is in progress.
 
-    - key: identifies recursive calls.
-    - tree: the result; its types are `results`, once they are known.
-    - is_guess: True if the function calls itself before its results are known.
-    - is_back: True for a backward pass.
-    - takes_record: True for a backward pass that also needs the number of a record of cotangents.
-    - vjp: its backward pass; with one, the function also returns the number of a record.
+    Attributes:
+        key: identifies recursive calls.
+        tree: the result; its types are `results`, once they are known.
+        is_guess: True if the function calls itself before its results are known.
+        is_back: True for a backward pass.
+        takes_record: True for a backward pass that also needs the number of a record of cotangents.
+        vjp: its backward pass; with one, the function also returns the number of a record.
     """
 
     key: object

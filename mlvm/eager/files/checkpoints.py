@@ -92,8 +92,11 @@ def save(
 
     - `file`: the path. The new file replaces an existing file only when it is complete, keeps its
       mode, and follows links.
+
     - `tensors`: a Module, or a dict of the objects above.
+
     - `metadata`: a dict from str to str. Default: none.
+
     - `where`: selects the part to save: a pattern for the paths, in which `*` also matches "/", or
       a function of path and tensor, as in `Module.freeze`. Default: everything.
 
@@ -198,14 +201,18 @@ def load(
     Arguments:
 
     - `file`: the path.
+
     - `into`: a Module to whose parameters and buffers the tensors are written, by the paths of its
       `state()`; the Module is returned. A dict in the form that `save` accepts is restored
       likewise; its numbers, strings and arrays are replaced. Default: None, which returns new
       tensors.
+
     - `rename`: maps each name in the file to the name of the tensor, or to None to skip it:
       `rename=lambda name: name.removeprefix("encoder.")`.
+
     - `keep_halves`: keep F16 and BF16, which are otherwise converted to f32 without loss. A
       parameter of the same dtype always receives them unchanged. Default: False.
+
     - `where`: selects tensors, as in `save`; the file may contain additional tensors.
 
     The file is mapped into memory, so that loading needs no additional memory. Truncating it

@@ -87,12 +87,15 @@ def asarray(
 
     - A Tensor with that dtype and VM results in a new Tensor over the same bytes, unless `copy` is
       True. Everything else is copied, or rejected if `copy` is False.
+
     - Python numbers and nested lists of them become bool, i64, f32 or c64; after
       `set_default_dtype(float64)` f64 or c128. Tensors in nested lists are joined, and their dtypes
       promote, as do the dtypes of numpy scalars and arrays in lists.
+
     - Numpy arrays, and objects with `__array__`, `__dlpack__` or a buffer, keep their dtype,
       including the bfloat16 of ml_dtypes and PyTorch. For a PyTorch tensor that requires a
       gradient, only the value is used.
+
     - With a `dtype`, arrays and tensors are cast as by `astype`, and Python numbers must be
       representable: 1.0 is valid for i64, and 1.5 is not. The name "i8" is rejected: it means 8
       bits here and 8 bytes in numpy.

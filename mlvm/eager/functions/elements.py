@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -147,9 +147,10 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         if type_of(x).ndim != 1:
             raise ArgumentError("expected an axis, because x is not a vector")
         axis = 0
-    is_number = isinstance(indices, int) and not isinstance(indices, bool)
-    position = constant(indices, default_of(int)) if is_number else as_operand(indices)
-    return op.take(x, position, axis=axis)
+    given: Any = indices
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    positions = constant(given, default_of(int)) if is_number else as_operand(given)
+    return op.take(x, positions, axis=axis)
 
 
 @public

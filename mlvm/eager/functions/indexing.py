@@ -43,9 +43,8 @@ Item: TypeAlias = "int | slice | Tensor | None"
 def getitem(x: Tensor, key: Any) -> Tensor:
     """Return `x[key]`.
 
-    A single mask tensor selects elements by `boolean_index`. A mask together with other items, or a
-    mask that is an array or list, is replaced by the positions where it is True: one index tensor
-    for each of its axes.
+    A single mask tensor selects elements by `boolean_index`. Any other mask is replaced by the
+    positions where it is True: one index tensor for each of its axes.
 
     Raises `IndexRefused` if an index is out of range or has an invalid type, and for too many
     indices; `PositionRefused` if a value of an index tensor is out of range; `MaskRefused` if the

@@ -857,9 +857,9 @@ def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
 def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro") -> Tensor:
     """Compute a norm of each matrix.
 
-    "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. 2 and
-    -2 are the largest and the smallest singular value. 1 and -1 are the largest and the smallest
-    column sum of |x|; inf and -inf are those of the rows.
+    "fro" (or None) is the root of the sum of squares, "nuc" the sum of the singular values. The
+    orders 2 and -2 are the largest and the smallest singular value. The orders 1 and -1 are the
+    largest and the smallest column sum of |x|; inf and -inf are those of the rows.
 
     x: [..., m, n], any dtype, integers and bools as f32 -> f[...], or f[..., 1, 1] with `keepdims`.
     Raises `ShapeError` if x has fewer than two axes; `ArgumentError` if `ord` is unknown;

@@ -275,9 +275,10 @@ def _any_order(flat: Tensor) -> Tensor:
 def unique_all(x: Tensor, /) -> UniqueAllResult:
     """Return the sorted distinct values in x, with their first positions, inverse and counts.
 
-    The results are the distinct values; the position (i64) of the first occurrence of each in the
-    flattened x; for each element of x the index of its value; and the count (i64) of each value.
-    Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into `values`.
+    The results are the distinct values, and the position (i64) of the first occurrence of each in
+    the flattened x. Then, for each element of x, the index of its value, and finally the count
+    (i64) of each value. Nans are distinct, and 0.0 and -0.0 are equal. Gradients flow into
+    `values`.
 
     x: [...], any dtype -> values [n], indices and counts i64[n], inverse_indices i64[...].
 

@@ -263,7 +263,7 @@ def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: 
     `a + x` with an array a is `add(a, x)`.
 
     Raises `DTypeError` if the ufunc has no function here, or is called by a method such as
-    `reduce`, or with options: the result of a tensor cannot be written to an array.
+    `reduce`, or with options. A result cannot be written to an array.
     """
     name = OURS.get(ufunc.__name__, ufunc.__name__)
     function = getattr(sys.modules["mlvm.eager"], name, None)

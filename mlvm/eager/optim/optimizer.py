@@ -182,13 +182,16 @@ class Optimizer(_OfFields):
     Arguments:
 
     - `params`: a Module or another tree of f32 or f64 tensors.
+
     - `groups`: pairs of parameters and their hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
       which `*` also matches "/", or a function of path and parameter, as in `Module.freeze`.
       Default: none. The attribute `groups` contains these groups, and finally a group with all
       other parameters.
+
     - `where`: a pattern or function that selects the parameters to update; gradients of other
       parameters are ignored. Default: all parameters.
+
     - `maximize`: update in the direction of the gradient instead of against it. Default: False.
 
     `count`, f32[], is the number of completed updates. All state is allocated at construction, each
@@ -393,7 +396,7 @@ class Optimizer(_OfFields):
         kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
         if self._is_cached():
             rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
-            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})
+            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})  # type: ignore[arg-type]
         else:
             scalars = [self._scalars(hypers[i], _in_dtype(rates[i], dtype)) for i, dtype in kinds]
             self.count += 1
@@ -512,7 +515,7 @@ class Optimizer(_OfFields):
             for p, g, state, scalars in updates:
                 self._step(hyper, p, self._given(hyper, p, g), state, scalars)
             return
-        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)
+        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)  # type: ignore[arg-type]
         for _, same in groupby(updates, lambda update: id(update[3])):
             of_dtype = [*same]
             for i in range(0, len(of_dtype), _AT_ONCE):

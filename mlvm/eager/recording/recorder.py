@@ -129,14 +129,15 @@ class _Open(NamedTuple):
 class _Scopes:
     """Open blocks and functions.
 
-    - open: the open blocks, outermost first.
-    - frames: for each open function, the number of blocks around it.
-    - callees: functions that the outermost open function calls.
-    - cells: ids of references to variables that functions may update.
-    - writes: for each closed block, ids of references to outer tensors that it has written.
-    - views: views created since the recording began, in order.
-    - closed_views: for the views created in closed blocks, the first number and the next number.
-    - layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
+    Attributes:
+        open: the open blocks, outermost first.
+        frames: for each open function, the number of blocks around it.
+        callees: functions that the outermost open function calls.
+        cells: ids of references to variables that functions may update.
+        writes: for each closed block, ids of references to outer tensors that it has written.
+        views: views created since the recording began, in order.
+        closed_views: for the views created in closed blocks, the first number and the next number.
+        layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
     """
 
     def __init__(self) -> None:
@@ -196,11 +197,12 @@ class _Values:
 class _Memory:
     """Values of tensors, by the id of the reference to the holder of their region.
 
-    - regions: the regions of the VM, by handle.
-    - references: the references in use.
-    - values: the present value of each tensor.
-    - homes: the memory that a tensor keeps, for tensors with fixed memory.
-    - nscratch: the number of homes in scratch memory.
+    Attributes:
+        regions: the regions of the VM, by handle.
+        references: the references in use.
+        values: the present value of each tensor.
+        homes: the memory that a tensor keeps, for tensors with fixed memory.
+        nscratch: the number of homes in scratch memory.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -214,15 +216,16 @@ class _Memory:
 class _Outside:
     """Tensors and queues from before the recording, and objects that must live as long as it.
 
-    - holders: references to all tensors, by their ids.
-    - views: all views.
-    - states: tensors that the function uses and that are not arguments.
-    - state_views: references to views by which the function may have reached a state, with the
-      state.
-    - keepalive: objects that must live as long as the recorded calls.
-    - queues: queues with an element that is an input, after the other inputs.
-    - queue_homes: the memory of these elements.
-    - constants: tensors with values that the function writes, by type and bytes.
+    Attributes:
+        holders: references to all tensors, by their ids.
+        views: all views.
+        states: tensors that the function uses and that are not arguments.
+        state_views: references to views by which the function may have reached a state, with the
+            state.
+        keepalive: objects that must live as long as the recorded calls.
+        queues: queues with an element that is an input, after the other inputs.
+        queue_homes: the memory of these elements.
+        constants: tensors with values that the function writes, by type and bytes.
     """
 
     def __init__(self, vm: VMProtocol, all_regions: Any) -> None:
@@ -243,14 +246,15 @@ class _Outside:
 class _Placeholders:
     """Abstract tensors that the function gets instead of its arguments.
 
-    - by_original: placeholders by the id of the tensor.
-    - originals: tensors by the id of the placeholder.
-    - inputs: the number of each input by the id of its tensor.
-    - aliases: references to placeholders, by the id of the reference to an input that the function
-      also reads from its environment.
-    - aliased_inputs: the numbers of these inputs.
-    - aliased: ids of the references to their placeholders.
-    - narguments, nelements: the numbers of arguments and of elements of queues.
+    Attributes:
+        by_original: placeholders by the id of the tensor.
+        originals: tensors by the id of the placeholder.
+        inputs: the number of each input by the id of its tensor.
+        aliases: references to placeholders, by the id of the reference to an input that the
+            function also reads from its environment.
+        aliased_inputs: the numbers of these inputs.
+        aliased: ids of the references to their placeholders.
+        narguments, nelements: the numbers of arguments and of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -284,15 +288,16 @@ class _Storages:
 class Recorder:
     """Abstract VM: it knows types, holds no bytes, and records launches instead of running them.
 
-    - calls: the calls recorded so far, of the innermost open block.
-    - scopes: open blocks and functions.
-    - memory: the present values of tensors.
-    - outside: tensors and queues from before, and objects to keep alive.
-    - placeholders: abstract tensors for `inputs`, one per memory region.
-    - storages: memory that the function allocates.
-    - stack: the identity of the stack to which it pushes residuals.
-    - recomputing: whether calls recompute values of the forward pass.
-    - high_water: once it is closed, the largest total bytes of simultaneously live tensors.
+    Attributes:
+        calls: the calls recorded so far, of the innermost open block.
+        scopes: open blocks and functions.
+        memory: the present values of tensors.
+        outside: tensors and queues from before, and objects to keep alive.
+        placeholders: abstract tensors for `inputs`, one per memory region.
+        storages: memory that the function allocates.
+        stack: the identity of the stack to which it pushes residuals.
+        recomputing: whether calls recompute values of the forward pass.
+        high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
     what = "a captured function"

@@ -96,10 +96,11 @@ class Address(NamedTuple):
 class Snapshot:
     """State of an execution between two instructions.
 
-    - memory: the contents of addresses.
-    - turns: the iteration of each running loop, by depth of frames and pc of its head.
-    - created: the number of frames' tensors so far.
-    - latest: the results of the op that was executed last.
+    Attributes:
+        memory: the contents of addresses.
+        turns: the iteration of each running loop, by depth of frames and pc of its head.
+        created: the number of frames' tensors so far.
+        latest: the results of the op that was executed last.
     """
 
     memory: dict[Key, Content]

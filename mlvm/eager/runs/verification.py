@@ -14,13 +14,14 @@ from mlvm.eager.runs.run import DATA, Run
 class Verified(NamedTuple):
     """Outcome of a verification.
 
-    - steps: the steps that were computed again.
-    - mismatches: the differences from the recording.
-    - skipped: the reason why a step could not be computed, by step: its inputs were not stored, or
-      this machine does not have one of its functions.
-    - problems: missing or damaged files.
-    - unchecked: the number of steps without a program, which no replay computes.
-    - is_closed: whether the recording was closed, so that no step is missing at its end.
+    Attributes:
+        steps: the steps that were computed again.
+        mismatches: the differences from the recording.
+        skipped: the reason why a step could not be computed, by step: its inputs were not stored,
+            or this machine does not have one of its functions.
+        problems: missing or damaged files.
+        unchecked: the number of steps without a program, which no replay computes.
+        is_closed: whether the recording was closed, so that no step is missing at its end.
     """
 
     steps: list[int]

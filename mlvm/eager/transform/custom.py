@@ -48,8 +48,10 @@ class CustomRule:
     """Function from tensors to tensors with a user-defined derivative.
 
     - `fwd`: for `custom_vjp`, from the arguments to the results and the residuals.
+
     - `bwd`: for `custom_vjp`, from residuals and the results' cotangents to the arguments'
       cotangents.
+
     - `jvp`: for `custom_jvp`, from arguments and tangents to results and tangents.
 
     The tangent or cotangent of a tensor that is not inexact is None.

@@ -42,12 +42,15 @@ def call(
     Arguments:
 
     - `name`: the name of the host function.
+
     - `operands`: tensors; the function must not write to them.
+
     - `vjp`: the gradient rule, `vjp(g, *operands, out)`: from the cotangent g of the result it
       computes the cotangent of the operand, the product of g with the Jacobian. For several
       operands it is a tuple with one rule per operand, None where there is no gradient. For several
       results `g` and `out` are tuples; g contains zeros for unused results, and None for results
       that are not floats.
+
     - `attributes`: None, bools, numbers or strings, or nested lists of these.
 
         ml.call("softclip", x, vjp=lambda g, x, out: g * (1.0 - out * out))

@@ -117,10 +117,11 @@ class Tracer(Recorder):
 class Trace:
     """Recorded function: `calls`, from `params` to `results`.
 
-    - tree: the returned tree, with invalidated placeholders for tensors.
-    - states: tensors from outside, by number.
-    - lifts: tensors from outside with nodes of an outer tape.
-    - keys: the random key state from which it splits its global keys, if it draws any.
+    Attributes:
+        tree: the returned tree, with invalidated placeholders for tensors.
+        states: tensors from outside, by number.
+        lifts: tensors from outside with nodes of an outer tape.
+        keys: the random key state from which it splits its global keys, if it draws any.
     """
 
     def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
@@ -302,10 +303,11 @@ def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]
 class _Frame(Generic[V]):
     """Frame of an interpretation.
 
-    - values: the values computed so far.
-    - homes: the current contents of memory; a block runs in an inner frame.
-    - outside: for a function, the caller's frame that is outside of all functions.
-    - cells: homes in that frame which the function updates.
+    Attributes:
+        values: the values computed so far.
+        homes: the current contents of memory; a block runs in an inner frame.
+        outside: for a function, the caller's frame that is outside of all functions.
+        cells: homes in that frame which the function updates.
     """
 
     trace: Trace

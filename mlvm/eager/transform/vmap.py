@@ -48,14 +48,18 @@ def vmap(
     Arguments:
 
     - `fn`: a function of one example.
+
     - `in_axes`: the batch axis of the arguments: one number for all positional arguments, or a
       tuple with one number per argument. None means that all elements of the batch share the
       argument. A number may be replaced by a tree of numbers, such as a dict for an argument that
       is a dict; the tree may end earlier than the argument. Keyword arguments are always batched
       along axis 0. Default: 0.
+
     - `out_axes`: the batch axis of the results; None for a result that is equal for all elements.
       Default: 0.
+
     - `axis_size`: the batch size, required if no argument has a batch axis.
+
     - `axis_name`: a name by which collectives of `ml.parallel` refer to the batch, as they refer to
       the members of a group.
 

@@ -373,7 +373,7 @@ def test_keeping_a_tensor_in_an_arena_entered_inside_is_refused(weights: ml.Aren
             best[:] = [x * 2]  # kept here
         return x + 1
 
-    caught = refuses(CaptureError, "kept in arena 'weights'", lambda: ml.capture(step)(ones(3)))
+    caught = refuses(CaptureError, "stored in arena 'weights'", lambda: ml.capture(step)(ones(3)))
     assert line_with("# kept here", __file__) in str(caught)
 
     @ml.capture
@@ -381,7 +381,7 @@ def test_keeping_a_tensor_in_an_arena_entered_inside_is_refused(weights: ml.Aren
         best[:] = [weights.keep(x)]
         return x + 1
 
-    refuses(CaptureError, "kept in arena 'weights'", lambda: by_keep(ones(3)))
+    refuses(CaptureError, "stored in arena 'weights'", lambda: by_keep(ones(3)))
     best.clear()
 
 
@@ -665,7 +665,7 @@ def test_what_was_measured_is_printed_in_two_lines() -> None:
         "eagerly, in an arena: 4,096 bytes",
         f"captured: {measured.plan}",
     ]
-    write = r"'f32\[2,4\]' write ml.TensorType\(\"f32\", \(2, 4\)\)"
+    write = r"'f32\[2,4\]'; write ml.TensorType\(\"f32\", \(2, 4\)\)"
     refuses(CaptureError, write, ml.measure, ml.sin, "f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, x="f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, {"a": ["f32[2,4]"]})

@@ -221,7 +221,7 @@ def test_the_plan_is_that_of_the_bound() -> None:
         measured = ml.measure(fn, x, lengths=N, at_most={"n": 100})
         assert measured.plan == step.plan
         assert measured.arena == ml.measure(fn, x).arena
-        with pytest.raises(ShapeError, match="axis 0 of x is 'n' = 30, at most 29"):
+        with pytest.raises(ShapeError, match=r"at most 29 as 'n' \(axis 0 of x\), got 30"):
             ml.measure(fn, x, lengths=N, at_most={"n": 29})
     with pytest.raises(ArgumentError, match="at_most= needs named axes"):
         ml.measure(fn, x, at_most={"n": 29})
@@ -415,8 +415,8 @@ def test_programs_by_shape_are_forgotten_one_at_a_time(monkeypatch: Patch) -> No
 
 @cases(
     "arguments, message",
-    ([(9, 4), (9,)], "axis 0 of x is 'n' = 9, at most 8: got f32"),
-    ([(5, 4), (6,)], "'n' is 5 at axis 0 of x, and 6 at axis 0 of y"),
+    ([(9, 4), (9,)], r"expected at most 8 as 'n' \(axis 0 of x\), got 9: f32"),
+    ([(5, 4), (6,)], "'n' must have equal sizes, got 5 at axis 0 of x and 6 at axis 0 of y"),
     ([(5, 4, 1), (5,)], r"expected x with the axes \('n', None\), got f32\[5,4,1\]"),
 )
 def test_bad_lengths_change_nothing(arguments: Sequence[Any], message: str) -> None:
@@ -528,9 +528,14 @@ def test_a_step_is_not_saved_at_a_length_of_0(tmp_path: Path) -> None:
 
 @cases(
     "fn, options, length, message",
-    (ml.tanh, {}, 5, "needs bounds for 'n', got none; capture it with at_most={'n': 512}"),
+    (
+        ml.tanh,
+        {},
+        5,
+        "needs bounds for 'n', got none; capture it with at_most={'n': 512}",
+    ),
     (ml.tanh, {"at_most": {"n": 9}}, 1, "is valid only for its own lengths: sizes of 0 and 1"),
-    (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so that each"),
+    (lambda x: x * len(x), {"at_most": {"n": 9}}, 5, "needs the value of 'n', so each"),
     (
         ml.tanh,
         {"at_most": {"n": 9}, "replace": {lambda x: ml.tanh(x): "tanh"}},
@@ -633,7 +638,12 @@ def test_names_of_a_named_tuple() -> None:
     for n in (4, 7, 3):
         assert same(step, fn, Rows(matrix(n), [ml.ones((n,)) * 2]))
     assert step.signatures == 1
-    refuses(ShapeError, r"axis 0 of batch\['x'\] is 'n' = 9", step, Rows(matrix(9), [ml.ones(9)]))
+    refuses(
+        ShapeError,
+        r"at most 8 as 'n' \(axis 0 of batch\['x'\]\), got 9",
+        step,
+        Rows(matrix(9), [ml.ones(9)]),
+    )
 
 
 def test_rebound_fields_beside_lengths() -> None:

@@ -245,7 +245,7 @@ def test_another_queue_is_another_signature(q: ml.QueueTensor, vm: Any) -> None:
 @cases(
     "fn, message",
     (lambda: QUEUES[-1].get_nowait()[0] + 1, "take an element without waiting"),
-    (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterated over"),
+    (lambda: [x + 1 for x, _ in QUEUES[-1]], "iterate over a queue"),
     (lambda: QUEUES[-1].get()[0], "in the slot of a queue"),
     (lambda: ml.reshape(QUEUES[-1].get()[0], (6,)), "in the slot of a queue"),
 )
@@ -258,7 +258,7 @@ def test_what_a_replay_could_not_do_is_refused(
     assert not q.empty()  # recording takes nothing
     step = ml.capture(lambda: QUEUES[-1].get()[0] + 1)
     assert step().tolist() == [[2] * 3] * 2
-    with pytest.raises(CaptureError, match="takes from a queue, which no file can hold"):
+    with pytest.raises(CaptureError, match="reads from a queue, which cannot be saved"):
         step.save(tmp_path / "step.mlvm")
     QUEUES.clear()
 
@@ -282,7 +282,7 @@ def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
 
     text = rf"{HERE}.* after an update: far has separate memory"
     refuses(CaptureError, text, ml.capture(after_an_update))
-    with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop; on far.*its argument"):
+    with pytest.raises(CaptureError, match=rf"{HERE}.* in a branch or loop: far .*an argument"):
         ml.capture(in_a_loop)(ml.asarray(3))
     refuses(CaptureError, "in the slot of a queue", lambda: ml.capture(lambda: far.get()[0])())
     twice = ml.capture(lambda: far.get()[0] + far.get()[0])
