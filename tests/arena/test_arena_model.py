@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
-from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
+from mlvm.core.errors import ArenaError, ArenaOverflowError, HandleError, StaleTensorError
 from mlvm.core.memory import address as first_byte
 from mlvm.core.types import ALIGNMENT, TensorType
 from mlvm.core.vm import VM
@@ -105,7 +105,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             nbytes = rounded(type)
             try:
                 tensor = self.arena.alloc(type)
-            except ArenaOverflow:
+            except ArenaOverflowError:
                 assert self.fixed
                 assert max(self.gaps()) < nbytes
                 return
@@ -132,7 +132,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             back, place = group.tensors[source], self.other.used
         try:
             saved = self.arena.keep(back)
-        except ArenaOverflow:
+        except ArenaOverflowError:
             assert self.fixed
             assert max(self.gaps()) < nbytes
         else:
@@ -195,7 +195,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
                 view,
             )
         self.arena.free(group.base)
-        self.end(group, "arena.free(x) freed it")
+        self.end(group, "arena.free freed it")
 
     @rule()
     def reset(self) -> None:
@@ -236,10 +236,10 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             "first, for example with weights.keep(x)"
         )
         assert re.fullmatch(text, str(tensor.stale()))
-        with pytest.raises(StaleTensor, match=text if tensor.base is None else why):
+        with pytest.raises(StaleTensorError, match=text if tensor.base is None else why):
             self.arena.view(tensor, tensor.type)
         if tensor.base is None:
-            refuses(StaleTensor, text, self.arena.free, tensor)
+            refuses(StaleTensorError, text, self.arena.free, tensor)
         refuses(HandleError, "", self.vm.read, tensor.handle)
 
     @invariant()

@@ -75,7 +75,7 @@ def _set(x: Value) -> Value:
 def _walked(row: Value) -> Value:
     """Follow a row of a tree: node i has the child 2 i + 1."""
 
-    @ml.function
+    @ml.subroutine
     def value(row: Value, i: Value) -> Value:
         below = lambda: ml.tanh(row[i]) + 0.5 * value(row, 2 * i + 1)  # noqa: E731
         return ml.cond(2 * i + 1 < row.shape[0], below, lambda: row[i])
@@ -228,7 +228,7 @@ def check(
     counts = Counter() if counts is None else counts
     fn, rng = function(seed), np.random.default_rng(seed)
     named = {"x": ("n", None), "ids": ("n",)} if seed % 4 else None
-    step = ml.capture(fn, lengths=named, at_most={"n": LENGTHS[-1]} if named else None)
+    step = ml.capture(fn, dynamic_axes=named, max_sizes={"n": LENGTHS[-1]} if named else None)
     weight = ml.asarray(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32))
     table = ml.asarray(rng.standard_normal((5, WIDTH)).astype(np.float32))
     failed, calls = 0, []

@@ -31,7 +31,13 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Mark, scope
-from mlvm.core.errors import ArenaBusy, ArenaError, QueueEmpty, QueueFull, StaleTensor
+from mlvm.core.errors import (
+    ArenaBusyError,
+    ArenaError,
+    QueueEmptyError,
+    QueueFullError,
+    StaleTensorError,
+)
 from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.garbage import collect
@@ -46,7 +52,7 @@ ROUND: Final = 0.5
 PATIENCE: Final = 60.0
 """Seconds that a round may take longer than it should, before it counts as hanging."""
 
-BELONGS: Final = (StaleTensor, ArenaError)
+BELONGS: Final = (StaleTensorError, ArenaError)
 """What an operation may raise, because another thread has ended, entered, closed or filled
 something."""
 
@@ -65,7 +71,7 @@ class Known:
     value: int
 
     def check(self) -> None:
-        """Raise `Wrong` for another value, `StaleTensor` if the tensor has ended."""
+        """Raise `Wrong` for another value, `StaleTensorError` if the tensor has ended."""
         values = self.tensor.numpy()
         if not (values == self.value).all():
             raise Wrong(f"a {self.tensor.type} of {self.value} holds {values.ravel()[:8]}")
@@ -134,8 +140,8 @@ class Worker:
             if inside is not None:
                 try:
                     stack.enter_context(inside)
-                except ArenaBusy:
-                    self.world.outcomes["enter: ArenaBusy"] += 1
+                except ArenaBusyError:
+                    self.world.outcomes["enter: ArenaBusyError"] += 1
                 else:
                     if scope() is not arena:
                         raise Wrong(f"results go to {scope()}, not to {arena}")
@@ -257,13 +263,13 @@ class Worker:
         arrays = [np.full(type.shape, value, np.int64) for type in self.world.queue.types]
         try:
             self.world.queue.put_nowait(arrays)
-        except QueueFull:
+        except QueueFullError:
             self.get(mine)
 
     def get(self, mine: list[Known]) -> None:
         try:
             x, y = self.world.queue.get_nowait()
-        except QueueEmpty:
+        except QueueEmptyError:
             return
         before = x.numpy()
         x += y

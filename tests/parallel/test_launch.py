@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.core.errors import GroupError, MissingExtraError
 from tests.brief import Patch, cases, line_of, refuses, run_python, start_python
 from tests.cases.claim_tests import claims
 from tests.parallel import places
@@ -98,7 +98,7 @@ def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    refuses(MissingExtra, r'pip install "mlvm\[ray\]"', ml.parallel.group, "ray:2")
+    refuses(MissingExtraError, r'pip install "mlvm\[ray\]"', ml.parallel.group, "ray:2")
 
 
 def is_killed_once(rank: int, vm: Any) -> Any:
@@ -144,6 +144,17 @@ def test_wrong_options_of_actors_start_no_ray(text: str, options: dict[str, Any]
     ray = pytest.importorskip("ray")
     refuses(GroupError, text, ml.parallel.RayGroup, 2, **options)
     assert not ray.is_initialized()
+
+
+def test_a_ray_that_does_not_start_is_named(monkeypatch: Patch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out\nduring startup")
+
+    monkeypatch.setattr(ray, "init", init)
+    text = "RayGroup: Ray has not started: The current node timed out$"
+    refuses(GroupError, text, ml.parallel.RayGroup, 1)
 
 
 test_rows = claims("launch", globals())

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import mlvm.eager as ml
-from mlvm.core.errors import EncodingError, HandleError, MlvmError, OutOfMemory
+from mlvm.core.errors import EncodingError, HandleError, MlvmError, OutOfMemoryError
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.program.program import Opcode
 from mlvm.core.types import TensorType
@@ -153,7 +153,10 @@ def test_mutations_of_lengths(open_data: bytes) -> None:
 
 @cases(
     "change, message",
-    ({"values": ()}, "expected the lengths of a step: expected the number of a state among the values"),
+    (
+        {"values": ()},
+        "expected the lengths of a step: expected the number of a state among the values",
+    ),
     ({"lengths": ()}, "expected the lengths of a step: there are none"),
     ({"inputs": ()}, "the lengths are not those of the step: "),
     ({"outputs": ()}, r"the lengths \(n = 2, at most 9\) are not those of the step"),
@@ -212,10 +215,10 @@ def test_a_change_of_lengths_that_fails_is_made_by_the_next_call(open_data: byte
     expected = [x.tolist() for x in LoadedStep(step, LocalVM("other"))(*longer)]
     loaded(*arrays)
     alloc, vm.alloc_storage = vm.alloc_storage, no_memory  # type: ignore[method-assign]
-    refuses(OutOfMemory, "", loaded, *longer)
+    refuses(OutOfMemoryError, "", loaded, *longer)
     vm.alloc_storage = alloc  # type: ignore[method-assign]
     assert [x.tolist() for x in loaded(*longer)] == expected
 
 
 def no_memory(nbytes: int) -> Any:
-    raise OutOfMemory(f"{nbytes} bytes")
+    raise OutOfMemoryError(f"{nbytes} bytes")

@@ -39,7 +39,7 @@ def call_host(
     vjp: Vjp | Sequence[Vjp | None] | None,
     attributes: Attributes,
 ) -> tuple[Tensor, ...]:
-    """Call a host function, and record its gradient rules on the tape; see `ml.call`."""
+    """Call a host function, and record its gradient rules on the tape; see `ml.host_call`."""
     rules = rules_of(name, vjp, len(operands))
     results = run(name, operands, attributes, result_types(name, operands, attributes))
     tape = taping()
@@ -178,8 +178,8 @@ def _rule_for_one_result(
     def pulled(g: Tensor, *saved: Tensor) -> Tensor:
         if rule is None:
             raise GradientError(
-                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to ml.call, "
-                f"or use stop_gradient(x)"
+                f"{name} has no gradient for operand {position}, a {type}: pass vjp= to "
+                f"ml.host_call, or use stop_gradient(x)"
             )
         operands, outs = saved[: -len(results)], saved[-len(results) :]
         if len(results) == 1:

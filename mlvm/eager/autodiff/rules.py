@@ -844,7 +844,9 @@ VJPS: Final[dict[str, Rules]] = {
         "x": _gamma_density_x,
     },
     "gammainc_slope": {
-        "a": lambda g, a, x: g * _difference(lambda a: op.gammainc_slope(a, x), a),
+        "a": lambda g, a, x: _masked(
+            g * _difference(lambda a: op.gammainc_slope(a, x), a), op.not_equal(a, math.inf)
+        ),
         "x": lambda g, a, x: g * _times(op.gamma_density(a, x), op.log(x) - op.digamma(a)),
     },
     "betainc": {

@@ -81,10 +81,11 @@ _NOTHING: Final = Template((), (), ())
 class MultiOutputVjp:
     """Vjp of a call with several results, such as a loop, for all operands together.
 
-    - types: the operands' types.
-    - apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
-    - effect: True if the call changed shared state. In blocks the backward pass then visits the
-      node even if none of its results has a cotangent.
+    Attributes:
+        types: the operands' types.
+        apply: `apply(g, saved, sums)` returns the new sum of each operand's cotangents.
+        effect: True if the call changed shared state. In blocks the backward pass then visits the
+            node even if none of its results has a cotangent.
     """
 
     types: Sequence[TensorType]
@@ -252,14 +253,15 @@ class CotangentAccumulator(dict[int, Any]):
 class Tape:
     """Tape: the recorded nodes, in order.
 
-    - nodes: the `node` of a tracked tensor is an index into this list. The entry of a watched
-      tensor is None.
-    - kept: ids of the roots of all saved values.
-    - within: the recorder whose launches the tape differentiates.
-    - sessions: the number of differentiations that share the tape.
-    - read_at: the first line that reads values of a tracked tensor.
-    - has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
-      comparison, and none of its values has been read since.
+    Attributes:
+        nodes: the `node` of a tracked tensor is an index into this list. The entry of a watched
+            tensor is None.
+        kept: ids of the roots of all saved values.
+        within: the recorder whose launches the tape differentiates.
+        sessions: the number of differentiations that share the tape.
+        read_at: the first line that reads values of a tracked tensor.
+        has_lost: whether a call on a tracked tensor had a result without a gradient, such as a
+            comparison, and none of its values has been read since.
     """
 
     def __init__(self) -> None:

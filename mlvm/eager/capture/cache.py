@@ -60,25 +60,28 @@ _MOST_KNOWN: Final = 4
 class CacheEntry:
     """A compiled program with the conditions under which a call may launch it.
 
-    - outcome: the tree that a call returns, and the fields that it rebinds.
-    - variants: the program, and a program without hoisted values.
-    - numbers: the computation on the `free` numbers of a signature; all other numbers must be equal
-      to those of the trace.
-    - scalars: the scalar inputs of the last call. The scalar inputs of the trace contain no arrays.
-    - vm: the VM that runs the program.
-    - keepalive: objects that the key or the program identifies by `id`.
-    - fields: the fields that are treated as arguments.
-    - input_types: the types of the inputs.
-    - aliased_inputs: inputs that the function also reads from its environment, by input number.
-    - state_views: functions that return a view of a state (None after it is freed), each with the
-      state.
-    - replaced: the calls of host functions, by name; see `capture(replace=)`.
-    - opened: the trace with dynamic lengths from which the entry was made, if there is one.
-    - times_known: the number of times that the entry was added to `CacheEntries.known`.
-    - open_part: makes the part of a saved step that depends on lengths, if the step was planned for
-      bounds of lengths.
-    - sources: with `capture(check=)`, a function of a call's signature and of a function that
-      traces the call again. It returns the trace of the program and the new trace, for comparison.
+    Attributes:
+        outcome: the tree that a call returns, and the fields that it rebinds.
+        variants: the program, and a program without hoisted values.
+        numbers: the computation on the `free` numbers of a signature; all other numbers must be
+            equal to those of the trace.
+        scalars: the scalar inputs of the last call. The scalar inputs of the trace contain no
+            arrays.
+        vm: the VM that runs the program.
+        keepalive: objects that the key or the program identifies by `id`.
+        fields: the fields that are treated as arguments.
+        input_types: the types of the inputs.
+        aliased_inputs: inputs that the function also reads from its environment, by input number.
+        state_views: functions that return a view of a state (None after it is freed), each with the
+            state.
+        replaced: the calls of host functions, by name; see `capture(replace=)`.
+        opened: the trace with dynamic lengths from which the entry was made, if there is one.
+        times_known: the number of times that the entry was added to `CacheEntries.known`.
+        open_part: makes the part of a saved step that depends on lengths, if the step was planned
+            for bounds of lengths.
+        sources: with `capture(check=)`, a function of a call's signature and of a function that
+            traces the call again. It returns the trace of the program and the new trace, for
+            comparison.
     """
 
     sources: Callable[[Signature, Callable[..., TracedCall]], Any] | None = None

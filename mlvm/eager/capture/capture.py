@@ -49,7 +49,7 @@ from mlvm.core.errors import (
     ArgumentError,
     CaptureError,
     GradientError,
-    ShutDown,
+    QueueClosedError,
     StaleProgramError,
     brief,
 )
@@ -79,6 +79,7 @@ from mlvm.eager.tensor.wrapper import hinted
 from mlvm.machines import residuals
 from mlvm.machines.files import require_suffix, write_file
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.old_keywords import old_keywords
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
@@ -108,11 +109,12 @@ class _Miss(NamedTuple):
 class Match(NamedTuple):
     """The program that matches a call, with the inputs for it.
 
-    - entry, scalars: the program, and the numbers that the call passes to it.
-    - signature: the call's signature.
-    - args, kwargs: the arguments, with numpy arrays converted to tensors.
-    - is_known: whether the program existed before the call.
-    - named: the dynamic lengths that the user has named for this call.
+    Attributes:
+        entry, scalars: the program, and the numbers that the call passes to it.
+        signature: the call's signature.
+        args, kwargs: the arguments, with numpy arrays converted to tensors.
+        is_known: whether the program existed before the call.
+        named: the dynamic lengths that the user has named for this call.
     """
 
     entry: CacheEntry
@@ -151,6 +153,7 @@ class Captured(Generic[P, R]):
     debug: ClassVar[Callable[..., None]]
     """Debug this call step by step: see `mlvm.eager.runs.captured`, which adds the method."""
 
+    @old_keywords("Captured")
     def __init__(
         self,
         fn: Callable[P, R],
@@ -159,8 +162,8 @@ class Captured(Generic[P, R]):
         recompute: bool,
         hoist: bool = True,
         replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-        lengths: Mapping[str, Any] | Literal[False] | None = None,
-        at_most: Mapping[str, int] | None = None,
+        dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+        max_sizes: Mapping[str, int] | None = None,
         check: int | None = None,
         memory: int | None = None,
         effort: int = 1,
@@ -178,14 +181,14 @@ class Captured(Generic[P, R]):
             "recompute": recompute,
             "hoist": hoist,
             "replace": dict(replace),
-            "lengths": lengths,
-            "at_most": at_most,
+            "dynamic_axes": dynamic_axes,
+            "max_sizes": max_sizes,
             "check": check,
             "memory": memory,
             "effort": effort,
         }
         self.budget = memory
-        self._spec = LengthSpec(fn, lengths, at_most)
+        self._spec = LengthSpec(fn, dynamic_axes, max_sizes)
         self._families = CallFamilies()
         self._entries = CacheEntries[KnownCall]()
         self._signatures = Signatures(fn)
@@ -210,11 +213,11 @@ class Captured(Generic[P, R]):
         holding the VM's lock, so the thread that fills the queue may launch programs on the same
         VM.
 
-        Raises `ShutDown` if the queue has no element, and `ProgramError` unless the function takes
-        exactly one element from one queue, before anything else.
+        Raises `QueueClosedError` if the queue has no element, and `ProgramError` unless the
+        function takes exactly one element from one queue, before anything else.
 
         Refuses:
-            drained.drain()  # ShutDown
+            drained.drain()  # QueueClosedError
             ml.capture(ml.sum).drain(v)  # ProgramError
         """
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
@@ -327,7 +330,7 @@ class Captured(Generic[P, R]):
         outputs = [output.alloc(arena) for output in entry.outcome.outputs]
         run = partial(launch.run, self._scratch.of(arena.vm), scalars, arena.vm)
         run(signature.inputs, outputs)
-        with suppress(ShutDown):
+        with suppress(QueueClosedError):
             while True:
                 run(signature.inputs, outputs, program=looped)
         inputs, tensors = signature.inputs, signature.tensors
@@ -465,12 +468,11 @@ class Captured(Generic[P, R]):
         iterations (see `mlvm.machines.residuals`)."""
         return residuals.stack_bytes(current_arena().vm)
 
-    def plot(
-        self, path: str | os.PathLike[str], *, lengths: Mapping[str, int] | None = None
-    ) -> None:
+    @old_keywords("Captured.plot")
+    def plot(self, path: str | os.PathLike[str], *, sizes: Mapping[str, int] | None = None) -> None:
         """Draw the scratch memory of the last call's program as SVG: offsets and live ranges.
 
-        With `lengths`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
+        With `sizes`, a dict of sizes by name, the plan for the bounds is drawn as it is used at
         these lengths.
 
         Raises `CaptureError` before the first call, and if the program does not have these dynamic
@@ -480,19 +482,19 @@ class Captured(Generic[P, R]):
         Refuses:
             ml.capture(ml.sum).plot("step.svg")  # CaptureError
             ml.capture(ml.sum).plot("step.png")  # ArgumentError
-            bounded.plot("step.svg", lengths={"n": 10})  # ShapeError
+            bounded.plot("step.svg", sizes={"n": 10})  # ShapeError
         """
         require_suffix(path, ".svg", "plot")
         title = f"Memory plan of {self._title.strip('_<>') or 'a captured function'}"
         planned = self.planned
-        if lengths is not None and not isinstance(lengths, Mapping):
+        if sizes is not None and not isinstance(sizes, Mapping):
             raise ArgumentError(
-                f'plot: expected lengths by name, such as {{"time": 12}}, got {brief(lengths)}'
+                f'plot: expected sizes by name, such as {{"time": 12}}, got {brief(sizes)}'
             )
-        if lengths:
+        if sizes:
             opened = self._open_part(self._last_entry(), planned)
-            planned = opened.planned_at(opened.values_of(lengths))
-            title += f" at {', '.join(f'{name} = {n}' for name, n in lengths.items())}"
+            planned = opened.planned_at(opened.values_of(sizes))
+            title += f" at {', '.join(f'{name} = {n}' for name, n in sizes.items())}"
         write_file(path, timeline(planned.recording(), title=title))
 
     def _repr_html_(self) -> str:
@@ -508,8 +510,8 @@ class Captured(Generic[P, R]):
         """Write the last call's program, its plan and the current state to a file.
 
         `python -m mlvm run` runs such a file. The file contains the program with hoisted values. If
-        the function was captured with `lengths` and `at_most`, the file supports all lengths that
-        the trace of the last call supports.
+        the function was captured with `dynamic_axes` and `max_sizes`, the file supports all lengths
+        that the trace of the last call supports.
 
         Raises `CaptureError` before the first call, for a length without a bound, and if the
         program of the last call is valid only for its own lengths; `ArgumentError` for a file name
@@ -556,16 +558,16 @@ class Captured(Generic[P, R]):
         if entry.open_part is None:
             types = ", ".join(map(str, entry.input_types))
             if not self._spec.names:
-                why = 'name open axes, as in ml.capture(step, lengths={"x": ("n",)})'
+                why = 'name open axes, as in ml.capture(step, dynamic_axes={"x": ("n",)})'
             elif self._replace or debug.is_watched(entry.vm):
                 used = "replace= is" if self._replace else "ml.debug is"
-                why = f"{used} used; capture it without, or with lengths=False"
+                why = f"{used} used; capture it without, or with dynamic_axes=False"
             elif any(n < 2 for type in entry.input_types for n in type.shape):
                 why = "sizes of 0 and 1 have programs by themselves; call it at other lengths"
             else:
                 why = (
                     "the compiler needed their values, or a tensor is larger than at the bounds; "
-                    "call it at other lengths, or capture it with lengths=False"
+                    "call it at other lengths, or capture it with dynamic_axes=False"
                 )
             raise CaptureError(
                 f"the last program of {self!r}, for ({types}), is valid only for its own "
@@ -816,8 +818,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
@@ -829,13 +831,14 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = ...,
-    lengths: Mapping[str, Any] | Literal[False] | None = ...,
-    at_most: Mapping[str, int] | None = ...,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = ...,
+    max_sizes: Mapping[str, int] | None = ...,
     check: int | None = ...,
     memory: int | str | None = ...,
     effort: int = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
+@old_keywords("capture")
 def capture(
     fn: Callable[..., Any] | None = None,
     /,
@@ -844,8 +847,8 @@ def capture(
     recompute: bool = True,
     hoist: bool = True,
     replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
-    lengths: Mapping[str, Any] | Literal[False] | None = None,
-    at_most: Mapping[str, int] | None = None,
+    dynamic_axes: Mapping[str, Any] | Literal[False] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     check: int | None = None,
     memory: int | str | None = None,
     effort: int = 1,
@@ -873,37 +876,46 @@ def capture(
     Arguments:
 
     - `fn`: the function. Without it, `capture` returns a decorator.
+
     - `fuse`: run chains of elementwise ops block by block, so that intermediates within a chain
       need no memory. Default: True.
+
     - `recompute`: compute cheap values again in the backward pass instead of saving them. Default:
       True.
+
     - `hoist`: compute values only once that depend only on tensors which the step does not update,
       such as a weight in another dtype. They are kept in an arena and computed again after any
       write to such a tensor. If one is written before each call, a second program computes them in
       the step. `plan.ahead` is their size in bytes, at most four times the size of the tensors that
       they depend on. Default: True.
+
     - `replace`: a dict `{pattern: name}`. Where the function computes the pattern, a Python
       function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`, the program calls the host
       function of that name. The host function pops the operands of the pattern and pushes its
       results. `step.replaced` lists these calls; a `ReplacementWarning` names a pattern that
       matches no part of the function. See docs/functions.md.
-    - `lengths`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for each
-      axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An axis
-      without a name becomes dynamic at the third size that calls have; with `lengths=False` each
-      size gets its own program. Python code may compute with a length as with any number. A
-      comparison, as in an `if`, becomes a guard. Where Python needs the value itself, each value
-      gets its own program. See docs/lengths.md.
-    - `at_most`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
+
+    - `dynamic_axes`: names of dynamic axes, as in `{"tokens": (None, "time")}`: a name or None for
+      each axis of a parameter's tensors. One trace and one plan serve all sizes of a named axis. An
+      axis without a name becomes dynamic at the third size that calls have; with
+      `dynamic_axes=False` each size gets its own program. Python code may compute with a length as
+      with any number. A comparison, as in an `if`, becomes a guard. Where Python needs the value
+      itself, each value gets its own program. See docs/lengths.md.
+
+    - `max_sizes`: upper bounds of lengths by name. Memory is planned for these bounds. Without a
       bound, the planned size doubles when a call exceeds it.
+
     - `check`: with `check=n`, every n-th call that has a program traces the function again, and
       compares the trace with the program. If they differ, an error names the line and
       the value that changed. Use `check=1` first when results seem outdated: it finds each read
       that no guard compares, at the cost of one trace per call. Default: None, at no cost.
+
     - `memory`: a budget such as `"64 MiB"`, or a number of bytes, for `step.plan.nbytes +
       step.plan.ahead`. To meet it, the compiler recomputes the values whose recomputation is
       estimated to be fastest. A larger budget never results in a program with a longer estimated
       time. With dynamic lengths the budget applies to the bounds. Code inside loops and branches is
       not changed. See docs/budgets.md.
+
     - `effort`: with `effort=n`, the planner of scratch memory may visit n times as many nodes in
       its search for a smaller plan, which needs up to n times the planning time. It stops when
       `plan.nbytes` equals `plan.lower_bound`. Default: 1.
@@ -922,10 +934,14 @@ def capture(
     - `CaptureError`: if the function reads an object with hidden state, such as an iterator, reads
       the value of a tensor, computes on another VM, calls an op whose result shape depends on
       values, or stores a tensor of the trace anywhere other than in the result or such a field.
+
     - `GradientError`: if it is called inside a differentiated function.
+
     - `ArgumentError`: if an option is not a bool, `replace` is not such a mapping, `memory` is not
       a size, or `effort` is not an int from 1 to 2**32.
+
     - `BudgetError`: before anything runs, if no program within the `memory` budget is found.
+
     - `ShapeError`: for a length above its bound, and for different sizes of one name.
 
     A call also raises any error of the function.
@@ -941,7 +957,7 @@ def capture(
         ml.capture(effort=0)  # ArgumentError
         ml.capture(lambda x: float(x))(ml.ones(()))  # CaptureError
         ml.grad(ml.capture(ml.sum))(v)  # GradientError
-        ml.capture(ml.sum, lengths={"x": ("n",)}, at_most={"n": 1})(v)  # ShapeError
+        ml.capture(ml.sum, dynamic_axes={"x": ("n",)}, max_sizes={"n": 1})(v)  # ShapeError
     """
     require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     is_count = isinstance(check, Integral) and not isinstance(check, bool) and check > 0
@@ -954,7 +970,8 @@ def capture(
             f"capture: expected effort as an int from 1 to {MOST_EFFORT}, got {brief(effort)}"
         )
     options: Any = {"fuse": fuse, "recompute": recompute, "hoist": hoist, "replace": replace}
-    options |= {"lengths": lengths, "at_most": at_most, "check": check and int(check)}
+    options |= {"dynamic_axes": dynamic_axes, "max_sizes": max_sizes}
+    options |= {"check": check and int(check)}
     budget = None if memory is None else parse_size(memory, "capture(memory=)")
     options |= {"memory": budget, "effort": effort}
     if fn is None:

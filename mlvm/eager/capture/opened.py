@@ -227,15 +227,15 @@ class OpenTrace:
                 i, axis = axes[0]
                 raise CaptureError(
                     f"axis {axis} of input {i}, {entry.input_types[i]}, became dynamic "
-                    f"automatically; to save the step, name the axis in lengths=, with a bound in "
-                    f"at_most="
+                    f"automatically; to save the step, name the axis in dynamic_axes=, with a "
+                    f"bound in max_sizes="
                 )
             if each.at_most is None:
                 unbounded = {x.name: 512 for x in self.open if x.name and x.at_most is None}
                 raise CaptureError(
                     f"a step with dynamic axes needs bounds for "
                     f"{', '.join(map(repr, unbounded))}, got none; capture it with "
-                    f"at_most={unbounded}"
+                    f"max_sizes={unbounded}"
                 )
             lengths.append(StepLength(each.name, each.at_most, place, axes))
             for i, axis in axes:

@@ -69,9 +69,8 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
 
     In a captured function all branches are recorded, as in `cond`.
 
-    The index: i[]. Raises `ArgumentError` without branches, and `DTypeError` for an index that is
-    not an integer, for a branch that is not a function, and for branches that are not passed as one
-    list.
+    The index: i[]. Raises `ArgumentError` without branches. Raises `DTypeError` for an index that
+    is not an integer, for a branch that is not a function, and unless the branches are one list.
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])

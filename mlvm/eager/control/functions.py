@@ -1,4 +1,4 @@
-"""Recursive functions: `function`.
+"""Recursive functions: `subroutine`.
 
 Eagerly such a function is the Python function itself. In a captured function it is recorded once,
 as a procedure with its own frame, so it may call itself.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.arena.context import context, current
 from mlvm.core.errors import ArgumentError, CaptureError, GradientError, brief
@@ -34,6 +34,7 @@ from mlvm.eager.tensor.default import default_float
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import Tree, replace, with_leaves
+from mlvm.renamed import old_names
 from mlvm.step.flow import Block, Procedure, Use
 
 P = ParamSpec("P")
@@ -73,7 +74,7 @@ class Function(Generic[P, R]):
 
 
 @hinted
-def function(fn: Callable[P, R]) -> Function[P, R]:
+def subroutine(fn: Callable[P, R]) -> Function[P, R]:
     """Record `fn` as a subroutine of the captured program, so that it may call itself.
 
     The depth of the recursion may depend on values; a `cond` must end the recursion. Eagerly the
@@ -86,13 +87,13 @@ def function(fn: Callable[P, R]) -> Function[P, R]:
     called twice while it is recorded: the first call determines the types of its results. Raises
     `ArgumentError` if `fn` is not a function.
 
-        >>> half = ml.function(lambda n: ml.cond(n < 1.0, lambda n: n, lambda n: half(n / 2.0), n))
+        >>> half = ml.subroutine(lambda n: ml.cond(n < 1, lambda n: n, lambda n: half(n / 2), n))
         >>> half(ml.asarray(5.0))
         Tensor(0.625, f32[])
 
     Refuses:
-        ml.capture(lambda x: ml.function(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
-        ml.function(v)  # ArgumentError
+        ml.capture(lambda x: ml.subroutine(lambda x: x * ml.random.normal())(x))(v)  # CaptureError
+        ml.subroutine(v)  # ArgumentError
     """
     if not callable(fn):
         raise ArgumentError(f"expected a function, got {brief(fn)}")
@@ -145,12 +146,13 @@ def trace_callee(name: str, types: list[TensorType], run: Callable[[Tensors], Te
 class _Open:
     """Function whose recording is in progress.
 
-    - key: identifies recursive calls.
-    - tree: the result; its types are `results`, once they are known.
-    - is_guess: True if the function calls itself before its results are known.
-    - is_back: True for a backward pass.
-    - takes_record: True for a backward pass that also needs the number of a record of cotangents.
-    - vjp: its backward pass; with one, the function also returns the number of a record.
+    Attributes:
+        key: identifies recursive calls.
+        tree: the result; its types are `results`, once they are known.
+        is_guess: True if the function calls itself before its results are known.
+        is_back: True for a backward pass.
+        takes_record: True for a backward pass that also needs the number of a record of cotangents.
+        vjp: its backward pass; with one, the function also returns the number of a record.
     """
 
     key: object
@@ -410,3 +412,7 @@ def _vjp_operands(vjp: _FunctionVjp, backward: _Open, gs: Cotangents, number: Te
     operands = [or_zeros(gs[k], y.type) for k, y in vjp.tracked(vjp.outputs)]
     record_g = [or_zeros(gs[len(vjp.outputs)], number.type)] if backward.takes_record else []
     return [*operands, number, *record_g]
+
+
+if not TYPE_CHECKING:  # else a type checker would allow any name
+    __getattr__ = old_names(__name__, "ml", globals())

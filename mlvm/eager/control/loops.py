@@ -27,7 +27,7 @@ from mlvm.core.errors import (
     DTypeError,
     MlvmError,
     OperandValueError,
-    PositionRefused,
+    PositionError,
     ShapeError,
     brief,
 )
@@ -80,10 +80,13 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
     Arguments:
 
     - `cond_fun`: maps the state to a condition with one element.
+
     - `body_fun`: maps the state to the next state.
+
     - `init_val`: the initial state: a tree of tensors of any shapes. Structure and types stay
       fixed. A Python number in it gets the dtype that the body assigns, if that is wider; eagerly,
       the first iteration is then computed again.
+
     - `checkpoint`: under a gradient, save only the state of each iteration, and run the body again
       in the backward pass. Default: False, which saves the residuals of the body.
 
@@ -197,14 +200,19 @@ def scan(
     Arguments:
 
     - `f`: maps the state and one row to the next state and one row of the result.
+
     - `init`: the initial state: a tree of tensors of any shapes. For Python numbers in it see
       `while_loop`.
+
     - `xs`: a tree of tensors with the same number of rows: [n, ...] -> [n, ...]. x is the tree of
       one row of each tensor. Without `xs`, x is None.
+
     - `length`: the number of iterations. It is required without `xs`; with `xs`, an int must equal
       the number of rows. A tensor is the number of rows to visit, starting from the first; its
       value may be known only at run time. Rows of the result that no iteration computes are zeros.
+
     - `reverse`: visit the last row first. Default: False.
+
     - `checkpoint`: recompute the body in the backward pass, see `while_loop`. Default: False.
 
     With zero iterations, `f` is traced to determine the types of its results.
@@ -244,7 +252,9 @@ def scan(
     for i in reversed(range(trip_count)) if reverse else range(trip_count):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
         _, y = loop.iterate(partial(_call_with_row, f, row), lambda pair: pair[0])
-        ys.append(copied(as_like(ys[0], y, "an iteration returns another row") if ys else y))
+        ys.append(
+            copied(as_like(ys[0], y, "an iteration returns a different row type") if ys else y)
+        )
     if reverse:
         ys.reverse()
 
@@ -415,7 +425,7 @@ def next_state(before: Tree, after: Any) -> Tree:
 
     Raises `ShapeError` or `DTypeError` if its structure or types have changed.
     """
-    return as_like(before, as_tree(after), "a body makes another state than it is given")
+    return as_like(before, as_tree(after), "the body changes the type of its state")
 
 
 def _isolate_state(state: Tree, previous: Tree) -> Tree:
@@ -519,7 +529,7 @@ def _at_most(trip_count: Tensor, total: int) -> Tensor:
         return op.take(arange(total + 1), op.maximum(trip_count, 0), axis=0)
 
 
-def _reword(error: PositionRefused) -> None:
+def _reword(error: PositionError) -> None:
     index, bound = numbers_in(error)
     error.op, error.operands = None, ()
     error.reason = f"scan: expected a length of 0 to {bound - 1}, the number of rows, got {index}"
@@ -561,11 +571,12 @@ def _scan(
 class _Loop(NamedTuple):
     """Loop that runs while `more`, with iterations numbered from `first`.
 
-    - trip_count: the number of iterations; None: the loop counts them.
-    - total: an upper bound of the trip count, which is the number of rows of results; None:
-      unknown.
-    - stacked: whether the body returns rows.
-    - continued, residual_rows: see `_scan`.
+    Attributes:
+        trip_count: the number of iterations; None: the loop counts them.
+        total: an upper bound of the trip count, which is the number of rows of results; None:
+            unknown.
+        stacked: whether the body returns rows.
+        continued, residual_rows: see `_scan`.
     """
 
     more: Callable[[Tensor, Tensors], Tensor]
@@ -895,11 +906,12 @@ def _activity(
 ) -> tuple[list[int], set[int], set[int], set[int] | None]:
     """Return which parts have cotangents in which iterations of the backward loop.
 
-    The backward loop starts with cotangents of the parts `active` and of `ys`. Returns four sets:
-    the parts of the state whose new values have a cotangent in some iteration, the subset of them
-    without a cotangent in some other iteration, the nodes that receive cotangents in some
-    iteration, and the nodes that receive cotangents in the first iteration. The last is None if all
-    iterations reach the same nodes: then zeros for an absent part do not change any value.
+    The backward loop starts with cotangents of the parts `active` and of `ys`. Returns four sets.
+    The first is the parts of the state whose new values have a cotangent in some iteration. The
+    second is the subset of these that has none in some other iteration. The third is the nodes that
+    receive cotangents in some iteration. The fourth is the nodes that receive cotangents in the
+    first iteration; it is None if all iterations reach the same nodes. Zeros for an absent part
+    then do not change any value.
 
     A part without a cotangent in an iteration gets none, as in eager mode, because a rule might
     turn zeros into nan. The number of a record has a cotangent in each iteration, which pushes a

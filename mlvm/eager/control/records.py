@@ -67,7 +67,9 @@ def pull(
     """Return the tensors of a record; for a vector of numbers, row i of each is from record i.
 
     - are_tracked: which tensors were tracked when they were pushed.
+
     - used: a set to which the indices of tensors with a cotangent are added.
+
     - stack: the stack of the recorder that pushed the record. Default: that of the current
       recorder.
     """

@@ -536,7 +536,7 @@ def categorical(
     this broadcasts. The result is the argmax of logit + Gumbel noise (Maddison et al., arXiv
     1411.0030), as in `jax.random.categorical`. Each draw uses one random number per logit.
 
-    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` if x is not of floats; `AxisRefused` if
+    logits: f[..., K] -> i64[*shape]. Raises `DTypeError` if x is not of floats; `AxisError` if
     there is no such axis; `ShapeError` if the logits do not fit the shape, the axis is empty, or
     the key is not a u64[2].
 
@@ -569,7 +569,7 @@ def choice(
     `OperandValueError` if `p` contains a negative number or nan, or no number above 0 (not checked
     in a captured function); `ArgumentError` if there are too few elements; `ShapeError` if `p` does
     not have one number per element, or the key is not a u64[2]; `DTypeError` if `p` is not of
-    floats; `AxisRefused` if the tensor has no such axis.
+    floats; `AxisError` if the tensor has no such axis.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -578,7 +578,7 @@ def choice(
         ml.random.choice(2, 2, p=-v)  # OperandValueError
         ml.random.choice(0, 2)  # ArgumentError
         ml.random.choice(v, 1, axis="x")  # ArgumentError
-        ml.random.choice(v, 2, axis=1)  # AxisRefused
+        ml.random.choice(v, 2, axis=1)  # AxisError
         ml.random.choice(2, 2, p=ints)  # DTypeError
         ml.random.choice(3, 2, p=v)  # ShapeError
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlvm.arena.context import current
 from mlvm.core.errors import ArgumentError, GradientError
@@ -15,6 +15,7 @@ from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.gradients import is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, zeros_beside
 from mlvm.eager.optim.ranges import Count, checked, number_in
+from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
@@ -30,6 +31,7 @@ from mlvm.eager.tree import (
     require_types,
     unflatten,
 )
+from mlvm.renamed import OldAttribute
 
 
 class EMA:
@@ -178,6 +180,9 @@ class MultiSteps:
         ml.optim.MultiSteps(None, 2)  # ArgumentError
     """
 
+    if not TYPE_CHECKING:
+        rate = OldAttribute("MultiSteps", "rate")
+
     @hinted
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -222,9 +227,13 @@ class MultiSteps:
         return {path: (self._sums[first[id(leaves[path])]], g) for path, g in gradients.items()}
 
     @property
-    def rate(self) -> float:
-        """The learning rate of the optimizer's next update."""
-        return self.optimizer.rate
+    def learning_rate(self) -> float:
+        """The learning rate of the optimizer. It may be assigned a number or a schedule."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float | Schedule) -> None:
+        self.optimizer.learning_rate = value
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of the optimizer, and the sums by path, as `gradients/Dense_0/kernel`.

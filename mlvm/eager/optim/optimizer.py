@@ -45,6 +45,7 @@ from mlvm.eager.tree import (
     selected,
     warn_of_hidden,
 )
+from mlvm.renamed import OldAttribute
 from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
@@ -124,6 +125,21 @@ _OF_ALL: Mapping[str, Any] = {"maximize": bool}
 """Hyperparameters of all optimizers, which come last in their signatures."""
 
 
+class LearningRate:
+    """Field that is assigned a number or a schedule, and read as the rate of the next update."""
+
+    def __get__(self, optimizer: Optimizer | None, owner: type) -> float:
+        if optimizer is None:
+            return self  # type: ignore[return-value]
+        rate: float | Schedule = vars(optimizer)["learning_rate"]
+        if not callable(rate):
+            return rate
+        return float(optimizer._rate(SimpleNamespace(learning_rate=rate)))
+
+    def __set__(self, optimizer: Optimizer, value: float | Schedule) -> None:
+        vars(optimizer)["learning_rate"] = value
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
     """Base of classes whose fields are hyperparameters.
@@ -183,13 +199,16 @@ class Optimizer(_OfFields):
     Arguments:
 
     - `params`: a Module or another tree of f32 or f64 tensors.
+
     - `groups`: pairs of parameters and their hyperparameters, as in `groups=[("*/bias",
       {"weight_decay": 0.0})]`. The first item is a pattern for the paths of `named_parameters`, in
       which `*` also matches "/", or a function of path and parameter, as in `Module.freeze`.
       Default: none. The attribute `groups` contains these groups, and finally a group with all
       other parameters.
+
     - `where`: a pattern or function that selects the parameters to update; gradients of other
       parameters are ignored. Default: all parameters.
+
     - `maximize`: update in the direction of the gradient instead of against it. Default: False.
 
     `count`, f32[], is the number of completed updates. All state is allocated at construction, each
@@ -198,6 +217,8 @@ class Optimizer(_OfFields):
 
     Hyperparameters may be assigned, to the optimizer or to a group; a captured function retraces at
     most once for each. Assigning to an unknown hyperparameter raises `ArgumentError`.
+    `optimizer.learning_rate` is assigned a number or a schedule, and returns the learning rate of
+    the next update.
 
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer stores only the
     state of its shard of the parameters. With "all" the member also stores only this shard of the
@@ -224,9 +245,12 @@ class Optimizer(_OfFields):
 
     if TYPE_CHECKING:
         _tree: Tree = _argument(alias="params", kw_only=False)
-        learning_rate: float | Schedule = _argument(kw_only=False)
+        learning_rate: LearningRate = _argument(kw_only=False)
         _groups: Groups = _argument(alias="groups", default=())
         _where: Where | None = _argument(alias="where", default=None)
+    else:
+        learning_rate = LearningRate()
+        rate = OldAttribute("Optimizer", "rate")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls is Optimizer:
@@ -338,8 +362,8 @@ class Optimizer(_OfFields):
     if not TYPE_CHECKING:  # otherwise a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
-            is_complete = hasattr(self, name) or "_state" not in vars(self)
-            if not is_complete and not name.startswith("_"):
+            is_known = name in vars(self) or name[0] == "_" or "_state" not in vars(self)
+            if not is_known and not hasattr(self, name):
                 raise _unknown(self._name, name, self._options)
             if name in self._all_kinds:
                 value = _assigned(self._name, name, value, self._all_kinds[name])
@@ -355,18 +379,18 @@ class Optimizer(_OfFields):
 
         Everything is checked before the first write. Raises `PathError` if the gradients have a
         different structure; `DTypeError` or `ShapeError` if a gradient has a different type, or a
-        parameter was replaced in the tree; `StaleTensor` if a tensor was freed; `HandleError` if
-        the current arena is on another VM; `GradientError` inside a differentiated function;
-        `ArgumentError` if a hyperparameter needs state that was not created. If `ArenaOverflow`
-        interrupts an update, the remaining parameters are unchanged.
+        parameter was replaced in the tree; `StaleTensorError` if a tensor was freed; `HandleError`
+        if the current arena is on another VM; `GradientError` inside a differentiated function;
+        `ArgumentError` if a hyperparameter needs state that was not created. If
+        `ArenaOverflowError` interrupts an update, the remaining parameters are unchanged.
 
         Refuses:
             sgd.update({"w": ints})  # DTypeError
             ml.grad(lambda x: sgd.update({"w": x}))(v)  # GradientError
             sgd.update({"b": v})  # PathError
             sgd.update({"w": x})  # ShapeError
-            sgd.update({"w": stale_here})  # StaleTensor
-            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflow
+            sgd.update({"w": stale_here})  # StaleTensorError
+            within(tight_here, lambda: sgd.update({"w": v}))  # ArenaOverflowError
             changed.update({"w": v})  # ArgumentError
             within(vm_arena, lambda: sgd.update({"w": v}))  # HandleError
         """
@@ -394,7 +418,7 @@ class Optimizer(_OfFields):
         kinds = [*dict.fromkeys((i, dtypes[p]) for i, g in enumerate(self.groups) for p in g.paths)]
         if self._is_cached():
             rules = [(self._values(hypers[i]), rates[i], dtype) for i, dtype in kinds]
-            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})
+            scalars = call(_rule_of(type(self), self._names)[0], (self.count, rules), {})  # type: ignore[arg-type]
         else:
             scalars = [self._scalars(hypers[i], _in_dtype(rates[i], dtype)) for i, dtype in kinds]
             self.count += 1
@@ -428,13 +452,6 @@ class Optimizer(_OfFields):
         if len(own) > 2:  # than `paths` and `_kinds`
             vars(hyper).update({name: own[name] for name in self._options if name in own})
         return hyper
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next update: the value of the schedule at `count`, or a number.
-
-        A group may override it."""
-        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of state by path: `count`, `momentum/Dense_0/kernel`.
@@ -513,7 +530,7 @@ class Optimizer(_OfFields):
             for p, g, state, scalars in updates:
                 self._step(hyper, p, self._given(hyper, p, g), state, scalars)
             return
-        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)
+        steps, values = _rule_of(type(self), self._names)[1], self._values(hyper)  # type: ignore[arg-type]
         for _, same in groupby(updates, lambda update: id(update[3])):
             of_dtype = [*same]
             for i in range(0, len(of_dtype), _AT_ONCE):
@@ -612,8 +629,7 @@ class Optimizer(_OfFields):
     def _repr_html_(self) -> str:
         head = self._name, *[f"{len(group.paths)} tensors" for group in self.groups]
         rows = [
-            (x, *[_text(vars(g).get(x, getattr(self, x))) for g in self.groups])
-            for x in self._options
+            (x, *[_text(vars(g).get(x, vars(self)[x])) for g in self.groups]) for x in self._options
         ]
         return html.table(head, rows, right=0)
 

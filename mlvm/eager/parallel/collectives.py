@@ -8,8 +8,8 @@ With an `axis_name`, the collective runs over the lanes of the `vmap` with that 
 members. This is an ordinary op with gradients.
 
 No member waits for another for more than `timeout` seconds; None means the timeout of the group.
-After that all members raise `GroupTimeout`, which names the missing members. A group of processes
-is then closed, unless the missing member exits within a second.
+After that all members raise `GroupTimeoutError`, which names the missing members. A group of
+processes is then closed, unless the missing member exits within a second.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def all_reduce(
 
     The tensors: any shapes and dtypes. Raises `DTypeError` for a mean of integers or a sum of
     bools; `ArgumentError` if `op` is unknown; `GradientError` if a gradient flows through a tensor;
-    and `StaleTensor` if a tensor was freed.
+    and `StaleTensorError` if a tensor was freed.
 
         >>> def member(rank, vm):
         ...     x = ml.ones(2) * (rank + 1.0)
@@ -116,7 +116,7 @@ def all_reduce(
         ml.parallel.all_reduce(v, "most")  # ArgumentError
         ml.parallel.all_reduce(bools)  # DTypeError
         ml.grad(lambda x: [x * x, ml.parallel.all_reduce(x)])(v)  # GradientError
-        ml.parallel.all_reduce(stale)  # StaleTensor
+        ml.parallel.all_reduce(stale)  # StaleTensorError
     """
     if axis_name is None:
         _in_place("all_reduce", tree, op=op, timeout=timeout)

@@ -131,14 +131,15 @@ class _Open(NamedTuple):
 class _Scopes:
     """Open blocks and functions.
 
-    - open: the open blocks, outermost first.
-    - frames: for each open function, the number of blocks around it.
-    - callees: functions that the outermost open function calls.
-    - cells: ids of references to variables that functions may update.
-    - writes: for each closed block, ids of references to outer tensors that it has written.
-    - views: views created since the recording began, in order.
-    - closed_views: for the views created in closed blocks, the first number and the next number.
-    - layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
+    Attributes:
+        open: the open blocks, outermost first.
+        frames: for each open function, the number of blocks around it.
+        callees: functions that the outermost open function calls.
+        cells: ids of references to variables that functions may update.
+        writes: for each closed block, ids of references to outer tensors that it has written.
+        views: views created since the recording began, in order.
+        closed_views: for the views created in closed blocks, the first number and the next number.
+        layer_paths: paths of layers, for lines; see `mlvm.eager.nn.layer`.
     """
 
     def __init__(self) -> None:
@@ -198,11 +199,12 @@ class _Values:
 class _Memory:
     """Values of tensors, by the id of the reference to the holder of their region.
 
-    - regions: the regions of the VM, by handle.
-    - references: the references in use.
-    - values: the present value of each tensor.
-    - homes: the memory that a tensor keeps, for tensors with fixed memory.
-    - nscratch: the number of homes in scratch memory.
+    Attributes:
+        regions: the regions of the VM, by handle.
+        references: the references in use.
+        values: the present value of each tensor.
+        homes: the memory that a tensor keeps, for tensors with fixed memory.
+        nscratch: the number of homes in scratch memory.
     """
 
     def __init__(self, vm: VMProtocol) -> None:
@@ -216,15 +218,16 @@ class _Memory:
 class _Outside:
     """Tensors and queues from before the recording, and objects that must live as long as it.
 
-    - holders: references to all tensors, by their ids.
-    - views: all views.
-    - states: tensors that the function uses and that are not arguments.
-    - state_views: references to views by which the function may have reached a state, with the
-      state.
-    - keepalive: objects that must live as long as the recorded calls.
-    - queues: queues with an element that is an input, after the other inputs.
-    - queue_homes: the memory of these elements.
-    - constants: tensors with values that the function writes, by type and bytes.
+    Attributes:
+        holders: references to all tensors, by their ids.
+        views: all views.
+        states: tensors that the function uses and that are not arguments.
+        state_views: references to views by which the function may have reached a state, with the
+            state.
+        keepalive: objects that must live as long as the recorded calls.
+        queues: queues with an element that is an input, after the other inputs.
+        queue_homes: the memory of these elements.
+        constants: tensors with values that the function writes, by type and bytes.
     """
 
     def __init__(self, vm: VMProtocol, all_regions: Any) -> None:
@@ -245,14 +248,15 @@ class _Outside:
 class _Placeholders:
     """Abstract tensors that the function gets instead of its arguments.
 
-    - by_original: placeholders by the id of the tensor.
-    - originals: tensors by the id of the placeholder.
-    - inputs: the number of each input by the id of its tensor.
-    - aliases: references to placeholders, by the id of the reference to an input that the function
-      also reads from its environment.
-    - aliased_inputs: the numbers of these inputs.
-    - aliased: ids of the references to their placeholders.
-    - narguments, nelements: the numbers of arguments and of elements of queues.
+    Attributes:
+        by_original: placeholders by the id of the tensor.
+        originals: tensors by the id of the placeholder.
+        inputs: the number of each input by the id of its tensor.
+        aliases: references to placeholders, by the id of the reference to an input that the
+            function also reads from its environment.
+        aliased_inputs: the numbers of these inputs.
+        aliased: ids of the references to their placeholders.
+        narguments, nelements: the numbers of arguments and of elements of queues.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -286,15 +290,16 @@ class _Storages:
 class Recorder:
     """Abstract VM: it knows types, holds no bytes, and records launches instead of running them.
 
-    - calls: the calls recorded so far, of the innermost open block.
-    - scopes: open blocks and functions.
-    - memory: the present values of tensors.
-    - outside: tensors and queues from before, and objects to keep alive.
-    - placeholders: abstract tensors for `inputs`, one per memory region.
-    - storages: memory that the function allocates.
-    - stack: the identity of the stack to which it pushes residuals.
-    - recomputing: whether calls recompute values of the forward pass.
-    - high_water: once it is closed, the largest total bytes of simultaneously live tensors.
+    Attributes:
+        calls: the calls recorded so far, of the innermost open block.
+        scopes: open blocks and functions.
+        memory: the present values of tensors.
+        outside: tensors and queues from before, and objects to keep alive.
+        placeholders: abstract tensors for `inputs`, one per memory region.
+        storages: memory that the function allocates.
+        stack: the identity of the stack to which it pushes residuals.
+        recomputing: whether calls recompute values of the forward pass.
+        high_water: once it is closed, the largest total bytes of simultaneously live tensors.
     """
 
     what = "a captured function"
@@ -467,7 +472,7 @@ class Recorder:
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Return placeholders for the next element of the queue, which each launch takes."""
         if self.scopes.frames:
-            raise _refused("take an element of a queue in an ml.function")
+            raise _refused("take an element of a queue in an ml.subroutine")
         home = queue.arena.vm
         if home is not self.vm:
             raise CaptureError(
@@ -605,7 +610,7 @@ class Recorder:
         if not self.scopes.frames or opened.depth != self.scopes.frames[-1]:
             raise RetryWithCarry(x, self.depth - 1)
         raise GradientError(
-            f"{user_line() or 'here'}: cannot differentiate an ml.function that updates a "
+            f"{user_line() or 'here'}: cannot differentiate an ml.subroutine that updates a "
             f"{x.type} from outside. Pass the tensor as an argument, and return it"
         )
 
@@ -791,7 +796,7 @@ class Recorder:
         return results
 
     def check(self, condition: Tensor, message: str) -> None:
-        """Let each launch raise `CheckFailed` unless the condition holds."""
+        """Let each launch raise `CheckError` unless the condition holds."""
         attributes, ins = {"message": message}, [self.use(condition)]
         call = Call(CHECK, None, attributes, [], ins, user_line(), orderly=True, may_raise=True)
         self.calls.append(call)
@@ -930,8 +935,8 @@ class Recorder:
             and id(reference) not in self.scopes.cells
         ):
             raise _refused(
-                "update a tensor from outside of an ml.function (possibly the state of the random "
-                "keys) in place"
+                "update a tensor from outside of an ml.subroutine (possibly the state of the "
+                "random keys) in place"
             )
 
     # --- the tensor of a handle ---------------------------------------------------------
@@ -1015,7 +1020,7 @@ class Recorder:
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: cannot use a tensor that was created in a loop body, a "
-                f"branch or an ml.function outside of it. Return the tensor from there"
+                f"branch or an ml.subroutine outside of it. Return the tensor from there"
             )
         key, frames = id(reference), self.scopes.frames
         if (
@@ -1025,7 +1030,7 @@ class Recorder:
             and key not in self.scopes.cells
         ):
             remedy = ". Pass it as an argument"
-            raise _refused("use a tensor of an ml.function in another that it calls", remedy)
+            raise _refused("use a tensor of an ml.subroutine in another that it calls", remedy)
         return value
 
     def _new_value(self, reference: Reference, type: TensorType) -> Value:

@@ -17,7 +17,7 @@ from mlvm.eager.recording.debug import caches, context, nans
 from mlvm.eager.recording.recorder import current_recorder
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.transform.host import call
+from mlvm.eager.transform.host import host_call
 from mlvm.machines import printing
 
 __all__ = ["caches", "context", "nans", "print", "watch", "watched"]
@@ -54,7 +54,7 @@ def print(format: str, /, *values: Tensor | float, **named: Tensor | float) -> N
     except HostFunctionError as error:
         raise ArgumentError(str(error)) from None
     names, line = [*named], str(user_line() or "here")
-    call(printing.PRINT, *operands, format=format, names=names, line=line)
+    host_call(printing.PRINT, *operands, format=format, names=names, line=line)
 
 
 def watch(x: Tensor, name: str) -> None:
@@ -78,7 +78,7 @@ def watch(x: Tensor, name: str) -> None:
     if not isinstance(name, str):
         raise ArgumentError(f"debug.watch: expected a name as str, got {brief(name)}")
     [operand] = _operands("debug.watch", [x])
-    call(printing.WATCH, operand, name=name)
+    host_call(printing.WATCH, operand, name=name)
 
 
 def watched(name: str, *, clear: bool = False) -> list[Array]:

@@ -57,7 +57,9 @@ class record(ContextDecorator):
     Arguments:
 
     - `folder`: the folder to create; it must not contain a recording.
+
     - `every`: the number of steps between checkpoints of the complete state.
+
     - `inputs`: the number of bytes of inputs that may be stored, such as "1 GiB", or "all" or
       "none". Equal arrays are stored once. A step whose inputs are not stored is replayed only from
       an earlier checkpoint, with inputs from the caller.

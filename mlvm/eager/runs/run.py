@@ -44,14 +44,15 @@ class Stored(NamedTuple):
 class RecordedStep(NamedTuple):
     """A recorded step.
 
-    - number: the number of the step, from 0.
-    - program: the number of the table of its program.
-    - table: the operands and results of its program.
-    - before, after: the digests of the state that it reads and updates.
-    - inputs, results: the digests of the inputs and results; updated inputs are the last results.
-    - values: the numbers without axes among the results, by number.
-    - stored_cells: state that was written since the previous step.
-    - stored_inputs: the inputs that were stored.
+    Attributes:
+        number: the number of the step, from 0.
+        program: the number of the table of its program.
+        table: the operands and results of its program.
+        before, after: the digests of the state that it reads and updates.
+        inputs, results: the digests of the inputs and results; updated inputs are the last results.
+        values: the numbers without axes among the results, by number.
+        stored_cells: state that was written since the previous step.
+        stored_inputs: the inputs that were stored.
     """
 
     number: int

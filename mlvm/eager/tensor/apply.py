@@ -136,8 +136,8 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     """Run one op on tensors: infer the type, allocate the result, launch, record. With the C
     extension, `apply` does this in C for the common case, and calls this for all others.
 
-    Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
-    `ArenaOverflow` if the result does not fit; nothing is allocated or recorded then.
+    Raises an `OpError` for operands the op refuses, `StaleTensorError` for one that has ended,
+    `ArenaOverflowError` if the result does not fit; nothing is allocated or recorded then.
     """
     operands = lifted(operands)
     pair = len(operands) == 2  # spelled out for speed, here and below

@@ -67,19 +67,20 @@ class Pinned(Exception):
 class Numbers:
     """Recorded computation on the Python numbers and the dynamic lengths of a traced call.
 
-    - values: the inputs (numbers, then lengths), then constants and computed values.
-    - inputs: the number of inputs.
-    - first_length: the index of the first length among the inputs.
-    - steps: the computation: the index of a result, the function, the indices of its operands.
-    - guarded: the indices of values that Python code needed, with its lines in a trace with
-      lengths.
-    - tensors: scalar tensors that ops used for a value, by index and dtype.
-    - vm: the VM of these tensors.
-    - types: dynamic types, by dtype and shape.
-    - pins: the lines of Python that needed the value of a length, by its index.
-    - present: the lengths of a call, in `at`.
-    - largest: the values at the bounds, while types are planned.
-    - closed: whether the trace has finished.
+    Attributes:
+        values: the inputs (numbers, then lengths), then constants and computed values.
+        inputs: the number of inputs.
+        first_length: the index of the first length among the inputs.
+        steps: the computation: the index of a result, the function, the indices of its operands.
+        guarded: the indices of values that Python code needed, with its lines in a trace with
+            lengths.
+        tensors: scalar tensors that ops used for a value, by index and dtype.
+        vm: the VM of these tensors.
+        types: dynamic types, by dtype and shape.
+        pins: the lines of Python that needed the value of a length, by its index.
+        present: the lengths of a call, in `at`.
+        largest: the values at the bounds, while types are planned.
+        closed: whether the trace has finished.
     """
 
     def __init__(

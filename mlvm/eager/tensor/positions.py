@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from mlvm.arena.context import context
-from mlvm.core.errors import PositionRefused
+from mlvm.core.errors import PositionError
 
 
-def numbers_in(error: PositionRefused) -> tuple[int, int]:
+def numbers_in(error: PositionError) -> tuple[int, int]:
     """Return the index and the length in an error."""
     found = [int(x) for x in re.findall(r"-?\d+", error.reason)]
     return found[0], found[-1]
 
 
-Reword: TypeAlias = Callable[[PositionRefused], None]
+Reword: TypeAlias = Callable[[PositionError], None]
 """Function that changes the text of an error."""
 
 
@@ -27,7 +27,7 @@ def rewording(reword: Reword) -> Iterator[None]:
 
     This applies to errors raised now, and to errors raised when a program with these ops runs."""
 
-    def once(error: PositionRefused) -> None:
+    def once(error: PositionError) -> None:
         if not getattr(error, "is_reworded", False):
             error.is_reworded = True  # type: ignore[attr-defined]
             reword(error)
@@ -35,6 +35,6 @@ def rewording(reword: Reword) -> Iterator[None]:
     try:
         with context(reword=once):
             yield
-    except PositionRefused as error:
+    except PositionError as error:
         once(error)
         raise

@@ -30,8 +30,8 @@ def note_read(x: Any) -> None:
 def values_of(x: Allocation) -> Array:
     """Return a copy of the values, in the tensor's dtype.
 
-    Raises `StaleTensor` for a tensor that was freed, and `CaptureError` in a captured function, for
-    a tensor on any VM."""
+    Raises `StaleTensorError` for a tensor that was freed, and `CaptureError` in a captured
+    function, for a tensor on any VM."""
     opaque()
     recorder = current().recorder
     try:
@@ -46,7 +46,7 @@ def values_of(x: Allocation) -> Array:
 def write(x: Allocation, array: Array) -> None:
     """Copy an array of the tensor's own type to the tensor.
 
-    Raises `StaleTensor`."""
+    Raises `StaleTensorError`."""
     opaque()
     vm = x.arena.vm
     try:
@@ -60,7 +60,7 @@ def launch_for_values(
 ) -> list[Array]:
     """Launch a program on operands and return its outputs.
 
-    Raises `StaleTensor` for an operand that was freed."""
+    Raises `StaleTensorError` for an operand that was freed."""
     opaque()
     try:
         outputs = vm.launch(program, [x.handle for x in operands])

@@ -118,7 +118,7 @@ def _reads(call: OneOp, operands: tuple[Tensor, ...], out: Tensor) -> bool:
 def make_exclusive(x: Allocation) -> None:
     """Move x to new memory if it shares its bytes, so that a launch may write to its handle.
 
-    Raises `StaleTensor` if x was freed."""
+    Raises `StaleTensorError` if x was freed."""
     if x.handle == STALE:
         raise x.stale()
     recorder = current().recorder

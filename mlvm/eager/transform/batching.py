@@ -25,7 +25,7 @@ from mlvm.core.errors import (
     CaptureError,
     GradientError,
     OperandValueError,
-    PositionRefused,
+    PositionError,
     brief,
 )
 from mlvm.core.types import TensorType, i64
@@ -520,7 +520,7 @@ class BatchingInterpreter:
             if any(map(is_tracked, xs)):
                 raise GradientError(
                     "a captured function takes a gradient through vmap of the gradient of a loop "
-                    "whose length is known at run time only, or of an ml.function; take both "
+                    "whose length is known at run time only, or of an ml.subroutine; take both "
                     "gradients inside of vmap, or capture less"
                 )
             return blocks.recorder().push(xs)
@@ -576,7 +576,7 @@ def _one_by_one(call: OneOp, n: int, xs: Sequence[Batched], *, in_lanes: bool = 
         operands = [getitem(v.x, i) if v.is_batched else v.x for v in xs]
         try:
             elements.append(apply(call, *operands))
-        except PositionRefused as error:
+        except PositionError as error:
             if in_lanes:
                 line = traced_line()
                 if line is not None and line.call is not None:  # a `vmap` nested in this one

@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.arena.context import context, current
-from mlvm.core.errors import GradientError, StaleTensor, brief, takes
+from mlvm.core.errors import GradientError, StaleTensorError, brief, takes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.grad import are_alike, as_argnums, vjp
 from mlvm.eager.autodiff.joint import Cotangents, Saved, Sums, add_node, or_zeros
@@ -48,8 +48,10 @@ class CustomRule:
     """Function from tensors to tensors with a user-defined derivative.
 
     - `fwd`: for `custom_vjp`, from the arguments to the results and the residuals.
+
     - `bwd`: for `custom_vjp`, from residuals and the results' cotangents to the arguments'
       cotangents.
+
     - `jvp`: for `custom_jvp`, from arguments and tangents to results and tangents.
 
     The tangent or cotangent of a tensor that is not inexact is None.
@@ -288,7 +290,7 @@ class _CustomFunction(Generic[P, R]):
         """Call a rule; explain an invalidated tensor in it, which an enclosing trace created."""
         try:
             return rule(*args)
-        except StaleTensor as error:
+        except StaleTensorError as error:
             raise GradientError(
                 f"{self.__name__}: its rule uses a tensor of an enclosing function; make "
                 f"it an argument, or a residual"

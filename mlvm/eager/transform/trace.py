@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.arena.context import Tape, context, current, set_context
-from mlvm.core.errors import CaptureError, MachineError, OpError, PositionRefused
+from mlvm.core.errors import CaptureError, MachineError, OpError, PositionError
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
@@ -118,10 +118,11 @@ class Tracer(Recorder):
 class Trace:
     """Recorded function: `calls`, from `params` to `results`.
 
-    - tree: the returned tree, with invalidated placeholders for tensors.
-    - states: tensors from outside, by number.
-    - lifts: tensors from outside with nodes of an outer tape.
-    - keys: the random key state from which it splits its global keys, if it draws any.
+    Attributes:
+        tree: the returned tree, with invalidated placeholders for tensors.
+        states: tensors from outside, by number.
+        lifts: tensors from outside with nodes of an outer tape.
+        keys: the random key state from which it splits its global keys, if it draws any.
     """
 
     def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
@@ -303,10 +304,11 @@ def _outside_values(trace: Trace, interpreter: Interpreter[V]) -> dict[Value, V]
 class _Frame(Generic[V]):
     """Frame of an interpretation.
 
-    - values: the values computed so far.
-    - homes: the current contents of memory; a block runs in an inner frame.
-    - outside: for a function, the caller's frame that is outside of all functions.
-    - cells: homes in that frame which the function updates.
+    Attributes:
+        values: the values computed so far.
+        homes: the current contents of memory; a block runs in an inner frame.
+        outside: for a function, the caller's frame that is outside of all functions.
+        cells: homes in that frame which the function updates.
     """
 
     trace: Trace
@@ -386,7 +388,7 @@ class _Frame(Generic[V]):
                     results = self._results(call)
                 except OpError as error:
                     reword = getattr(call.line, "reword", None)
-                    if reword is not None and isinstance(error, PositionRefused):
+                    if reword is not None and isinstance(error, PositionError):
                         reword(error)
                     note = f"called from {call.line}, in {self.trace.what}"
                     if call.line and note not in getattr(error, "__notes__", ()):

@@ -31,10 +31,11 @@ class Guard(NamedTuple):
 
     The kinds in `_FOLLOW` and `_VIEWS` compare by identity. The other kinds are:
 
-    - equal: the name is a function, whose result for the owner is compared by value.
-    - number, tensor: an item of a dict; only its class is compared.
-    - plain, unread: a field of a Module. An unread field is compared once it contains tensors, a
-      plain field once it is replaced.
+    Attributes:
+        equal: the name is a function, whose result for the owner is compared by value.
+        number, tensor: an item of a dict; only its class is compared.
+        plain, unread: a field of a Module. An unread field is compared once it contains tensors, a
+            plain field once it is replaced.
     """
 
     kind: str

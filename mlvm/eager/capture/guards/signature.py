@@ -78,13 +78,14 @@ class Signature:
     It consists of the structure of the arguments, the types of tensors, and all other objects, by
     value where they can be compared, otherwise by identity.
 
-    - guards: guards on all state that the function reads in addition to its arguments.
-    - arguments: the arguments, decomposed.
-    - in_fields: tensors of fields that are treated as arguments; they precede those of arguments.
-    - tensors: each tensor once, except those that the function also reads from its environment.
-    - inputs: the first tensor in each memory region; their order numbers the inputs of a program.
-    - numbers: Python numbers, those in fields first; the key contains only their class.
-    - key: a hashable value, equal for calls that one program may serve.
+    Attributes:
+        guards: guards on all state that the function reads in addition to its arguments.
+        arguments: the arguments, decomposed.
+        in_fields: tensors of fields that are treated as arguments; they precede those of arguments.
+        tensors: each tensor once, except those that the function also reads from its environment.
+        inputs: the first tensor in each memory region; their order numbers the inputs of a program.
+        numbers: Python numbers, those in fields first; the key contains only their class.
+        key: a hashable value, equal for calls that one program may serve.
 
     Raises `CaptureError` for a tensor of a scratch pad.
     """

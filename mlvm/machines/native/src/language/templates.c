@@ -120,6 +120,12 @@ int add_pointer(Key *key, PyObject *object)
     return add_item(key, POINTER, object, bits_of_pointer(object));
 }
 
+int add_context(Key *key, PyObject *context)
+{
+    return add_argument(key, PyTuple_GetItem(context, AUTOCAST_DTYPE), 0) &&
+           add_argument(key, PyTuple_GetItem(context, DEFAULT_DTYPE), 0);
+}
+
 static int add_keywords(Key *key, PyObject *keywords)
 {
     PyObject *name, *value;
@@ -154,9 +160,7 @@ static int make_key_in(PyObject *context, Key *key, PyObject *function, PyObject
     key->nitems = key->ntensors = 0;
     key->hash = bits_of_pointer(function) ^ (uint64_t)fast_path->number << 40;
     key->tape = PyTuple_GetItem(context, TAPE);
-    int fits = add_item(key, POINTER, Py_None, key->tape != Py_None) &&
-               add_argument(key, PyTuple_GetItem(context, AUTOCAST_DTYPE), 0) &&
-               add_argument(key, PyTuple_GetItem(context, DEFAULT_DTYPE), 0);
+    int fits = add_item(key, POINTER, Py_None, key->tape != Py_None) && add_context(key, context);
     for (Py_ssize_t i = 0; fits && i < PyTuple_Size(args); i++)
         fits = add_argument(key, PyTuple_GetItem(args, i), 0);
     return fits && add_keywords(key, keywords);
