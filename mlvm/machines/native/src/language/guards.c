@@ -14,21 +14,7 @@
 
 /* --- state that a function has read --- */
 
-enum Kind {
-    ITEM,
-    ENTRY,
-    ATTRIBUTE,
-    CLASS,
-    FIELDS,
-    SLOT,
-    KEYS,
-    VALUES,
-    ITEMS,
-    UNREAD,
-    CONTEXT,
-    EQUAL,
-    KINDS
-};
+enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, NOW, EQUAL, KINDS };
 
 static const char *const kinds[KINDS] = {"item", "entry",  "attribute", "class",  "fields",  "slot",
                                          "keys", "values", "items",     "unread", "context", "equal"};
@@ -122,7 +108,7 @@ static int holds_read(const Checklist *self, const Read *read)
     case SLOT:
         get = (descrgetfunc)PyType_GetSlot(Py_TYPE(name), Py_tp_descr_get);
         return get ? is_value(get(name, owner, (PyObject *)Py_TYPE(owner)), self->missing, value) : 0;
-    case CONTEXT:
+    case NOW:
         current = present_context();
         same = current ? is_value(PyObject_GetAttr(current, name), NULL, value) : -1;
         Py_XDECREF(current);
