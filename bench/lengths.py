@@ -416,7 +416,7 @@ SUITE: Final = Suite(
         Contender(
             "mlvm-by-shape",
             "mlvm",
-            partial(prepared, partial(mlvm, dynamic_axes=False), by_shape=True),
+            partial(prepared, partial(mlvm, lengths=False), by_shape=True),
         ),
         Contender("torch", "torch", partial(prepared, partial(torch, compiled=False))),
         Contender(

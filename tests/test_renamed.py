@@ -141,7 +141,7 @@ def measured(**options: Any) -> Any:
 @pytest.fixture
 def plotted(tmp_path: Any) -> Callable[..., Any]:
     def call(**options: Any) -> Any:
-        axes = {"dynamic_axes": {"x": ("n",)}, "max_sizes": {"n": 9}}
+        axes: Any = {"dynamic_axes": {"x": ("n",)}, "max_sizes": {"n": 9}}
         step: Any = ml.capture(lambda x: ml.sum(ml.sort(x)), **axes)
         step(ml.ones(3))
         step.plot(tmp_path / "x.svg", **options)
@@ -211,7 +211,7 @@ def test_the_rate_of_a_pickled_plateau() -> None:
 
 def test_a_profile_of_a_vm(tmp_path: Any) -> None:
     vm = ml.VM()
-    with warned("VM.trace", "VM.profile"), vm.trace(tmp_path / "trace.json"):  # type: ignore[attr-defined]
+    with warned("VM.trace", "VM.profile"), vm.trace(tmp_path / "trace.json"):
         ml.ones(2, device=vm)
     assert "full" in (tmp_path / "trace.json").read_text()
     assert {*ATTRIBUTES} == {"MultiSteps", "Optimizer", "Plateau", "VM"}

@@ -592,7 +592,7 @@ def test_the_plan_tells_the_bytes_of_the_last_lengths(tmp_path: Path) -> None:
     named = (tmp_path / "named.svg").read_text()
     assert named.replace(" at n = 48", "") == pictures[2] != pictures[1]
     for sizes, message in (({"n": 97}, "expected 1 to 96"), ({"m": 3}, "a length of n, got 'm'")):
-        refuses(ShapeError, message, step.plot, tmp_path / "none.svg", lengths=sizes)
+        refuses(ShapeError, message, step.plot, tmp_path / "none.svg", sizes=sizes)
     assert not (tmp_path / "none.svg").exists()
     fixed = ml.capture(lambda x: ml.sum(ml.sort(x)), dynamic_axes=False)
     fixed(ml.ones(4))
@@ -747,5 +747,5 @@ def test_pictures_without_lengths_name_the_remedy(tmp_path: Path) -> None:
     step = ml.capture(ml.tanh)
     step(ml.ones(3))
     path = tmp_path / "step.svg"
-    refuses(ArgumentError, "expected lengths by name", step.plot, path, lengths=cast(Any, 5))
-    refuses(CaptureError, "name open axes, as in", step.plot, path, dynamic_axes={"n": 3})
+    refuses(ArgumentError, "expected lengths by name", step.plot, path, sizes=cast(Any, 5))
+    refuses(CaptureError, "name open axes, as in", step.plot, path, sizes={"n": 3})

@@ -243,7 +243,7 @@ def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> No
         ml.load(tmp_path / "file", into={"optimizer": wrapped(its)})
         for rate, expected in zip(again, rates, strict=True):
             assert [*map(float, rate.state().values())] == [*map(float, expected.state().values())]
-        assert its.rate == optimizer.learning_rate == np.float32(0.05)
+        assert its.learning_rate == optimizer.learning_rate == np.float32(0.05)
         with pytest.raises(PathError, match=r"unknown tensors .*'optimizer/schedules/0/best'"):
             ml.load(tmp_path / "file", into={"optimizer": wrapped(ml.optim.SGD(ml.ones(1), 0.1))})
 

@@ -149,7 +149,7 @@ def test_outputs_between_layers_are_dropped_while_training() -> None:
 def test_lengths_are_an_argument_of_a_captured_layer() -> None:
     """Of more steps than are projected at once, and of none."""
     layer = nn.LSTM(2, 3, dtype="f64")
-    step, x = ml.capture(lambda x, lengths: layer(x, dynamic_axes=lengths)), f64(11, 2, 2)
+    step, x = ml.capture(lambda x, lengths: layer(x, lengths=lengths)), f64(11, 2, 2)
     whole = layer(x)[0].numpy()
     for lengths in ([4, 1], [2, 11], [0, 0], [-1, 8], [9, 99]):
         length_tensor = ml.asarray(lengths)
