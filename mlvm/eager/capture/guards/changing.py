@@ -106,7 +106,8 @@ class Changing:
         """
         self._count += 1
         if self._recordings:
-            recent = [_changes([each, description]) for each in reversed(self._recordings)]
+            recordings = self._recordings.copy()  # other threads may append meanwhile
+            recent = [_changes([each, description]) for each in reversed(recordings)]
             changes = min(recent, key=len)
             texts = [
                 f"{where} {_verb(where)[0]} {f', and {_verb(where)[1]} '.join(whats)}"
@@ -122,7 +123,7 @@ class Changing:
         if not self._retraces:
             return f"{name!r} was traced once" if self._count else f"{name!r} was not called yet"
         title = f"{name!r} was traced {self._count} times"
-        return "\n".join([title, *map(str, self._retraces)])
+        return "\n".join([title, *map(str, self._retraces.copy())])
 
     def _warn(self, name: str) -> None:
         changes = sorted(_changes(self._recordings), key=lambda x: -len(x[1]))
