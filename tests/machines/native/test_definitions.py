@@ -293,8 +293,8 @@ def _both() -> Iterator[tuple[str, Both]]:
     yield "copied", _without_c(tensor, lambda _: tensor.from_array(X[::2]))
     for numbers in ([1, 2], [1, 2.5], [2**62, 1], [2**70], [True, 2], [], ["a"], [1, [2]]):
         yield "listed", _without_c(operands, _constant(operands.tensor_of, numbers))
-    for value in (2.5, 7, True, 2**70, X, [1, 2], "a", None):
-        yield "operand", Both(_as_operand(operands.operand, value), _as_operand(as_operand, value))
+    for given in (2.5, 7, True, 2**70, X, [1, 2], "a", None):
+        yield "operand", Both(_as_operand(operands.operand, given), _as_operand(as_operand, given))
     for ends in (False, True):
         yield "are_alive", _without_c(TREE, _checked(ends))
     drawn = _key_after(random._draw)
