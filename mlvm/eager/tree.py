@@ -182,7 +182,7 @@ def _require_no_class(owner: Node, name: str, value: object) -> None:
         takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
         arguments = "..." if takes else ""
         raise ArgumentError(
-            f"{type(owner).__name__}: {name} is the class {value.__name__}, which is no layer yet; "
+            f"{type(owner).__name__}: expected a layer as {name}, got the class {value.__name__}; "
             f"write {home}{value.__name__}({arguments})"
         )
     if isinstance(value, (list, tuple)):

@@ -18,6 +18,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import DType
 from mlvm.eager.functions.random import with_keys
+from mlvm.eager.tensor import templates
 from mlvm.eager.tensor.constants import constant, is_constant
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.native.extension import EXTENSION
